@@ -1,0 +1,1 @@
+"""A complete Kafka broker that knows nothing of tables."""

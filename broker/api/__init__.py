@@ -1,0 +1,1 @@
+"""One module per API group: a handler and its declaration."""

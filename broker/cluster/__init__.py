@@ -1,0 +1,1 @@
+"""Topics and partitions of this broker: metadata image, coordination store, high watermark."""

@@ -1,0 +1,1 @@
+"""Consumer groups: pure state machines and their journal."""

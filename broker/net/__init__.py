@@ -1,0 +1,1 @@
+"""Sockets to ordered replies."""

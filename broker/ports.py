@@ -1,0 +1,126 @@
+"""The doors through which everything non-deterministic enters the broker.
+
+A component takes the ports it needs as constructor arguments and never reads the wall clock, draws random bytes or
+opens files on its own, so that `broker.testing` can run it under virtual time on a simulated disk. Timeouts use
+`Clock.monotonic`; record timestamps use `Clock.time_ms`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time, in the two kinds that must not be mixed."""
+
+    def time_ms(self) -> int:
+        """Wall-clock milliseconds since the epoch: for record timestamps and retention, never for deadlines."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back: for deadlines, leases and sessions."""
+
+
+class Entropy(Protocol):
+    """Randomness: ids and jitter."""
+
+    def uuid(self) -> uuid.UUID: ...
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+
+
+class SystemClock:
+    def time_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class SystemEntropy:
+    def uuid(self) -> uuid.UUID:
+        return uuid.uuid4()
+
+    def random(self) -> float:
+        return int.from_bytes(os.urandom(7), "big") / (1 << 56)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the coordination store: its bytes and the version a compare-and-set must name."""
+
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateNode:
+    path: str
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SetNode:
+    """Replace the data. `version` is the one that was read; -1 sets whatever the version is."""
+
+    path: str
+    data: bytes
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteNode:
+    path: str
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckNode:
+    """Succeeds only if the node exists at this version."""
+
+    path: str
+    version: int
+
+
+StoreOperation = CreateNode | SetNode | DeleteNode | CheckNode
+
+
+class StoreError(Exception):
+    """A transaction was refused and had no effect."""
+
+
+class NoNodeError(StoreError):
+    pass
+
+
+class NodeExistsError(StoreError):
+    pass
+
+
+class BadVersionError(StoreError):
+    pass
+
+
+class CoordinationStore(Protocol):
+    """A small, durable, versioned tree of nodes: ZooKeeper's model, embedded or real.
+
+    Paths are absolute and slash separated. A transaction is atomic and is on disk when it returns.
+    """
+
+    async def get(self, path: str) -> Node | None: ...
+
+    async def children(self, path: str) -> list[str]:
+        """Names (not paths) of the direct children, sorted; empty when there is no such node."""
+
+    async def transact(self, operations: Sequence[StoreOperation]) -> None:
+        """Apply all or nothing. Parents of a created node need not exist.
+
+        Raises NoNodeError, NodeExistsError or BadVersionError for the first operation that does not hold.
+        """
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Simulated ports and conformance suites, shipped so that others can use them."""

@@ -1,0 +1,1 @@
+"""The table extension and everything that a table user touches."""

@@ -1,0 +1,1 @@
+"""The table client: connection, admin, writer, lookup, scanner."""

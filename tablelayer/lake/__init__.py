@@ -1,0 +1,1 @@
+"""The tiering job, the lake adapters, the union read."""

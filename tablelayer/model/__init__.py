@@ -1,0 +1,1 @@
+"""Types, schemas, DDL, options, codecs and messages shared by server and clients."""

@@ -1,0 +1,1 @@
+"""The table extension of the broker."""

@@ -1,0 +1,1 @@
+"""Spark jars and sessions, the data source, the lookup join."""
