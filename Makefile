@@ -1,0 +1,58 @@
+# Verbs for people. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := protocol broker tablelayer
+
+help:  ## list the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## a .venv with everything in it, the `headrace` command included
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or newer; none was found on the PATH. Install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the locked packages into $(VENV) ..."
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.txt
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --require-hashes -r requirements.lock
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation -e .
+	@echo "compiling the kernels once ..."
+	@$(BIN)/headrace warm-up
+	@touch $@
+
+demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the lake (about 3 minutes)
+	@$(BIN)/python -m examples.demo
+
+demo-wide: setup  ## partial updates: three sources, one wide table
+	@$(BIN)/python -m examples.demo_wide
+
+test: setup  ## all tests that take minutes, not hours
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+quick: setup  ## the tests that take seconds
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark" protocol broker tablelayer
+
+check: setup  ## format, lint, types, layers, container files
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/hadolint docker/Dockerfile
+	@$(BIN)/yamllint -s docker/compose.yaml
+
+bench: setup  ## figures against Apache Kafka from its published jars, same client, one run
+	@$(BIN)/python -m bench
+
+format: setup  ## write the format that `make check` asks for
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+clean:  ## remove what the demo, the tests and the benchmarks left behind
+	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.PHONY: help setup demo demo-wide test quick check bench format clean
