@@ -1,0 +1,108 @@
+"""Server processes under measurement: start, wait for the first good answer, CPU and memory, stop.
+
+Linux only: CPU seconds and memory are read from /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def answers_metadata(port: int, timeout: float = 1.0) -> bool:
+    """True when a Metadata v1 request with an empty topic list is answered with at least one broker."""
+    client = b"bench"
+    body = struct.pack(">hhih", 3, 1, 7, len(client)) + client + struct.pack(">i", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+            connection.sendall(struct.pack(">i", len(body)) + body)
+            stream = connection.makefile("rb")
+            (size,) = struct.unpack(">i", stream.read(4))
+            answer = stream.read(size)
+            return len(answer) == size and struct.unpack_from(">ii", answer)[1] >= 1
+    except (OSError, struct.error):
+        return False
+
+
+@dataclass(slots=True)
+class Server:
+    """A running server: its process, its port and the seconds from exec to the first good answer."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    ready_s: float
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+    def resident_mb(self) -> float:
+        """Resident memory in units of 10^6 bytes."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise RuntimeError(f"no VmRSS for {self.name}")
+
+    def stop(self, kill: bool = False) -> float:
+        """SIGTERM (or SIGKILL) and wait; seconds it took."""
+        started = time.perf_counter()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        return time.perf_counter() - started
+
+
+def start(
+    name: str,
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 90.0,
+) -> Server:
+    """Start `command` and wait until it answers Metadata on `port`. Its output goes to `log`.
+
+    Raises RuntimeError, naming the log, when it ends early or does not answer in time.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(env) if env else None
+        )
+    while time.perf_counter() - started < timeout_s:
+        if answers_metadata(port):
+            return Server(name, process, port, time.perf_counter() - started)
+        if process.poll() is not None:
+            raise RuntimeError(f"{name} ended with {process.returncode}; its log is {log}")
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    raise RuntimeError(f"{name} did not answer within {timeout_s:.0f} s; its log is {log}")
