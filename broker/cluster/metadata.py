@@ -1,0 +1,348 @@
+"""The topics of the cluster and the partitions of this broker.
+
+The coordination store is the truth: a topic exists when `/topics/<name>` does. What is held here is an image of it,
+changed only after the store has accepted the change, one change at a time. Partition folders follow the store: a
+folder without a topic is set aside at start, a topic without folders has empty partitions.
+
+A crash between the deletion of a topic and the removal of its files leaves `/deleted/<topic id>` in the store, and the
+next start finishes the work. A topic made again under the same name has another id, which its folders carry
+(`partition.metadata`), so that files of the old one are never taken for its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from broker.cluster.partition import Partition, TopicImage
+from broker.cluster.topic_config import TopicConfigs
+from broker.ports import CoordinationStore, CreateNode, DeleteNode, Entropy, NoNodeError, SetNode
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.cluster.data_dir import DataDirectory
+    from broker.extension import Extension
+    from broker.log.partition_log import PartitionLog
+
+logger = logging.getLogger("headrace.metadata")
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+TOPIC_NAME_LENGTH_MAX = 249  # Kafka's own: the folder name has to hold "-<partition>" too
+PARTITIONS_PER_TOPIC_MAX = 100_000  # a typing error must not allocate gigabytes; Kafka's practical limit is lower
+PARTITIONS_OPENED_TOGETHER = 4
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def check_topic_name(name: str) -> None:
+    """Kafka's rule for topic names; raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
+    if name in ("", ".", ".."):
+        problem = "a topic name cannot be empty, '.' or '..'"
+    elif len(name) > TOPIC_NAME_LENGTH_MAX:
+        problem = f"the topic name has {len(name)} characters; {TOPIC_NAME_LENGTH_MAX} is the most"
+    elif not _LEGAL_NAME.fullmatch(name):
+        problem = f"topic name {name!r} may hold only letters, digits, '.', '_' and '-'"
+    else:
+        return
+    raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+
+
+class TopicManager:
+    """The image of all topics, and the only way to change it."""
+
+    def __init__(
+        self,
+        *,
+        store: CoordinationStore,
+        entropy: Entropy,
+        executor: Executor,
+        directory: DataDirectory,
+        open_log: Callable[[Partition], PartitionLog],
+        topic_configs: TopicConfigs,
+        extensions: Sequence[Extension] = (),
+        default_partitions: int = 1,
+        leader_epoch: int = 0,
+    ) -> None:
+        self.version = 0  # moves with every change of the image: the key of response caches
+        self.topic_configs = topic_configs
+        self._store = store
+        self._entropy = entropy
+        self._executor = executor
+        self._directory = directory
+        self._open_log = open_log
+        self._extensions = tuple(extensions)
+        self._default_partitions = default_partitions
+        self._leader_epoch = leader_epoch
+        self._topics: dict[str, TopicImage] = {}
+        self._topics_by_id: dict[uuid.UUID, TopicImage] = {}
+        self._partitions: dict[str, list[Partition]] = {}
+        self._change = asyncio.Lock()
+        self._removals: set[asyncio.Task[None]] = set()
+
+    # -- reading the image ----------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicImage | None:
+        return self._topics.get(name)
+
+    def topic_by_id(self, topic_id: uuid.UUID) -> TopicImage | None:
+        return self._topics_by_id.get(topic_id)
+
+    def topics(self) -> list[TopicImage]:
+        """All topics, by name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        partitions = self._partitions.get(topic)
+        if partitions is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic!r}")
+        if not 0 <= index < len(partitions):
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {topic!r} has {len(partitions)} partitions; there is no partition {index}",
+            )
+        return partitions[index]
+
+    def find_partition(self, topic: str, index: int) -> Partition | None:
+        """The same for the hot paths, None instead of an error."""
+        partitions = self._partitions.get(topic)
+        if partitions is None or not 0 <= index < len(partitions):
+            return None
+        return partitions[index]
+
+    def partitions(self, topic: str) -> Sequence[Partition]:
+        return self._partitions.get(topic, ())
+
+    def all_partitions(self) -> list[Partition]:
+        return [partition for partitions in self._partitions.values() for partition in partitions]
+
+    # -- changing it ----------------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = -1,
+        config: Mapping[str, str] | None = None,
+        *,
+        validate_only: bool = False,
+    ) -> TopicImage:
+        """Create a topic; when this returns it can be written to and survives any crash.
+
+        `partitions` -1 takes the broker's default. Raises KafkaError: INVALID_TOPIC_EXCEPTION,
+        TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, POLICY_VIOLATION.
+        """
+        check_topic_name(name)
+        count = self._default_partitions if partitions == -1 else partitions
+        if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {name!r} cannot have {count} partitions: 1 to {PARTITIONS_PER_TOPIC_MAX} are possible",
+            )
+        async with self._change:
+            if name in self._topics:
+                raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists already")
+            normal = self._validated(name, count, dict(config or {}))
+            image = TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
+            if validate_only:
+                return image
+            await self._store.transact([CreateNode(f"/topics/{name}", _to_json(image))])
+            await self._serve(image, range(count))
+            logger.info("created topic %s with %d partitions, id %s", name, count, image.topic_id)
+            return image
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        async with self._change:
+            image = self._existing(name)
+            tombstone = f"/deleted/{image.topic_id}"
+            await self._store.transact(
+                [DeleteNode(f"/topics/{name}"), CreateNode(tombstone, _to_json(image))]
+            )
+            partitions = self._partitions.pop(name)
+            del self._topics[name], self._topics_by_id[image.topic_id]
+            self.version += 1
+            for partition in partitions:
+                await partition.drop()
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._executor, self._directory.set_aside, image)
+            removal = loop.create_task(self._remove_files(image), name=f"remove {name}")
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+            logger.info("deleted topic %s, id %s", name, image.topic_id)
+
+    async def create_partitions(
+        self, name: str, total: int, *, validate_only: bool = False
+    ) -> TopicImage:
+        """Grow a topic to `total` partitions. Raises KafkaError."""
+        async with self._change:
+            old = self._existing(name)
+            if total == old.partition_count:
+                problem = f"topic {name!r} has {total} partitions already"
+            elif total < old.partition_count:
+                problem = f"topic {name!r} has {old.partition_count} partitions; they cannot become {total}"
+            elif total > PARTITIONS_PER_TOPIC_MAX:
+                problem = f"{total} partitions are too many; {PARTITIONS_PER_TOPIC_MAX} is the most"
+            else:
+                problem = None
+            if problem is not None:
+                raise KafkaError(ErrorCode.INVALID_PARTITIONS, problem)
+            config = self._revalidated(old, total, dict(old.config))
+            image = TopicImage(name, old.topic_id, total, config, old.internal)
+            if validate_only:
+                return image
+            await self._store.transact([SetNode(f"/topics/{name}", _to_json(image))])
+            for partition in self._partitions[name]:
+                partition.topic = image
+            await self._serve(image, range(old.partition_count, total))
+            return image
+
+    async def alter_config(
+        self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> TopicImage:
+        """Set configurations (None: back to the default), all or none. Raises KafkaError."""
+        async with self._change:
+            old = self._existing(name)
+            config = {**old.config, **{key: value for key, value in changes.items() if value is not None}}
+            for key, value in changes.items():
+                if value is None:
+                    config.pop(key, None)
+            normal = self._revalidated(old, old.partition_count, config)
+            image = TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)
+            if validate_only:
+                return image
+            await self._store.transact([SetNode(f"/topics/{name}", _to_json(image))])
+            log_config = self.topic_configs.log_config(image)
+            self._put(image)
+            for partition in self._partitions[name]:
+                partition.topic = image
+                if partition.is_open:
+                    partition.log.reconfigure(log_config)
+            return image
+
+    # -- start and stop -------------------------------------------------------------------------------------------
+
+    async def load(self, *, open_all: bool) -> None:
+        """Read the image from the store and serve it. `open_all` recovers every log now (after a crash)."""
+        await self._finish_deletions()
+        images = []
+        for name in await self._store.children("/topics"):
+            node = await self._store.get(f"/topics/{name}")
+            if node is not None:
+                images.append(_from_json(name, node.data))
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._directory.set_aside_strays, images)
+        for image in images:
+            await self._serve(image, range(image.partition_count), open_all=open_all)
+
+    async def close(self) -> None:
+        """Close every partition; the image stays readable but nothing can be written any more."""
+        async with self._change:
+            for partition in self.all_partitions():
+                await partition.close()
+        if self._removals:
+            await asyncio.gather(*self._removals)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _existing(self, name: str) -> TopicImage:
+        image = self._topics.get(name)
+        if image is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        return image
+
+    def _put(self, image: TopicImage) -> None:
+        self._topics[image.name] = image
+        self._topics_by_id[image.topic_id] = image
+        self.version += 1
+
+    def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:
+        self.topic_configs.check(config, internal=name in INTERNAL_TOPICS)
+        for extension in self._extensions:
+            config = extension.validate_topic(name, partitions, config)
+        return config
+
+    def _revalidated(self, old: TopicImage, partitions: int, config: dict[str, str]) -> dict[str, str]:
+        self.topic_configs.check(config, internal=old.internal)
+        for extension in self._extensions:
+            config = extension.validate_change(old, partitions, config)
+        return config
+
+    async def _serve(self, image: TopicImage, indexes: Iterable[int], *, open_all: bool = False) -> None:
+        """Make partitions and put the topic into the image once those with hooks have started."""
+        created = [
+            Partition(image, index, self._open_log, leader_epoch=self._leader_epoch) for index in indexes
+        ]
+        limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
+
+        async def start(partition: Partition) -> None:
+            async with limit:
+                await self._start(partition)
+
+        hooked = []
+        for partition in created:
+            for extension in self._extensions:
+                partition.hooks = extension.partition_hooks(partition, image)
+                if partition.hooks is not None:
+                    break
+            if open_all or partition.hooks is not None:
+                hooked.append(partition)
+        if hooked:
+            await asyncio.gather(*map(start, hooked))
+        self._partitions.setdefault(image.name, []).extend(created)
+        self._put(image)
+
+    async def _start(self, partition: Partition) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._executor, lambda: partition.log)
+        except KafkaError:
+            return  # the partition is offline and has said so; the rest of the broker lives
+        if partition.hooks is not None:
+            try:
+                await partition.hooks.start()
+            except Exception as error:  # noqa: BLE001 - one partition's state must not take the others down
+                logger.error("%r cannot start", partition, exc_info=error)
+                partition.fail(f"it cannot start: {error}")
+
+    async def _remove_files(self, image: TopicImage) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._directory.remove_set_aside, image)
+        try:
+            await self._store.transact([DeleteNode(f"/deleted/{image.topic_id}")])
+        except NoNodeError:
+            pass
+
+    async def _finish_deletions(self) -> None:
+        for topic_id in await self._store.children("/deleted"):
+            node = await self._store.get(f"/deleted/{topic_id}")
+            if node is None:
+                continue
+            image = _from_json(json.loads(node.data)["name"], node.data)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._executor, self._directory.set_aside, image)
+            await self._remove_files(image)
+
+
+def _to_json(image: TopicImage) -> bytes:
+    return json.dumps(
+        {
+            "name": image.name,
+            "id": str(image.topic_id),
+            "partitions": image.partition_count,
+            "config": dict(image.config),
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def _from_json(name: str, data: bytes) -> TopicImage:
+    fields = json.loads(data)
+    return TopicImage(
+        name, uuid.UUID(fields["id"]), fields["partitions"], fields["config"], name in INTERNAL_TOPICS
+    )

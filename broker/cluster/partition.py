@@ -1,0 +1,239 @@
+"""A partition of this broker: its log, its high watermark, and those who wait for it.
+
+Invariants
+- `high_watermark` never goes back, is never above the log's end, and is what every reader stops at.
+- Without hooks the high watermark follows each append at once (one replica: what is appended is replicated). With
+  hooks it moves only when they publish it.
+- The log is opened on first use: a broker with thousands of idle partitions starts and creates topics quickly. A log
+  that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR; the others live on.
+- Waiters are called whenever something a reader may wait for has happened: the high watermark moved, the log start
+  moved, the partition failed or was closed. They are called on the event loop, must not block, and look for themselves.
+
+Everything here runs on the event loop. What survives a crash is in the log; the high watermark after a restart is the
+log's recovered end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.extension import PartitionHooks
+    from broker.log.partition_log import AppendInfo, AppendOrigin, PartitionLog
+    from broker.log.slice import LogSlice
+
+logger = logging.getLogger("headrace.partition")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """A topic as the metadata store knows it. `config` holds the explicitly set values only."""
+
+    name: str
+    topic_id: uuid.UUID
+    partition_count: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    internal: bool = False
+
+
+class Partition:
+    """One partition. `open_log` gives its log on first use; see the module's contract."""
+
+    __slots__ = (
+        "_log",
+        "_open_log",
+        "_waiters",
+        "closed",
+        "failure",
+        "high_watermark",
+        "hooks",
+        "index",
+        "leader_epoch",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: TopicImage,
+        index: int,
+        open_log: Callable[[Partition], PartitionLog],
+        *,
+        leader_epoch: int = 0,
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.hooks: PartitionHooks | None = None
+        self.leader_epoch = leader_epoch
+        self.high_watermark = 0
+        self.failure: str | None = None
+        self.closed = False
+        self._log: PartitionLog | None = None
+        self._open_log = open_log
+        self._waiters: set[Callable[[], None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Partition {self.topic.name}-{self.index} high watermark {self.high_watermark}>"
+
+    @property
+    def log(self) -> PartitionLog:
+        """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if failed, NOT_LEADER_OR_FOLLOWER if closed."""
+        if self._log is not None and self.failure is None:
+            return self._log
+        return self._open()
+
+    @property
+    def is_open(self) -> bool:
+        return self._log is not None and self.failure is None
+
+    def _open(self) -> PartitionLog:
+        name = f"{self.topic.name}-{self.index}"
+        if self.failure is not None:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"partition {name} is offline: {self.failure}")
+        if self.closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is closed")
+        try:
+            log = self._open_log(self)
+        except Exception as error:  # noqa: BLE001 - one unreadable log must not take the others down
+            logger.error("partition %s cannot be opened", name, exc_info=error)
+            self.fail(f"its log cannot be opened: {error}")
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {name} is offline: {self.failure}"
+            ) from error
+        log.assign_epoch(self.leader_epoch)
+        self._log = log
+        if self.hooks is None:
+            self.high_watermark = log.log_end_offset
+        return log
+
+    def append(self, batch: bytes | bytearray | memoryview, origin: AppendOrigin) -> AppendInfo:
+        """Append one batch; the high watermark follows, by way of the hooks if there are any.
+
+        A duplicate is answered with the original's position and changes nothing. Raises KafkaError.
+        """
+        log = self.log
+        info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin)
+        if not info.duplicate:
+            if self.hooks is None:
+                self.publish_high_watermark(log.log_end_offset)
+            else:
+                self.hooks.high_watermark_candidate(log.log_end_offset)
+        return info
+
+    def publish_high_watermark(self, offset: int) -> None:
+        """Let readers see what is below `offset`. Going back is ignored; past the log's end is an error."""
+        if offset <= self.high_watermark:
+            return
+        if offset > self.log.log_end_offset:
+            raise RuntimeError(
+                f"{self!r}: high watermark {offset} is past the log's end {self.log.log_end_offset}"
+            )
+        self.high_watermark = offset
+        if self._waiters:
+            self.wake()
+
+    def read(self, offset: int, max_bytes: int, min_one: bool = True) -> LogSlice:
+        """Whole batches from the one that contains `offset`, below the high watermark.
+
+        Raises KafkaError(OFFSET_OUT_OF_RANGE) outside [log start, log end].
+        """
+        return self.log.read(offset, max_bytes, up_to=self.high_watermark, min_one_batch=min_one)
+
+    def add_waiter(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called at each change, until it is removed."""
+        self._waiters.add(callback)
+
+    def remove_waiter(self, callback: Callable[[], None]) -> None:
+        self._waiters.discard(callback)
+
+    def wake(self) -> None:
+        for callback in tuple(self._waiters):
+            callback()
+
+    async def wait_for_high_watermark(self, offset: int, timeout_ms: int) -> bool:
+        """Wait until everything below `offset` is published. False when the time is up first.
+
+        Raises KafkaError when the partition fails or is closed meanwhile.
+        """
+        if self.high_watermark >= offset:
+            return True
+        changed = asyncio.Event()
+        self.add_waiter(changed.set)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while self.high_watermark < offset:
+                    self._check_alive()
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            return self.high_watermark >= offset
+        finally:
+            self.remove_waiter(changed.set)
+        return True
+
+    def _check_alive(self) -> None:
+        if self.failure is not None or self.closed:
+            self._open()
+
+    def delete_records(self, before_offset: int) -> int:
+        """Move the log start up to `before_offset` (at most the high watermark); gives the new log start."""
+        if before_offset > self.high_watermark:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"cannot delete up to {before_offset}: the high watermark is {self.high_watermark}",
+            )
+        self.log.delete_records(before_offset)
+        self.wake()
+        return self.log.log_start_offset
+
+    def apply_retention(self, now_ms: int) -> int:
+        """Delete old segments below the high watermark and the hooks' floor; gives how many went."""
+        floor = self.hooks.retention_floor() if self.hooks is not None else None
+        deleted = self.log.delete_old_segments(now_ms, self.high_watermark, floor=floor)
+        if deleted:
+            self.wake()
+        return deleted
+
+    def fail(self, reason: str) -> None:
+        """Take the partition offline for good (until a restart); everyone who waits is told."""
+        if self.failure is None:
+            self.failure = reason
+            logger.error("partition %s-%d is offline: %s", self.topic.name, self.index, reason)
+        self.wake()
+
+    async def close(self) -> None:
+        """Stop serving; flush and close the log."""
+        if self.closed:
+            return
+        self.closed = True
+        self.wake()
+        hooks, self.hooks = self.hooks, None
+        if hooks is not None:
+            await hooks.close()
+        self._close_log(clean=True)
+
+    async def drop(self) -> None:
+        """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the caller's."""
+        if self.closed:
+            return
+        self.closed = True
+        self.wake()
+        hooks, self.hooks = self.hooks, None
+        if hooks is not None:
+            await hooks.delete()
+        self._close_log(clean=False)
+
+    def _close_log(self, *, clean: bool) -> None:
+        log, self._log = self._log, None
+        if log is None:
+            return
+        try:
+            log.close(clean=clean and self.failure is None)
+        except (OSError, KafkaError) as error:
+            logger.error("partition %s-%d did not close cleanly: %s", self.topic.name, self.index, error)

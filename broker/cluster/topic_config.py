@@ -1,0 +1,57 @@
+"""Topic configurations: which names exist, what a topic's effective values are, where each value comes from.
+
+A value is looked for in the topic, then in the broker's configuration (`log.retention.ms` for `retention.ms`), then in
+the declared default. The declared tables are the log's (`broker.log.topic_configs`) and the extensions'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from broker.config_key import ConfigError, ConfigKey, unknown_name
+from broker.log.config import LogConfig
+from broker.log.topic_configs import TOPIC_CONFIGS
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import TopicImage
+
+# The broker's own topics are journals: they are never cut by age or size, only rewritten by their owner.
+INTERNAL_DEFAULTS = {"retention.ms": "-1", "retention.bytes": "-1"}
+
+
+class TopicConfigs:
+    """`broker_defaults` are the topic configurations that the broker's own configuration sets explicitly."""
+
+    def __init__(self, broker_defaults: Mapping[str, str], extension_keys: Sequence[ConfigKey] = ()) -> None:
+        self.broker_defaults = dict(broker_defaults)
+        self.log_keys: Mapping[str, ConfigKey] = TOPIC_CONFIGS
+        self.extension_keys = {key.name: key for key in extension_keys}
+        LogConfig.parse(self.broker_defaults)
+
+    def keys(self) -> dict[str, ConfigKey]:
+        return {**self.log_keys, **self.extension_keys}
+
+    def check(self, config: Mapping[str, str], *, internal: bool = False) -> None:
+        """Raises KafkaError(INVALID_CONFIG) for an unknown name or an illegal value."""
+        known = self.keys()
+        try:
+            for name, text in config.items():
+                key = known.get(name)
+                if key is None:
+                    raise unknown_name("topic", name, known)
+                if name in self.extension_keys:
+                    key.parse(text)
+            LogConfig.parse(self._effective(config, internal=internal))
+        except ConfigError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+    def log_config(self, image: TopicImage) -> LogConfig:
+        """What the log of the topic's partitions is opened with."""
+        return LogConfig.parse(self._effective(image.config, internal=image.internal))
+
+    def _effective(self, config: Mapping[str, str], *, internal: bool) -> dict[str, str]:
+        merged = {**self.broker_defaults, **(INTERNAL_DEFAULTS if internal else {})}
+        merged.update((name, text) for name, text in config.items() if name in self.log_keys)
+        return merged

@@ -1,0 +1,222 @@
+"""The one door through which something is added to the broker.
+
+An extension brings its own APIs (`apis`), takes over the partitions of the topics it recognises (`partition_hooks`),
+declares configurations, and works in the background (`run`). The broker knows nothing else about it.
+
+Invariants
+- Everything here runs on the broker's event loop. Work over about a millisecond belongs into `BrokerContext.executor`.
+- A partition with hooks publishes its high watermark only through `Partition.publish_high_watermark`, called by the
+  hooks; what lies at or above it is never shown to anyone. A hook that has heard `high_watermark_candidate(n)` must
+  in the end publish n, or fail the partition.
+- Life of the hooks of a partition: `start` -> (`produce` | `fetch` | `high_watermark_candidate` | `truncated`)* ->
+  `close` or `delete`. Nothing is called after `close` or `delete`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.config_key import ConfigError, ConfigKey, ConfigType
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
+
+    from broker.cluster.metadata import TopicManager
+    from broker.cluster.partition import Partition, TopicImage
+    from broker.config import BrokerConfig
+    from broker.log.partition_log import AppendInfo
+    from broker.log.region import FileRegion
+    from broker.ports import Clock, CoordinationStore, Entropy
+    from protocol.schema import ApiMessage
+
+__all__ = [
+    "ApiDeclaration",
+    "BrokerContext",
+    "ConfigError",
+    "ConfigKey",
+    "ConfigType",
+    "Extension",
+    "FetchedRecords",
+    "PartitionHooks",
+    "RecordErrors",
+    "RequestContext",
+]
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """What a handler may know about the request besides its body."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    client_host: str
+    connection_id: int
+    listener: str
+
+
+Handler = Callable[[RequestContext, Any], "ApiMessage | None | Awaitable[ApiMessage | None]"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDeclaration:
+    """One API: its messages, its versions and who answers it. ApiVersions is computed from these.
+
+    `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. What it may raise:
+    KafkaError (becomes the error code of the response), DecodeError (closes the connection), anything else (becomes
+    UNKNOWN_SERVER_ERROR, with a traceback in the log).
+
+    `min_version` and `max_version` default to the request's own. `advertised_min_version` is for the one API whose
+    clients want to see a version that nobody sends (Produce 0, KAFKA-18659).
+
+    `on_error` builds the response that carries an error; without it the error goes to the fields `error_code` and
+    `error_message` of the response, which must then have the former.
+    """
+
+    request: type[ApiMessage]
+    response: type[ApiMessage]
+    handler: Handler
+    min_version: int = -1
+    max_version: int = -1
+    advertised_min_version: int = -1
+    on_error: Callable[[Any, int, KafkaError], ApiMessage] | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_version < 0:
+            object.__setattr__(self, "min_version", self.request.MIN_VERSION)
+        if self.max_version < 0:
+            object.__setattr__(self, "max_version", self.request.MAX_VERSION)
+        if self.advertised_min_version < 0:
+            object.__setattr__(self, "advertised_min_version", self.min_version)
+
+    @property
+    def key(self) -> int:
+        return self.request.API_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRecords:
+    """What a hook gives to a Kafka consumer: whole record batches v2 with the log's own offsets, or nothing.
+
+    `parts` are sent one after the other; `size` is their length in bytes.
+    """
+
+    parts: tuple[bytes | bytearray | memoryview | FileRegion, ...] = ()
+    size: int = 0
+
+
+class RecordErrors(KafkaError):
+    """A produced batch was refused because of some of its records; nothing of it was written.
+
+    `errors` are pairs of the record's index in the batch and what is wrong with it (Produce v8 and newer show them).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        errors: Sequence[tuple[int, str]] = (),
+        code: ErrorCode = ErrorCode.INVALID_RECORD,
+    ) -> None:
+        super().__init__(code, message)
+        self.errors = tuple(errors)
+
+
+class PartitionHooks(Protocol):
+    """How an extension serves one partition. One object per partition; called on the event loop only."""
+
+    async def start(self) -> None:
+        """The log is open; nothing is served yet. Replay here. An exception fails the partition, not the broker."""
+
+    async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+        """Take a Kafka client's batch and wait for what `acks` (0, 1, -1) demands.
+
+        The batch has been checked to be exactly one batch with magic 2. Raises KafkaError or RecordErrors.
+        """
+
+    async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
+        """Records for a Kafka consumer, from `offset` on, below the published high watermark.
+
+        Must get past offsets at which there is nothing to show (an empty batch that covers them), so that a consumer
+        advances. With `min_one` at least one whole batch, however large.
+        """
+
+    def high_watermark_candidate(self, offset: int) -> None:
+        """The log is replicated up to `offset`. Publish it with `Partition.publish_high_watermark` when ready."""
+
+    def retention_floor(self) -> int | None:
+        """Retention never deletes at or above this offset; None if it may delete anything."""
+
+    async def truncated(self, end_offset: int) -> None:
+        """Records at and above `end_offset` are gone from the log."""
+
+    async def close(self) -> None: ...
+
+    async def delete(self) -> None:
+        """The topic was deleted: release and remove everything that belongs to the partition."""
+
+
+class Extension(Protocol):
+    @property
+    def name(self) -> str:
+        """Also the name of its folder under DATA/extensions/."""
+
+    def apis(self) -> Sequence[ApiDeclaration]: ...
+
+    def broker_configs(self) -> Sequence[ConfigKey]: ...
+
+    def topic_configs(self) -> Sequence[ConfigKey]: ...
+
+    def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        """At creation: the configuration in its normal form, or KafkaError. Others' names are passed through.
+
+        Runs before anything is written; must not keep state.
+        """
+
+    def validate_change(
+        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Like `validate_topic` for a topic that exists and is to get this configuration or partition count."""
+
+    def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
+        """Hooks if the topic is the extension's; None leaves it a plain Kafka topic."""
+
+    async def start(self, context: BrokerContext) -> None:
+        """Called once, before everything else that needs the context; the store is open, no partition is."""
+
+    async def run(self, context: BrokerContext) -> None:
+        """Background work, from before partitions are served until cancelled; an exception stops the broker."""
+
+
+@dataclass(slots=True)
+class BrokerContext:
+    """What the broker offers to extensions and to the group coordinator."""
+
+    config: BrokerConfig
+    clock: Clock
+    entropy: Entropy
+    store: CoordinationStore
+    data_dir: Path
+    executor: ThreadPoolExecutor
+    metadata: TopicManager
+    broker_id: int
+    cluster_id: str
+    start_task: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+    allocate_producer_id: Callable[[], Awaitable[int]]
+    advertised: Callable[[], tuple[str, int]]
+    """Host and port that clients are told; known once the broker listens."""
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""
+        return self.metadata.partition(topic, index)
+
+    def extension_dir(self, name: str) -> Path:
+        """The extension's own folder under the data directory, created if missing."""
+        path = self.data_dir / "extensions" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
