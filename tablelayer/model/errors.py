@@ -1,0 +1,72 @@
+"""The table layer's errors: numbered, with a sentence for the person who reads them.
+
+Codes start at 1000 so that they share one int16 field with Kafka's own codes (all below 1000), which travel
+in the same responses. A code never changes its meaning and is never used again. Nothing here knows how an
+error travels.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class TableErrorCode(IntEnum):
+    """What went wrong with a table request, as it travels in ``error_code``."""
+
+    DATABASE_NOT_FOUND = 1000
+    DATABASE_EXISTS = 1001
+    DATABASE_NOT_EMPTY = 1002
+    TABLE_NOT_FOUND = 1003
+    TABLE_EXISTS = 1004
+    INVALID_TABLE = 1005
+    NOT_A_PRIMARY_KEY_TABLE = 1006
+    NOT_A_LOG_TABLE = 1007
+    UNKNOWN_SCHEMA_ID = 1008
+    INVALID_PROJECTION = 1009
+    INVALID_TARGET_COLUMNS = 1010
+    DELETION_DISABLED = 1011
+    INVALID_ROW = 1012
+    SCAN_EXPIRED = 1013
+    FENCED_TIERING_EPOCH = 1014
+    LAKE_NOT_ENABLED = 1015
+    BUFFER_EXHAUSTED = 1016
+    INVALID_KEY = 1017
+    INVALID_STATEMENT = 1018
+
+    @property
+    def retriable(self) -> bool:
+        """Whether the same request may succeed later without anybody changing it."""
+        return self is TableErrorCode.BUFFER_EXHAUSTED
+
+
+class TableError(Exception):
+    """A table request that cannot be carried out; it had no effect."""
+
+    def __init__(self, code: TableErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[TableError], tuple[object, ...]]:
+        return TableError, (self.code, self.message)
+
+    @property
+    def retriable(self) -> bool:
+        return self.code.retriable
+
+
+class RowError(TableError):
+    """One row of a batch does not fit the schema.
+
+    ``index`` counts from 0 within the batch; ``column`` is None when the row as a whole is at fault.
+    """
+
+    def __init__(self, index: int, column: str | None, reason: str) -> None:
+        place = f"row {index}" if column is None else f"row {index}, column '{column}'"
+        super().__init__(TableErrorCode.INVALID_ROW, f"{place}: {reason}")
+        self.index = index
+        self.column = column
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[TableError], tuple[object, ...]]:
+        return RowError, (self.index, self.column, self.reason)

@@ -1,0 +1,362 @@
+"""Table options: each is declared once here; parsing, defaults, checks and documentation are computed from
+that.
+
+Names and defaults are Fluss's wherever Fluss has the option. Only what works is declared: any other
+``table.*`` name is refused, with the nearest known one. Names without the prefix ``table.`` are Kafka topic
+configurations, which the broker checks; they pass through untouched. ``bucket.num`` and ``bucket.key``
+exist in statements only: a definition has fields for them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tablelayer.model.errors import TableError, TableErrorCode
+
+BUCKET_COUNT = "bucket.num"
+BUCKET_KEY = "bucket.key"
+TTL = "table.log.ttl"
+DATALAKE_ENABLED = "table.datalake.enabled"
+DATALAKE_FORMAT = "table.datalake.format"
+DELETE_BEHAVIOR = "table.delete.behavior"
+CHANGELOG_IMAGE = "table.changelog.image"
+KAFKA_CHANGELOG = "table.kafka.changelog"
+
+MAX_BUCKET_COUNT = 4096  # Fluss's max.bucket.num
+DEFAULT_BUCKET_COUNT = 1  # Fluss's default.bucket.number
+
+
+class ArrowCompression(StrEnum):
+    """How the buffers of log batches are compressed."""
+
+    ZSTD = "ZSTD"
+    LZ4_FRAME = "LZ4_FRAME"
+    NONE = "NONE"
+
+
+class DeleteBehavior(StrEnum):
+    """What a delete does to a primary-key table (semantics R5)."""
+
+    ALLOW = "ALLOW"
+    IGNORE = "IGNORE"
+    DISABLE = "DISABLE"
+
+
+class ChangelogImage(StrEnum):
+    """FULL: -U and +U for an update. WAL: +U alone (semantics R2)."""
+
+    FULL = "FULL"
+    WAL = "WAL"
+
+
+class DatalakeFormat(StrEnum):
+    """The lake a table is tiered into; chosen at creation because it chooses the bucket function."""
+
+    ICEBERG = "iceberg"
+
+
+class KafkaValueFormat(StrEnum):
+    """What a row looks like to a Kafka client."""
+
+    JSON = "json"
+
+
+class KafkaChangelog(StrEnum):
+    """What a Kafka consumer of a primary-key table sees: values and tombstones, or every image (semantics
+    R17).
+    """
+
+    COMPACT = "compact"
+    FULL = "full"
+
+
+class UnknownFields(StrEnum):
+    """What happens to fields of a produced record that are not columns."""
+
+    IGNORE = "ignore"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class TableOption:
+    """One declared option. ``parse`` raises ValueError with a reason; ``primary_key_only`` as semantics R16
+    has it.
+    """
+
+    name: str
+    default: str
+    parse: Callable[[str], Any]
+    render: Callable[[Any], str]
+    doc: str
+    alterable: bool = False
+    primary_key_only: bool = False
+
+
+_DURATION = re.compile(r"\s*([0-9]{1,15})\s*([a-zA-Z]*)\s*")
+_DURATION_UNITS = {
+    1: ("", "ms", "milli", "millis", "millisecond", "milliseconds"),
+    1_000: ("s", "sec", "secs", "second", "seconds"),
+    60_000: ("m", "min", "mins", "minute", "minutes"),
+    3_600_000: ("h", "hour", "hours"),
+    86_400_000: ("d", "day", "days"),
+}
+_DURATION_FACTORS = {word: factor for factor, words in _DURATION_UNITS.items() for word in words}
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of a duration as Flink and Fluss write it: ``7 d``, ``3min``, ``1500`` (milliseconds)."""
+    match = _DURATION.fullmatch(text)
+    factor = None if match is None else _DURATION_FACTORS.get(match.group(2).lower())
+    if match is None or factor is None:
+        raise ValueError(
+            "a duration is a number and a unit, such as '7 d', '12 h', '3 min', '30 s' or '500 ms'"
+        )
+    milliseconds = int(match.group(1)) * factor
+    if not 0 < milliseconds < 2**63:
+        raise ValueError("the duration must be at least 1 ms and less than 292 million years")
+    return milliseconds
+
+
+def format_duration(milliseconds: int) -> str:
+    """The shortest exact way to write a duration: ``format_duration(604800000) == '7 d'``."""
+    for factor, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+        if milliseconds % factor == 0:
+            return f"{milliseconds // factor} {unit}"
+    return f"{milliseconds} ms"
+
+
+def _parse_boolean(text: str) -> bool:
+    value = {"true": True, "false": False}.get(text.strip().lower())
+    if value is None:
+        raise ValueError("the value must be 'true' or 'false'")
+    return value
+
+
+def _one_of(values: type[StrEnum]) -> Callable[[str], StrEnum]:
+    by_word = {value.value.lower(): value for value in values}
+
+    def parse(text: str) -> StrEnum:
+        value = by_word.get(text.strip().lower())
+        if value is None:
+            raise ValueError("the value must be " + " or ".join(f"'{each.value}'" for each in values))
+        return value
+
+    return parse
+
+
+def _boolean_text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _declare(
+    name: str,
+    default: str,
+    values: type[StrEnum] | None,
+    doc: str,
+    *,
+    alterable: bool = False,
+    primary_key_only: bool = False,
+) -> TableOption:
+    if values is None:
+        return TableOption(
+            name, default, parse_duration_ms, format_duration, doc, alterable, primary_key_only
+        )
+    return TableOption(name, default, _one_of(values), str, doc, alterable, primary_key_only)
+
+
+DECLARED: Mapping[str, TableOption] = {
+    option.name: option
+    for option in (
+        _declare(
+            TTL, "7 d", None, "How long the log is kept; the topic's retention.ms follows it.", alterable=True
+        ),
+        _declare(
+            "table.log.arrow.compression.type", "ZSTD", ArrowCompression, "Compression of the log's buffers."
+        ),
+        _declare(
+            DELETE_BEHAVIOR,
+            "ALLOW",
+            DeleteBehavior,
+            "What a delete does: ALLOW carries it out, IGNORE skips it, DISABLE refuses the batch.",
+            primary_key_only=True,
+        ),
+        _declare(
+            CHANGELOG_IMAGE,
+            "FULL",
+            ChangelogImage,
+            "FULL writes -U and +U for an update, WAL only +U.",
+            primary_key_only=True,
+        ),
+        TableOption(
+            DATALAKE_ENABLED,
+            "false",
+            _parse_boolean,
+            _boolean_text,
+            "Whether the table is tiered into the lake.",
+            alterable=True,
+        ),
+        _declare(
+            DATALAKE_FORMAT,
+            "iceberg",
+            DatalakeFormat,
+            "The lake's format. Given at creation, it makes the buckets the lake's own.",
+        ),
+        _declare(
+            "table.datalake.freshness",
+            "3 min",
+            None,
+            "How far the lake may be behind the table; the tiering job plans its rounds by it.",
+            alterable=True,
+        ),
+        _declare(
+            "table.kafka.value-format", "json", KafkaValueFormat, "What the value of a record looks like."
+        ),
+        _declare(
+            KAFKA_CHANGELOG,
+            "compact",
+            KafkaChangelog,
+            "What Kafka consumers see: 'compact' gives values and tombstones; 'full' gives every image, "
+            "with a change-type header.",
+            primary_key_only=True,
+        ),
+        _declare(
+            "table.kafka.unknown-fields",
+            "ignore",
+            UnknownFields,
+            "What happens to fields of a produced JSON object that are not columns.",
+            alterable=True,
+        ),
+    )
+}
+
+# Fluss has these; saying so is more use than "unknown option".
+_NOT_IN_THIS_RELEASE = (
+    ("table.merge-engine", "merge engines other than the default (last row wins)"),
+    ("fields.", "aggregation functions"),
+    ("table.auto-partition.", "partitioned tables"),
+    ("table.auto-increment.", "auto-increment columns"),
+    ("auto-increment.fields", "auto-increment columns"),
+    ("table.kv.ttl", "row expiry"),
+    ("table.kv.standby-replica.", "standby replicas"),
+    ("table.statistics.", "column statistics"),
+    ("table.log.format", "a choice of log formats (it is always Arrow)"),
+    ("table.kv.format", "a choice of row formats"),
+    ("table.log.tiered.", "remote log segments"),
+    ("table.log.local-ttl", "remote log segments"),
+    ("table.datalake.auto-compaction", "compaction of the lake table"),
+    ("table.datalake.auto-expire-snapshot", "expiry of the lake table's snapshots"),
+    ("table.datalake.historical-partition.", "partitioned tables"),
+    ("table.replication.factor", "replication of tables"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """The effective values of all declared options of one table, defaults filled in."""
+
+    log_ttl_ms: int
+    arrow_compression: ArrowCompression
+    delete_behavior: DeleteBehavior
+    changelog_image: ChangelogImage
+    datalake_enabled: bool
+    datalake_format: DatalakeFormat | None
+    datalake_freshness_ms: int
+    kafka_value_format: KafkaValueFormat
+    kafka_changelog: KafkaChangelog
+    kafka_unknown_fields: UnknownFields
+
+
+def is_table_option(name: str) -> bool:
+    """Whether a name belongs to the table layer rather than to Kafka's topic configurations."""
+    return name.startswith(("table.", "fields.", "auto-increment."))
+
+
+def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict[str, str]:
+    """Options in canonical writing, sorted by name.
+
+    Raises TableError(INVALID_TABLE) for a ``table.*`` name that is not declared, a value that does not
+    parse, and an option of primary-key tables on a log table.
+    """
+    normal: dict[str, str] = {}
+    for name in sorted(options):
+        value = options[name]
+        if not isinstance(value, str):
+            raise _invalid(f"option '{name}': the value {value!r} must be a text")
+        if not is_table_option(name):
+            normal[name] = value
+            continue
+        option = find(name)
+        if option.primary_key_only and not is_primary_key_table:
+            raise _invalid(f"option '{name}' is for tables with a primary key; this is a log table")
+        normal[name] = option.render(parse(name, value))
+    if normal.get(DATALAKE_ENABLED) == "true":
+        # Recorded at creation: the format has chosen the bucket function from here on.
+        normal.setdefault(DATALAKE_FORMAT, DECLARED[DATALAKE_FORMAT].default)
+    return dict(sorted(normal.items()))
+
+
+def find(name: str) -> TableOption:
+    """The declared option of a name. Raises TableError(INVALID_TABLE) with the nearest known name if there
+    is none.
+    """
+    option = DECLARED.get(name)
+    if option is not None:
+        return option
+    for prefix, what in _NOT_IN_THIS_RELEASE:
+        if name.startswith(prefix):
+            raise _invalid(f"option '{name}': {what}: not in this release")
+    near = difflib.get_close_matches(name, DECLARED, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(sorted(DECLARED))}"
+    raise _invalid(f"unknown option '{name}'; {hint}")
+
+
+def parse(name: str, value: str) -> Any:
+    """The typed value of a declared option. Raises TableError(INVALID_TABLE) naming the option and the
+    value.
+    """
+    try:
+        return find(name).parse(value)
+    except ValueError as error:
+        raise _invalid(f"option '{name}' = '{value}': {error}") from error
+
+
+def effective(options: Mapping[str, str]) -> TableOptions:
+    """Typed values of normalised options, with defaults for those not given."""
+
+    def value(name: str) -> Any:
+        return parse(name, options.get(name, DECLARED[name].default))
+
+    return TableOptions(
+        log_ttl_ms=value(TTL),
+        arrow_compression=value("table.log.arrow.compression.type"),
+        delete_behavior=value(DELETE_BEHAVIOR),
+        changelog_image=value(CHANGELOG_IMAGE),
+        datalake_enabled=value(DATALAKE_ENABLED),
+        # No default: a table made without a lake in mind has no lake's bucket function.
+        datalake_format=value(DATALAKE_FORMAT) if DATALAKE_FORMAT in options else None,
+        datalake_freshness_ms=value("table.datalake.freshness"),
+        kafka_value_format=value("table.kafka.value-format"),
+        kafka_changelog=value(KAFKA_CHANGELOG),
+        kafka_unknown_fields=value("table.kafka.unknown-fields"),
+    )
+
+
+def parse_bucket_count(text: str) -> int:
+    """The value of ``bucket.num``. Raises TableError(INVALID_TABLE) if it is not a number in range."""
+    if not re.fullmatch(r"\s*[0-9]{1,9}\s*", text):
+        raise _invalid(f"option '{BUCKET_COUNT}' = '{text}': the value must be a whole number")
+    return int(text)
+
+
+def parse_name_list(text: str) -> tuple[str, ...]:
+    """Column names separated by commas, as in ``'bucket.key' = 'a,b'``."""
+    return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)

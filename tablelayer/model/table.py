@@ -1,0 +1,331 @@
+"""Tables: their paths and definitions, and how a definition lives in its topic's configuration.
+
+A ``TableDefinition`` that exists is valid: constructing one checks it (names, keys, options; semantics R5,
+R6, R16) and brings options into canonical writing. It is immutable. Two forms go out: JSON (to clients, and
+back) and topic configuration (``table.schema`` in JSON, ``table.bucket-key``, ``table.comment`` and the
+options), so that Kafka's own admin clients can create and describe tables. ``table.schema`` may also be
+given as a DDL column list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from tablelayer.model import options as table_options
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import DatalakeFormat, TableOptions
+from tablelayer.model.schema import Schema
+from tablelayer.model.types import FLOAT_KINDS, TypeKind
+
+SCHEMA_CONFIG = "table.schema"
+PRIMARY_KEY_CONFIG = "table.primary-key"
+BUCKET_KEY_CONFIG = "table.bucket-key"
+COMMENT_CONFIG = "table.comment"
+DEFINITION_CONFIGS = (SCHEMA_CONFIG, PRIMARY_KEY_CONFIG, BUCKET_KEY_CONFIG, COMMENT_CONFIG)
+
+DEFAULT_DATABASE = "default"
+MAX_NAME_LENGTH = 200  # Fluss's
+MAX_TOPIC_LENGTH = 249  # Kafka's limit on topic names
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_RETENTION_CONFIG = "retention.ms"
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raise TableError(INVALID_TABLE) unless ``name`` may name a database or a table; ``kind`` is the word
+    to say.
+    """
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
+        raise _invalid(f"{kind} name '{name}': use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ -")
+    if name.startswith("__"):
+        raise _invalid(f"{kind} name '{name}': names that begin with '__' are reserved")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TablePath:
+    """Database and table name. The table's topic is ``database.table``."""
+
+    database: str
+    table: str
+
+    def __post_init__(self) -> None:
+        check_name("database", self.database)
+        check_name("table", self.table)
+        if len(self.topic) > MAX_TOPIC_LENGTH:
+            raise _invalid(f"'{self.topic}' is longer than {MAX_TOPIC_LENGTH} characters, a topic's limit")
+
+    def __str__(self) -> str:
+        return self.topic
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic that is this table."""
+        return f"{self.database}.{self.table}"
+
+    @classmethod
+    def parse(cls, text: str, default_database: str = DEFAULT_DATABASE) -> TablePath:
+        """The path written ``db.t``, or ``t`` in the default database. Raises TableError(INVALID_TABLE)."""
+        parts = text.split(".")
+        if len(parts) > 2:
+            raise _invalid(f"'{text}' is not a table: write 'database.table'")
+        return cls(parts[0], parts[1]) if len(parts) == 2 else cls(default_database, text)
+
+
+@dataclass(frozen=True, slots=True)
+class TableDefinition:
+    """Everything that defines one table.
+
+    ``bucket_key``: columns whose hash chooses the bucket; a primary-key table's is its primary key unless
+    given, a log table without one spreads its rows freely. ``options``: declared ``table.*`` options and
+    Kafka topic configurations that were given explicitly; ``settings`` has the effective values.
+    ``bucket.num`` and ``bucket.key`` among the options are folded into the fields. ``table_id`` is the
+    topic's id once the table exists.
+    """
+
+    path: TablePath
+    schema: Schema
+    bucket_key: tuple[str, ...] = ()
+    bucket_count: int = table_options.DEFAULT_BUCKET_COUNT
+    options: Mapping[str, str] = field(default_factory=dict)
+    comment: str | None = None
+    table_id: UUID | None = None
+    settings: TableOptions = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = dict(self.options)
+        bucket_count, bucket_key = self.bucket_count, tuple(self.bucket_key)
+        count_text = given.pop(table_options.BUCKET_COUNT, None)
+        if count_text is not None:
+            bucket_count = table_options.parse_bucket_count(count_text)
+        key_text = given.pop(table_options.BUCKET_KEY, None)
+        if key_text is not None:
+            bucket_key = table_options.parse_name_list(key_text)
+        normal = table_options.normalize(given, is_primary_key_table=bool(self.schema.primary_key))
+        for name, value in (
+            ("bucket_count", bucket_count),
+            ("bucket_key", bucket_key or self.schema.primary_key),
+            ("options", normal),
+            ("settings", table_options.effective(normal)),
+        ):
+            object.__setattr__(self, name, value)
+        _validate(self)
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.schema, self.bucket_key, self.bucket_count, self.table_id))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (
+            self.path,
+            self.schema,
+            self.bucket_key,
+            self.bucket_count,
+            dict(self.options),
+            self.comment,
+        )
+        return TableDefinition, (*fields, self.table_id)
+
+    @property
+    def is_primary_key_table(self) -> bool:
+        return bool(self.schema.primary_key)
+
+    @property
+    def uses_iceberg_buckets(self) -> bool:
+        """Whether a row's bucket is Iceberg's ``bucket(n, column)``; otherwise it is the hash of the
+        encoded key.
+        """
+        return self.settings.datalake_format is DatalakeFormat.ICEBERG
+
+    @property
+    def allows_prefix_lookup(self) -> bool:
+        """Whether the bucket key is a proper prefix of the primary key (so one bucket holds all rows of a
+        prefix).
+        """
+        key = self.schema.primary_key
+        return len(self.bucket_key) < len(key) and key[: len(self.bucket_key)] == self.bucket_key
+
+    def with_id(self, table_id: UUID | None) -> TableDefinition:
+        """The same definition with another table id."""
+        return replace(self, table_id=table_id)
+
+    def to_json(self) -> str:
+        """Compact JSON text; ``TableDefinition.from_json`` gives an equal definition back."""
+        value = {
+            "database": self.path.database,
+            "table": self.path.table,
+            "schema": self.schema.to_dict(),
+            "bucket_key": list(self.bucket_key),
+            "bucket_count": self.bucket_count,
+            "options": dict(self.options),
+            "comment": self.comment,
+            "table_id": None if self.table_id is None else str(self.table_id),
+        }
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> TableDefinition:
+        """Raises TableError(INVALID_TABLE) when the text is not a valid definition."""
+        try:
+            value = json.loads(text)
+            path = TablePath(str(value["database"]), str(value["table"]))
+            schema = value["schema"]
+            bucket_key = tuple(str(name) for name in value.get("bucket_key", ()))
+            bucket_count = int(value.get("bucket_count", table_options.DEFAULT_BUCKET_COUNT))
+            given = dict(value.get("options", {}))
+            comment = value.get("comment")
+            table_id = None if value.get("table_id") is None else UUID(value["table_id"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise _invalid(f"this is not a table definition in JSON: {error!r}") from error
+        return cls(
+            path=path,
+            schema=Schema.from_dict(schema),
+            bucket_key=bucket_key,
+            bucket_count=bucket_count,
+            options=given,
+            comment=None if comment is None else str(comment),
+            table_id=table_id,
+        )
+
+    def to_topic_config(self) -> dict[str, str]:
+        """The configuration of the table's topic; all explicit, in canonical writing."""
+        config = {SCHEMA_CONFIG: self.schema.to_json(), **self.options}
+        if self.bucket_key:
+            config[BUCKET_KEY_CONFIG] = ",".join(self.bucket_key)
+        if self.comment is not None:
+            config[COMMENT_CONFIG] = self.comment
+        if table_options.TTL in self.options:
+            config[_RETENTION_CONFIG] = str(self.settings.log_ttl_ms)
+        return config
+
+    @classmethod
+    def from_topic_config(
+        cls, path: TablePath, topic_id: UUID | None, partitions: int, config: Mapping[str, str]
+    ) -> TableDefinition:
+        """The table that a topic's configuration describes; ``partitions`` is its bucket count.
+
+        ``table.schema`` is JSON or a DDL column list, which may carry the primary key;
+        ``table.primary-key`` may give it instead. Raises TableError(INVALID_TABLE), or a DdlError pointing
+        into the column list.
+        """
+        given = dict(config)
+        schema = _parse_schema(given.pop(SCHEMA_CONFIG, None), given.pop(PRIMARY_KEY_CONFIG, None))
+        bucket_key = table_options.parse_name_list(given.pop(BUCKET_KEY_CONFIG, ""))
+        comment = given.pop(COMMENT_CONFIG, None)
+        ttl, retention = given.get(table_options.TTL), given.get(_RETENTION_CONFIG)
+        if ttl is not None and retention is not None:
+            if retention.strip() != str(table_options.parse(table_options.TTL, ttl)):
+                raise _invalid(
+                    f"table.log.ttl = '{ttl}' and retention.ms = '{retention}' contradict: give one of them"
+                )
+            del given[_RETENTION_CONFIG]
+        return cls(
+            path=path,
+            schema=schema,
+            bucket_key=bucket_key,
+            bucket_count=partitions,
+            options=given,
+            comment=comment,
+            table_id=topic_id,
+        )
+
+
+def changed_topic_config(
+    path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
+) -> dict[str, str]:
+    """The canonical configuration after a change from ``old`` to ``new``, both complete explicit
+    configurations.
+
+    Raises TableError(INVALID_TABLE) for a change of something that is fixed at creation.
+    """
+    wanted = dict(new)
+    if wanted.get(table_options.TTL) != old.get(table_options.TTL) and wanted.get(
+        _RETENTION_CONFIG
+    ) == old.get(_RETENTION_CONFIG):
+        wanted.pop(_RETENTION_CONFIG, None)  # it followed the old table.log.ttl
+    before = TableDefinition.from_topic_config(path, None, partitions, old)
+    after = TableDefinition.from_topic_config(path, None, partitions, wanted)
+    if after.schema != before.schema:
+        raise _invalid(f"the schema of table {path} cannot be changed in this release")
+    if after.bucket_key != before.bucket_key:
+        raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
+    for name in sorted({*before.options, *after.options}):
+        if not table_options.is_table_option(name) or before.options.get(name) == after.options.get(name):
+            continue
+        if name == table_options.DATALAKE_FORMAT and name not in before.options and before.bucket_count == 1:
+            continue  # with one bucket, every bucket function is the same
+        if not table_options.DECLARED[name].alterable:
+            placed = name == table_options.DATALAKE_FORMAT
+            why = ": the rows were placed without the lake's bucket function" if placed else ""
+            raise _invalid(f"option '{name}' of table {path} is fixed at creation{why}")
+    return after.to_topic_config()
+
+
+def _parse_schema(text: str | None, primary_key: str | None) -> Schema:
+    if text is None:
+        raise _invalid(f"a table needs '{SCHEMA_CONFIG}': columns as 'id BIGINT, name STRING' or in JSON")
+    if text.lstrip().startswith("{"):
+        schema = Schema.from_json(text)
+    else:
+        # Imported here because sqlglot takes a third of a second to load, and stored schemas are JSON.
+        from tablelayer.model.ddl import parse_columns
+
+        schema = parse_columns(text)
+    names = () if primary_key is None else table_options.parse_name_list(primary_key)
+    if not names or names == schema.primary_key:
+        return schema
+    if schema.primary_key:
+        raise _invalid(f"'{SCHEMA_CONFIG}' says PRIMARY KEY ({', '.join(schema.primary_key)}), but "
+                       f"'{PRIMARY_KEY_CONFIG}' says ({', '.join(names)})")  # fmt: skip
+    return Schema.of(schema.columns, names, schema_id=schema.schema_id)
+
+
+_NO_ICEBERG_BUCKETS = FLOAT_KINDS | {TypeKind.BOOLEAN}
+
+
+def _validate(definition: TableDefinition) -> None:
+    if not 1 <= definition.bucket_count <= table_options.MAX_BUCKET_COUNT:
+        raise _invalid(
+            f"table {definition.path}: {definition.bucket_count} buckets: the number must be between 1 and "
+            f"{table_options.MAX_BUCKET_COUNT}"
+        )
+    schema, bucket_key = definition.schema, definition.bucket_key
+    for position, name in enumerate(bucket_key):
+        if name not in schema:
+            raise _invalid(f"bucket key column '{name}' is not a column of table {definition.path}")
+        if name in bucket_key[:position]:
+            raise _invalid(f"column '{name}' is twice in the bucket key of table {definition.path}")
+        if schema.primary_key and name not in schema.primary_key:
+            raise _invalid(
+                f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
+            )
+    if definition.settings.datalake_enabled:
+        _check_lake_names(definition)
+    if definition.uses_iceberg_buckets and definition.bucket_count > 1 and bucket_key:
+        if len(bucket_key) != 1:
+            raise _invalid(
+                f"table {definition.path}: Iceberg places rows by one column, but the bucket key is "
+                f"({', '.join(bucket_key)}); choose one, such as 'bucket.key' = '{bucket_key[0]}', "
+                "or say 'bucket.num' = '1'"
+            )
+        column = schema.column(bucket_key[0])
+        if column.type.kind in _NO_ICEBERG_BUCKETS:
+            raise _invalid(f"bucket key column '{column.name}': Iceberg has no buckets by {column.type}")
+
+
+def _check_lake_names(definition: TableDefinition) -> None:
+    seen: dict[str, str] = {}
+    for name in definition.schema.names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise _invalid(
+                f"table {definition.path}: columns '{other}' and '{name}' differ only by case; "
+                "a lake table cannot tell them apart"
+            )
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)
