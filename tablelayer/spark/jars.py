@@ -1,0 +1,266 @@
+"""Spark's extra jars: the Kafka connector and the Iceberg runtime, resolved once and kept.
+
+pyspark carries Apache Ivy among its own jars, so the jars are fetched with nothing but Java: Ivy runs as a
+stand-alone resolver before Spark starts, and Spark then gets local files (`spark.jars`). That is quicker and
+quieter than `spark.jars.packages`, works the same for a session, a test and a tiering job, and works offline
+after the first time.
+
+What is resolved, and why these versions: the Kafka connector must come from Spark's own 4.1 line, and its
+token provider is a separate artifact whose releases do not appear together with it everywhere. So the pinned
+list is tried first, and if it cannot be had, ranges that end at the installed pyspark.
+
+Where they are kept: `$XDG_CACHE_HOME/headrace/jars-<pyspark version>-<hash of the list>/` (default `~/.cache`).
+The folder appears by rename when it is complete, with a marker that lists its files; a missing or damaged file
+means resolving again. Two processes may do so at once: one waits for the other.
+
+Environment:
+- `HEADRACE_SPARK_JARS`: a folder with the jars; nothing is resolved.
+- `HEADRACE_MAVEN_ROOT`: root of a Maven mirror, instead of Ivy's default repository.
+
+`python -m tablelayer.spark.jars` resolves them and prints one path a line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+JARS_VARIABLE = "HEADRACE_SPARK_JARS"
+MIRROR_VARIABLE = "HEADRACE_MAVEN_ROOT"
+JAVA_VERSION_MIN = 17
+RESOLVE_TIMEOUT_S = 600
+"""Generous: 57 MB over a slow line; a resolver that is cut off leaves nothing behind."""
+
+_MARKER = "complete.json"
+
+# (organisation, name, pinned revision, range with the installed pyspark as its end, or None: the same)
+_ARTIFACTS: tuple[tuple[str, str, str, str | None], ...] = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3", "[4.1.0,{spark}]"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.1.0-preview1", "[4.1.0-preview1,{spark}]"),
+    ("org.apache.kafka", "kafka-clients", "3.9.1", None),
+    ("org.apache.commons", "commons-pool2", "2.12.1", None),
+    ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", None),
+)
+
+
+class SparkSetupError(Exception):
+    """Spark cannot be started here. The message says what is missing and what to do."""
+
+
+def java_command() -> str:
+    """The `java` that Spark will use (JAVA_HOME first, then PATH), checked to be Java 17 or newer."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        candidate = Path(home) / "bin" / "java"
+        if not candidate.is_file():
+            raise SparkSetupError(
+                f"JAVA_HOME is {home}, but there is no {candidate}: set JAVA_HOME to a Java {JAVA_VERSION_MIN} or 21,"
+                " or unset it."
+            )
+        java = str(candidate)
+    else:
+        found = shutil.which("java")
+        if found is None:
+            raise SparkSetupError(
+                f"Spark needs Java {JAVA_VERSION_MIN} or 21, and there is no `java` on the PATH: install one"
+                " (for example the package openjdk-17-jre-headless) or set JAVA_HOME."
+            )
+        java = found
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SparkSetupError(f"`{java} -version` does not work ({error}): check JAVA_HOME and PATH.") from error
+    version = _java_major(answer.stderr + answer.stdout)
+    if version is None or version < JAVA_VERSION_MIN:
+        seen = "an unknown version" if version is None else f"Java {version}"
+        raise SparkSetupError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or 21, but {java} is {seen}: install a newer one or set JAVA_HOME."
+        )
+    return java
+
+
+def _java_major(text: str) -> int | None:
+    """Java 8 calls itself 1.8; from 9 on the first number is the version."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    first, second = int(found.group(1)), found.group(2)
+    return int(second) if first == 1 and second is not None else first
+
+
+def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
+    """Paths of the jars, resolved if they are not here yet (about ten seconds, 57 MB).
+
+    `report` is told in one line when the network is about to be used. Raises SparkSetupError.
+    """
+    given = os.environ.get(JARS_VARIABLE)
+    if given:
+        return _jars_of_folder(Path(given))
+    try:
+        spark_version = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        raise SparkSetupError("pyspark is not installed: pip install 'headrace[spark]'.") from None
+    folder = _cache_root() / f"jars-{spark_version}-{_list_hash(spark_version)}"
+    ready = _complete_jars(folder)
+    if ready is not None:
+        return ready
+    java = java_command()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(folder.with_name(folder.name + ".lock")):
+        ready = _complete_jars(folder)
+        if ready is None:
+            if report is not None:
+                report(f"fetching Spark's Kafka connector and Iceberg runtime (57 MB, once) into {folder}")
+            ready = _resolve(java, spark_version, folder)
+    return ready
+
+
+def _jars_of_folder(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise SparkSetupError(f"{JARS_VARIABLE} is {folder}, which is not a folder.")
+    jars = sorted(folder.glob("*.jar"))
+    missing = [name for _, name, _, _ in _ARTIFACTS if not any(_is_artifact(jar, name) for jar in jars)]
+    if missing:
+        raise SparkSetupError(f"{JARS_VARIABLE} is {folder}, but these jars are not in it: {', '.join(missing)}.")
+    return jars
+
+
+def _is_artifact(jar: Path, name: str) -> bool:
+    return re.fullmatch(re.escape(name) + r"-\d.*\.jar", jar.name) is not None
+
+
+def _cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headrace"
+
+
+def _list_hash(spark_version: str) -> str:
+    return hashlib.sha256(repr((_ARTIFACTS, spark_version)).encode()).hexdigest()[:10]
+
+
+def _complete_jars(folder: Path) -> list[Path] | None:
+    """The jars named by the marker, or None when the marker or one of them is missing or has another size."""
+    try:
+        listed: dict[str, int] = json.loads((folder / _MARKER).read_text())
+        jars = [folder / name for name in sorted(listed)]
+        if all(jar.stat().st_size == listed[jar.name] for jar in jars):
+            return jars
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _resolve(java: str, spark_version: str, folder: Path) -> list[Path]:
+    ivy = _ivy_jar()
+    spoken: list[str] = []
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
+        work = Path(scratch)
+        for revisions in _revision_lists(spark_version):
+            shutil.rmtree(work / "cache", ignore_errors=True)  # Ivy remembers what it did not find
+            jars = work / "jars"
+            shutil.rmtree(jars, ignore_errors=True)
+            output = _run_ivy(java, ivy, work, revisions)
+            found = sorted(jars.glob("*.jar")) if jars.is_dir() else []
+            if len(found) == len(_ARTIFACTS):
+                (jars / _MARKER).write_text(json.dumps({jar.name: jar.stat().st_size for jar in found}))
+                shutil.rmtree(folder, ignore_errors=True)
+                jars.rename(folder)
+                return [folder / jar.name for jar in found]
+            spoken.append(output)
+    raise SparkSetupError(_explain(spoken))
+
+
+def _ivy_jar() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise SparkSetupError("pyspark is not installed: pip install 'headrace[spark]'.")
+    found = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
+    if not found:
+        raise SparkSetupError(
+            f"This pyspark ({Path(spec.origin).parent}) has no ivy jar: install the full package from PyPI,"
+            f" or set {JARS_VARIABLE} to a folder with the jars."
+        )
+    return found[-1]
+
+
+def _revision_lists(spark_version: str) -> list[Sequence[str]]:
+    pinned = [revision for _, _, revision, _ in _ARTIFACTS]
+    ranges = [(span or revision).format(spark=spark_version) for _, _, revision, span in _ARTIFACTS]
+    return [pinned, ranges]
+
+
+def _run_ivy(java: str, ivy: Path, work: Path, revisions: Sequence[str]) -> str:
+    mirror = os.environ.get(MIRROR_VARIABLE)
+    root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
+    (work / "settings.xml").write_text(
+        '<ivysettings><settings defaultResolver="repository"/><resolvers>'
+        f'<ibiblio name="repository" m2compatible="true"{root}/></resolvers></ivysettings>\n'
+    )
+    wanted = "".join(
+        f"<dependency org={quoteattr(organisation)} name={quoteattr(name)} rev={quoteattr(revision)}"
+        ' transitive="false" conf="default->master"/>'
+        for (organisation, name, _, _), revision in zip(_ARTIFACTS, revisions, strict=True)
+    )
+    (work / "ivy.xml").write_text(
+        '<ivy-module version="2.0"><info organisation="headrace" module="spark-jars"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{wanted}</dependencies></ivy-module>\n'
+    )
+    command = [java, "-jar", str(ivy), "-settings", "settings.xml", "-ivy", "ivy.xml", "-cache", "cache"]
+    command += ["-retrieve", "jars/[artifact]-[revision].[ext]"]
+    try:
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"timeout: the resolver did not finish in {RESOLVE_TIMEOUT_S} s"
+    return done.stdout + done.stderr
+
+
+def _explain(spoken: Sequence[str]) -> str:
+    """One sentence from the resolver's pages: is the network away, or is an artifact not there?"""
+    text = "\n".join(spoken)
+    remedy = (
+        f"Set {MIRROR_VARIABLE} to the root of a Maven repository that this machine reaches,"
+        f" or {JARS_VARIABLE} to a folder with the jars."
+    )
+    away = re.search(r"(?:UnknownHost|Connect|NoRouteToHost|SocketTimeout)Exception|host \S+ not found|timeout:[^\n]*", text, re.I)
+    if away:
+        return f"Spark's jars could not be fetched, the Maven repository is not reachable ({away.group(0).strip()}). {remedy}"
+    missing = sorted(set(re.findall(r":: ([\w.]+#[\w.\-]+;\S+): not found", text)))
+    if missing:
+        return f"Spark's jars could not be fetched, the Maven repository lacks {', '.join(missing)}. {remedy}"
+    last = [line.strip() for line in text.splitlines() if line.strip()][-3:]
+    return f"Spark's jars could not be fetched ({' / '.join(last) or 'the resolver said nothing'}). {remedy}"
+
+
+def main() -> int:
+    try:
+        java_command()
+        jars = spark_jars(report=lambda line: sys.stderr.write(line + "\n"))
+    except SparkSetupError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.writelines(f"{jar}\n" for jar in jars)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
