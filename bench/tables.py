@@ -1,0 +1,115 @@
+"""What tables do, through the table client: upserts, lookups, scans of all and of few columns.
+
+The PK table has a bigint key and nine columns, about 100 bytes a row, keys in scattered order; the log table has
+twenty columns, about 170 bytes a row. One bucket each, acks=all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+import numpy as np
+import pyarrow as pa
+from tablelayer.client import Connection, connect
+
+WRITE_ROWS = 10_000
+LOOKUP_KEYS = 5_000
+
+PK_COLUMNS = (
+    "id BIGINT NOT NULL, a BIGINT, b BIGINT, c INT, d INT, e DOUBLE, f DOUBLE, g STRING, h STRING, i BIGINT, "
+    "PRIMARY KEY (id) NOT ENFORCED"
+)
+LOG_COLUMNS = ", ".join(
+    [f"l{i} BIGINT" for i in range(5)]
+    + [f"n{i} INT" for i in range(5)]
+    + [f"d{i} DOUBLE" for i in range(4)]
+    + [f"s{i} STRING" for i in range(4)]
+    + [f"t{i} TIMESTAMP(6)" for i in range(2)]
+)
+
+
+def pk_rows(ids: np.ndarray, seed: int) -> pa.RecordBatch:
+    """Rows for these ids; another seed gives other values."""
+    text = pa.array([f"value-{(seed + i) % 97:07d}" for i in range(97)])
+    picked = text.take(pa.array((ids + seed) % 97))
+    integers = (ids * 31 + seed).astype(np.int64)
+    columns = [ids, integers, integers + 1, integers.astype(np.int32), integers.astype(np.int32)]
+    columns += [integers / 3, integers / 7, picked, picked, integers]
+    return pa.record_batch([pa.array(column) for column in columns], names=list("i") + list("abcdefghi"))
+
+
+def log_rows(start: int, count: int) -> pa.RecordBatch:
+    ids = np.arange(start, start + count)
+    text = pa.array([f"string-{i:09d}" for i in range(97)]).take(pa.array(ids % 97))
+    arrays = {f"l{i}": pa.array(ids + i) for i in range(5)}
+    arrays |= {f"n{i}": pa.array((ids + i).astype(np.int32)) for i in range(5)}
+    arrays |= {f"d{i}": pa.array(ids / (i + 2)) for i in range(4)}
+    arrays |= {f"s{i}": text for i in range(4)}
+    arrays |= {f"t{i}": pa.array(ids * 1_000_000).cast(pa.timestamp("us")) for i in range(2)}
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+def upsert_all(connection: Connection, table: str, order: np.ndarray, seed: int) -> float:
+    """Upsert the ids in this order; rows a second until all are acknowledged (so visible to lookups)."""
+    handle = connection.table(table)
+    batches = []
+    for start in range(0, len(order), WRITE_ROWS):
+        batch = pk_rows(order[start : start + WRITE_ROWS], seed)
+        batches.append(batch.rename_columns(["id", *list("abcdefghi")]))
+    data = pa.Table.from_batches(batches)
+    started = time.perf_counter()
+    handle.upsert(data)
+    return len(order) / (time.perf_counter() - started)
+
+
+def lookup_all(connection: Connection, table: str, keys: np.ndarray) -> float:
+    handle = connection.table(table)
+    batches = [pa.table({"id": keys[i : i + LOOKUP_KEYS]}) for i in range(0, len(keys), LOOKUP_KEYS)]
+    started = time.perf_counter()
+    for batch in batches:
+        found, _rows = handle.lookup(batch)
+        if not all(found):
+            raise RuntimeError("a key that was acknowledged was not found")
+    return len(keys) / (time.perf_counter() - started)
+
+
+def scan_all(connection: Connection, table: str, columns: list[str] | None, expected: int) -> float:
+    handle = connection.table(table)
+    started = time.perf_counter()
+    rows = sum(part.batch.num_rows for part in handle.scan(columns=columns, start="earliest", until="latest"))
+    if rows != expected:
+        raise RuntimeError(f"the scan returned {rows} of {expected} rows")
+    return rows / (time.perf_counter() - started)
+
+
+def measure(address: str, rounds: int, scale: float) -> dict[str, list[float]]:
+    """All figures, one value a round. Tables are made anew each round."""
+    rows = max(20_000, int(1_000_000 * scale))
+    figures: dict[str, list[float]] = defaultdict(list)
+    generator = np.random.default_rng(7)
+    with connect(address) as connection:
+        connection.execute("CREATE DATABASE IF NOT EXISTS bench")
+        for round_ in range(rounds):
+            pk, log = f"bench.pk{round_}", f"bench.log{round_}"
+            connection.execute(f"CREATE TABLE {pk} ({PK_COLUMNS}) WITH ('bucket.num'='1')")
+            connection.execute(f"CREATE TABLE {log} ({LOG_COLUMNS}) WITH ('bucket.num'='1')")
+            order = generator.permutation(rows).astype(np.int64)
+            figures["upsert of fresh keys, rows/s"].append(upsert_all(connection, pk, order, 1))
+            figures["upsert of existing keys, rows/s"].append(upsert_all(connection, pk, order[::-1].copy(), 2))
+            figures["lookups, 5,000 a call, keys/s"].append(lookup_all(connection, pk, order[: rows // 2]))
+            handle = connection.table(log)
+            data = pa.Table.from_batches(
+                [log_rows(start, WRITE_ROWS) for start in range(0, rows // WRITE_ROWS * WRITE_ROWS, WRITE_ROWS)]
+            )
+            started = time.perf_counter()
+            handle.append(data)
+            figures["append of 20 columns, rows/s"].append(data.num_rows / (time.perf_counter() - started))
+            full = scan_all(connection, log, None, data.num_rows)
+            few = scan_all(connection, log, ["l1", "d2"], data.num_rows)
+            figures["scan of 20 of 20 columns, rows/s"].append(full)
+            figures["scan of 2 of 20 columns, rows/s"].append(few)
+            figures["scan of 2 columns / scan of 20"].append(few / full)
+            connection.execute(f"DROP TABLE {pk}")
+            connection.execute(f"DROP TABLE {log}")
+    return figures
