@@ -1,0 +1,304 @@
+"""Compiles the encoder of one version of a message: one flat function, loops for arrays, one `pack` per run
+of fixed-size fields (lengths of the old encoding among them).
+
+The function takes the message and returns a list of buffers. Without records that is a list of small
+chunks; with records the chunks between them are joined, and each `records` value stands in the list by
+reference, whether it is a buffer or a region of a file. Values of a wrong type or out of range surface as
+`struct.error`, TypeError and the like, which the caller translates; a field that is set but not carried by
+the version is an EncodeError right away, as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct as Packer
+from typing import TYPE_CHECKING, Any
+
+from protocol.compile import Source
+from protocol.errors import EncodeError
+from protocol.fields import FORMATS, STRUCT_DEFAULT, Field
+from protocol.varint import ONE_BYTE, encode_unsigned_varint
+
+if TYPE_CHECKING:
+    from protocol.schema import Message, Struct
+
+Encoder = Callable[[Any], list[Any]]
+
+
+def compile_encoder(cls: type[Message], version: int) -> Encoder:
+    """The encoder of `cls` in `version`, which must be one of its versions."""
+    return _EncoderCompiler(cls, version).compile()
+
+
+class _EncoderCompiler:
+    def __init__(self, cls: type[Message], version: int) -> None:
+        self.cls = cls
+        self.version = version
+        self.flexible = cls.is_flexible(version)
+        self.source = Source()
+        self.source.namespace.update(
+            uv=encode_unsigned_varint,
+            short=ONE_BYTE,
+            join=b"".join,
+            pack_array=_pack_array,
+            records_part=_records_part,
+            no_place=_no_place,
+            no_null=_no_null,
+        )
+        # Fixed-size values that wait to be packed in one call: (format letter, expression).
+        self.run: list[tuple[str, str]] = []
+        self.add = "add"
+
+    def compile(self) -> Encoder:
+        source = self.source
+        has_records = _carries_records(self.cls, self.version)
+        source.line("def encode(m):")
+        source.depth += 1
+        source.line("chunks = []")
+        source.line("add = chunks.append")
+        if has_records:
+            source.line("parts = []")
+        self.structure(self.cls, "m", self.cls.__name__)
+        self.flush()
+        if has_records:
+            source.line("if chunks: parts.append(join(chunks))")
+            source.line("return parts")
+        else:
+            source.line("return chunks")
+        encoder: Encoder = source.function("encode", f"encoder of {self.cls.__name__} version {self.version}")
+        return encoder
+
+    def flush(self) -> None:
+        """Pack the fixed-size values that were collected."""
+        if not self.run:
+            return
+        run, self.run = self.run, []
+        if all(expression.isdigit() for _, expression in run):
+            packed = Packer(">" + "".join(letter for letter, _ in run)).pack(*(int(text) for _, text in run))
+            self.source.line(f"{self.add}({packed!r})")
+            return
+        pack = self.source.constant(Packer(">" + "".join(letter for letter, _ in run)).pack, "P")
+        self.source.line(f"{self.add}({pack}({', '.join(expression for _, expression in run)}))")
+
+    def structure(self, structure: type[Struct], target: str, path: str) -> None:
+        tagged: list[tuple[str, Field]] = []
+        for name, field in structure.FIELDS.items():
+            if self.version not in field.versions:
+                if not field.ignorable:
+                    self.refuse(field, f"{target}.{name}", f"{path}.{name}")
+            elif field.is_tagged(self.version):
+                tagged.append((name, field))
+            else:
+                self.value(field, f"{target}.{name}", f"{path}.{name}")
+        if self.flexible:
+            self.tags(tagged, target, path)
+
+    def is_set(self, field: Field, expression: str) -> str:
+        """The condition under which the value differs from the field's default."""
+        if field.default is None:
+            if field.kind == "struct":
+                assert field.structure is not None
+                self.source.namespace.setdefault(f"default_{field.structure.__name__}", field.structure())
+                return f"{expression} is not None and {expression} != default_{field.structure.__name__}"
+            return f"{expression} is not None"
+        if field.default is STRUCT_DEFAULT:
+            return f"{expression} != {self.source.default(field)}"
+        if isinstance(field.default, list):
+            return f"({expression} is None or len({expression}))"
+        return f"{expression} != {self.source.default(field)}"
+
+    def refuse(self, field: Field, expression: str, path: str) -> None:
+        self.source.line(
+            f"if {self.is_set(field, expression)}: raise no_place({path!r}, {expression}, {self.version})"
+        )
+
+    def value(self, field: Field, expression: str, path: str) -> None:
+        if field.kind == "uuid":
+            self.run.append(("16s", f"{expression}.bytes"))
+        elif field.kind == "boolean":
+            self.run.append(("?", expression))
+        elif field.kind in FORMATS:
+            self.run.append((FORMATS[field.kind][0], expression))
+        elif field.kind == "struct":
+            self.nested(field, expression, path)
+        elif field.kind == "array":
+            self.array(field, expression, path)
+        elif field.kind == "records":
+            self.records(field, expression, path)
+        else:
+            self.sized(field, expression, path)
+
+    def length(self, size: str, letter: str) -> None:
+        """Write a length or count that is in the variable `size`; -1 is null."""
+        if not self.flexible:
+            self.run.append((letter, size))
+            self.flush()
+            return
+        self.flush()
+        self.source.line(f"{self.add}(short[{size} + 1] if {size} < 127 else uv({size} + 1))")
+
+    def begin(self, field: Field, expression: str, path: str, size: str, body: list[str], letter: str) -> str:
+        """Bind the value to a name, prepare it by the lines of `body`, write its length; returns the name."""
+        line = self.source.line
+        value = self.source.fresh("v")
+        line(f"{value} = {expression}")
+        if self.version in field.nullable:
+            line(f"if {value} is None:")
+            line(f"    {size} = -1")
+            line("else:")
+            self.source.depth += 1
+            for text in body:
+                line(text.format(value))
+            self.source.depth -= 1
+        else:
+            line(f"if {value} is None: raise no_null({path!r}, {self.version})")
+            for text in body:
+                line(text.format(value))
+        self.length(size, letter)
+        return value
+
+    def sized(self, field: Field, expression: str, path: str) -> None:
+        """A string or bytes."""
+        size, data = self.source.fresh("n"), self.source.fresh("b")
+        if field.kind == "string":
+            body = [f"{data} = {{0}}.encode()", f"{size} = len({data})"]
+            self.begin(field, expression, path, size, body, "h")
+        else:
+            body = [f"{data} = bytes(memoryview({{0}}))", f"{size} = len({data})"]
+            self.begin(field, expression, path, size, body, "i")
+        self.source.line(f"if {size} > 0: {self.add}({data})")
+
+    def records(self, field: Field, expression: str, path: str) -> None:
+        size, data = self.source.fresh("n"), self.source.fresh("b")
+        self.begin(field, expression, path, size, [f"{data}, {size} = records_part({{0}})"], "i")
+        line = self.source.line
+        line(f"if {size} > 0:")
+        line("    parts.append(join(chunks))")
+        line("    chunks.clear()")
+        line(f"    parts.append({data})")
+
+    def nested(self, field: Field, expression: str, path: str) -> None:
+        assert field.structure is not None
+        line = self.source.line
+        value = self.source.fresh("v")
+        line(f"{value} = {expression}")
+        if self.version not in field.nullable:
+            self.structure(field.structure, value, path)
+            return
+        self.flush()
+        line(f"if {value} is None:")
+        line(f"    {self.add}(b'\\xff')")
+        line("else:")
+        self.source.depth += 1
+        self.run.append(("B", "1"))
+        self.structure(field.structure, value, path)
+        self.flush()
+        self.source.depth -= 1
+
+    def array(self, field: Field, expression: str, path: str) -> None:
+        element = field.element
+        assert element is not None
+        line = self.source.line
+        size = self.source.fresh("n")
+        values = self.begin(field, expression, path, size, [f"{size} = len({{0}})"], "i")
+        if element.kind in FORMATS and element.kind not in ("boolean", "uuid"):
+            line(f"if {size} > 0: {self.add}(pack_array({FORMATS[element.kind][0]!r}, {values}))")
+            return
+        item = self.source.fresh("i")
+        line(f"if {size} > 0:")
+        self.source.depth += 1
+        line(f"for {item} in {values}:")
+        self.source.depth += 1
+        if element.kind == "struct":
+            assert element.structure is not None
+            self.structure(element.structure, item, f"{path}[]")
+        else:
+            self.value(element, item, f"{path}[]")
+        self.flush()
+        self.source.depth -= 2
+
+    def tags(self, tagged: list[tuple[str, Field]], target: str, path: str) -> None:
+        """The tagged fields at the end of a struct. As a rule there are none, which is one zero byte."""
+        if not tagged:
+            self.run.append(("B", "0"))
+            return
+        self.flush()
+        line = self.source.line
+        tagged = sorted(tagged, key=lambda item: item[1].tag or 0)
+        conditions = [self.is_set(field, f"{target}.{name}") for name, field in tagged]
+        count = self.source.fresh("n")
+        line(f"{count} = " + " + ".join(f"bool({condition})" for condition in conditions))
+        line(f"{self.add}(uv({count}))")
+        line(f"if {count}:")
+        self.source.depth += 1
+        outer = self.add
+        for (name, field), condition in zip(tagged, conditions, strict=True):
+            body = self.source.fresh("t")
+            line(f"if {condition}:")
+            self.source.depth += 1
+            line(f"{body} = []")
+            self.add = f"{body}.append"
+            self.value(field, f"{target}.{name}", f"{path}.{name}")
+            self.flush()
+            self.add = outer
+            line(f"{body} = join({body})")
+            line(
+                f"{outer}({encode_unsigned_varint(field.tag or 0)!r}); {outer}(uv(len({body}))); {outer}({body})"
+            )
+            self.source.depth -= 1
+        self.source.depth -= 1
+
+
+def _carries_records(structure: type[Struct], version: int) -> bool:
+    return any(
+        version in field.versions
+        and (
+            field.kind == "records"
+            or (field.structure is not None and _carries_records(field.structure, version))
+            or (
+                field.element is not None
+                and field.element.structure is not None
+                and _carries_records(field.element.structure, version)
+            )
+        )
+        for field in structure.FIELDS.values()
+    )
+
+
+def _pack_array(letter: str, values: list[Any]) -> bytes:
+    return Packer(f">{len(values)}{letter}").pack(*values)
+
+
+def _records_part(value: Any) -> tuple[Any, int]:
+    """What to send for a `records` value, and its size in bytes: a buffer as it is, or a region of a file."""
+    kind = type(value)
+    if kind is bytes or kind is bytearray:
+        return value, len(value)
+    try:
+        view = value if kind is memoryview else memoryview(value)
+    except TypeError:
+        size = value.size
+        if type(size) is not int or size < 0:
+            raise EncodeError(f"records: the size of {value!r} is {size!r}, not a number of bytes") from None
+        return value, size
+    return (view if view.format == "B" and view.ndim == 1 else view.cast("B")), view.nbytes
+
+
+def _no_place(path: str, value: object, version: int) -> EncodeError:
+    return EncodeError(
+        f"{path} is {value!r}, but version {version} has no place for it; leave it at its default"
+    )
+
+
+def _no_null(path: str, version: int) -> EncodeError:
+    return EncodeError(f"{path} is None, which version {version} does not allow")
+
+
+def materialize(part: Any) -> Any:
+    """The bytes of a part: a buffer as it is, a region of a file read by its own `read()`."""
+    if isinstance(part, (bytes, bytearray, memoryview)):
+        return part
+    read = getattr(part, "read", None)
+    if read is None:
+        raise EncodeError(f"records: {part!r} has no read(); send it by encode_parts()")
+    return read()
