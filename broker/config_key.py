@@ -1,8 +1,9 @@
 """How a configuration is declared: one `ConfigKey` per name, for the broker, for topics and for extensions.
 
-A declaration carries everything that is ever said about the configuration: its type on the wire, its default, a line
-of documentation and its rule. DescribeConfigs, `--help` and the error messages are computed from it. Values travel as
-text (Kafka's own way); `ConfigKey.parse` turns text into a value and is the only place that does.
+A declaration carries everything that is ever said about the configuration: its type on the wire, its default,
+a line of documentation and its rule. DescribeConfigs, `--help` and the error messages are computed from it.
+Values travel as text (Kafka's own way); `ConfigKey.parse` turns text into a value and is the only place that
+does.
 """
 
 from __future__ import annotations
@@ -43,9 +44,8 @@ _BOUNDS = {
 class ConfigKey:
     """One configuration.
 
-    `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it, or
-    None. `choices` lists the legal texts where there are few. `dynamic` configurations may be changed while the
-    broker runs.
+    `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it,
+    or None. `choices` lists the legal texts where there are few.
     """
 
     name: str
@@ -54,7 +54,6 @@ class ConfigKey:
     doc: str
     check: Callable[[Any], str | None] | None = None
     choices: tuple[str, ...] = ()
-    dynamic: bool = False
 
     def parse(self, text: str) -> Any:
         """The value of `text`: bool, int, float, str or list[str] by type; raises ConfigError."""

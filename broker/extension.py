@@ -1,15 +1,17 @@
 """The one door through which something is added to the broker.
 
-An extension brings its own APIs (`apis`), takes over the partitions of the topics it recognises (`partition_hooks`),
-declares configurations, and works in the background (`run`). The broker knows nothing else about it.
+An extension brings its own APIs (`apis`), takes over the partitions of the topics it recognises
+(`partition_hooks`), declares configurations, and works in the background (`run`). The broker knows nothing
+else about it.
 
 Invariants
-- Everything here runs on the broker's event loop. Work over about a millisecond belongs into `BrokerContext.executor`.
-- A partition with hooks publishes its high watermark only through `Partition.publish_high_watermark`, called by the
-  hooks; what lies at or above it is never shown to anyone. A hook that has heard `high_watermark_candidate(n)` must
-  in the end publish n, or fail the partition.
-- Life of the hooks of a partition: `start` -> (`produce` | `fetch` | `high_watermark_candidate` | `truncated`)* ->
-  `close` or `delete`. Nothing is called after `close` or `delete`.
+- Everything here runs on the broker's event loop. Work over about a millisecond belongs into
+  `BrokerContext.executor`.
+- A partition with hooks publishes its high watermark only through `Partition.publish_high_watermark`, called
+  by the hooks; what lies at or above it is never shown to anyone. A hook that has heard
+  `high_watermark_candidate(n)` must in the end publish n, or fail the partition.
+- Life of the hooks of a partition: `start` -> (`produce` | `fetch` | `high_watermark_candidate` |
+  `truncated`)* -> `close` or `delete`. Nothing is called after `close` or `delete`.
 """
 
 from __future__ import annotations
@@ -61,22 +63,22 @@ class RequestContext:
     listener: str
 
 
-Handler = Callable[[RequestContext, Any], "ApiMessage | None | Awaitable[ApiMessage | None]"]
+Handler = Callable[[RequestContext, Any], "ApiMessage | Awaitable[ApiMessage | None] | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class ApiDeclaration:
     """One API: its messages, its versions and who answers it. ApiVersions is computed from these.
 
-    `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. What it may raise:
-    KafkaError (becomes the error code of the response), DecodeError (closes the connection), anything else (becomes
-    UNKNOWN_SERVER_ERROR, with a traceback in the log).
+    `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. What it may
+    raise: KafkaError (becomes the error code of the response), DecodeError (closes the connection), anything
+    else (becomes UNKNOWN_SERVER_ERROR, with a traceback in the log).
 
-    `min_version` and `max_version` default to the request's own. `advertised_min_version` is for the one API whose
-    clients want to see a version that nobody sends (Produce 0, KAFKA-18659).
+    `min_version` and `max_version` default to the request's own. `advertised_min_version` is for the one API
+    whose clients want to see a version that nobody sends (Produce 0, KAFKA-18659).
 
-    `on_error` builds the response that carries an error; without it the error goes to the fields `error_code` and
-    `error_message` of the response, which must then have the former.
+    `on_error` builds the response that carries an error; without it the error goes to the fields `error_code`
+    and `error_message` of the response, which must then have the former.
     """
 
     request: type[ApiMessage]
@@ -111,10 +113,11 @@ class FetchedRecords:
     size: int = 0
 
 
-class RecordErrors(KafkaError):
+class RecordErrors(KafkaError):  # noqa: N818 - the name other folders know
     """A produced batch was refused because of some of its records; nothing of it was written.
 
-    `errors` are pairs of the record's index in the batch and what is wrong with it (Produce v8 and newer show them).
+    `errors` are pairs of the record's index in the batch and what is wrong with it (Produce v8 and newer show
+    them).
     """
 
     def __init__(
@@ -131,7 +134,9 @@ class PartitionHooks(Protocol):
     """How an extension serves one partition. One object per partition; called on the event loop only."""
 
     async def start(self) -> None:
-        """The log is open; nothing is served yet. Replay here. An exception fails the partition, not the broker."""
+        """The log is open; nothing is served yet. Replay here. An exception fails the partition, not the
+        broker.
+        """
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         """Take a Kafka client's batch and wait for what `acks` (0, 1, -1) demands.
@@ -142,12 +147,14 @@ class PartitionHooks(Protocol):
     async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
         """Records for a Kafka consumer, from `offset` on, below the published high watermark.
 
-        Must get past offsets at which there is nothing to show (an empty batch that covers them), so that a consumer
-        advances. With `min_one` at least one whole batch, however large.
+        Must get past offsets at which there is nothing to show (an empty batch that covers them), so that a
+        consumer advances. With `min_one` at least one whole batch, however large.
         """
 
     def high_watermark_candidate(self, offset: int) -> None:
-        """The log is replicated up to `offset`. Publish it with `Partition.publish_high_watermark` when ready."""
+        """The log is replicated up to `offset`. Publish it with `Partition.publish_high_watermark` when
+        ready.
+        """
 
     def retention_floor(self) -> int | None:
         """Retention never deletes at or above this offset; None if it may delete anything."""
@@ -181,7 +188,8 @@ class Extension(Protocol):
     def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
-        """Like `validate_topic` for a topic that exists and is to get this configuration or partition count."""
+        """Like `validate_topic` for a topic that exists and is to get this configuration or partition count.
+        """
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         """Hooks if the topic is the extension's; None leaves it a plain Kafka topic."""
@@ -190,7 +198,8 @@ class Extension(Protocol):
         """Called once, before everything else that needs the context; the store is open, no partition is."""
 
     async def run(self, context: BrokerContext) -> None:
-        """Background work, from before partitions are served until cancelled; an exception stops the broker."""
+        """Background work, from before partitions are served until cancelled; an exception stops the broker.
+        """
 
 
 @dataclass(slots=True)

@@ -1,17 +1,18 @@
 """The topics of the cluster and the partitions of this broker.
 
-The coordination store is the truth: a topic exists when `/topics/<name>` does. What is held here is an image of it,
-changed only after the store has accepted the change, one change at a time. Partition folders follow the store: a
-folder without a topic is set aside at start, a topic without folders has empty partitions.
+The coordination store is the truth: a topic exists when `/topics/<name>` does. What is held here is an image
+of it, changed only after the store has accepted the change, one change at a time. Partition folders follow
+the store: a folder without a topic is set aside at start, a topic without folders has empty partitions.
 
-A crash between the deletion of a topic and the removal of its files leaves `/deleted/<topic id>` in the store, and the
-next start finishes the work. A topic made again under the same name has another id, which its folders carry
-(`partition.metadata`), so that files of the old one are never taken for its own.
+A crash between the deletion of a topic and the removal of its files leaves `/deleted/<topic id>` in the
+store, and the next start finishes the work. A topic made again under the same name has another id, which its
+folders carry (`partition.metadata`), so that files of the old one are never taken for its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -34,7 +35,9 @@ logger = logging.getLogger("headrace.metadata")
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 TOPIC_NAME_LENGTH_MAX = 249  # Kafka's own: the folder name has to hold "-<partition>" too
-PARTITIONS_PER_TOPIC_MAX = 100_000  # a typing error must not allocate gigabytes; Kafka's practical limit is lower
+PARTITIONS_PER_TOPIC_MAX = (
+    100_000  # a typing error must not allocate gigabytes; Kafka's practical limit is lower
+)
 PARTITIONS_OPENED_TOGETHER = 4
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
@@ -85,7 +88,7 @@ class TopicManager:
         self._change = asyncio.Lock()
         self._removals: set[asyncio.Task[None]] = set()
 
-    # -- reading the image ----------------------------------------------------------------------------------------
+    # -- reading the image ---------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicImage | None:
         return self._topics.get(name)
@@ -122,7 +125,7 @@ class TopicManager:
     def all_partitions(self) -> list[Partition]:
         return [partition for partitions in self._partitions.values() for partition in partitions]
 
-    # -- changing it ----------------------------------------------------------------------------------------------
+    # -- changing it ---------------------------------------------------------------------------------------
 
     async def create_topic(
         self,
@@ -142,7 +145,7 @@ class TopicManager:
         if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {name!r} cannot have {count} partitions: 1 to {PARTITIONS_PER_TOPIC_MAX} are possible",
+                f"topic {name!r} cannot have {count} partitions: choose 1 to {PARTITIONS_PER_TOPIC_MAX}",
             )
         async with self._change:
             if name in self._topics:
@@ -176,9 +179,7 @@ class TopicManager:
             removal.add_done_callback(self._removals.discard)
             logger.info("deleted topic %s, id %s", name, image.topic_id)
 
-    async def create_partitions(
-        self, name: str, total: int, *, validate_only: bool = False
-    ) -> TopicImage:
+    async def create_partitions(self, name: str, total: int, *, validate_only: bool = False) -> TopicImage:
         """Grow a topic to `total` partitions. Raises KafkaError."""
         async with self._change:
             old = self._existing(name)
@@ -225,7 +226,7 @@ class TopicManager:
                     partition.log.reconfigure(log_config)
             return image
 
-    # -- start and stop -------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     async def load(self, *, open_all: bool) -> None:
         """Read the image from the store and serve it. `open_all` recovers every log now (after a crash)."""
@@ -248,7 +249,7 @@ class TopicManager:
         if self._removals:
             await asyncio.gather(*self._removals)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------
 
     def _existing(self, name: str) -> TopicImage:
         image = self._topics.get(name)
@@ -306,17 +307,15 @@ class TopicManager:
         if partition.hooks is not None:
             try:
                 await partition.hooks.start()
-            except Exception as error:  # noqa: BLE001 - one partition's state must not take the others down
+            except Exception as error:
                 logger.error("%r cannot start", partition, exc_info=error)
                 partition.fail(f"it cannot start: {error}")
 
     async def _remove_files(self, image: TopicImage) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.remove_set_aside, image)
-        try:
+        with contextlib.suppress(NoNodeError):
             await self._store.transact([DeleteNode(f"/deleted/{image.topic_id}")])
-        except NoNodeError:
-            pass
 
     async def _finish_deletions(self) -> None:
         for topic_id in await self._store.children("/deleted"):

@@ -2,15 +2,17 @@
 
 Invariants
 - `high_watermark` never goes back, is never above the log's end, and is what every reader stops at.
-- Without hooks the high watermark follows each append at once (one replica: what is appended is replicated). With
-  hooks it moves only when they publish it.
-- The log is opened on first use: a broker with thousands of idle partitions starts and creates topics quickly. A log
-  that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR; the others live on.
-- Waiters are called whenever something a reader may wait for has happened: the high watermark moved, the log start
-  moved, the partition failed or was closed. They are called on the event loop, must not block, and look for themselves.
+- Without hooks the high watermark follows each append at once (one replica: what is appended is replicated).
+  With hooks it moves only when they publish it.
+- The log is opened on first use: a broker with thousands of idle partitions starts and creates topics
+  quickly. A log that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR;
+  the others live on.
+- Waiters are called whenever something a reader may wait for has happened: the high watermark moved, the log
+  start moved, the partition failed or was closed. They are called on the event loop, must not block, and look
+  for themselves.
 
-Everything here runs on the event loop. What survives a crash is in the log; the high watermark after a restart is the
-log's recovered end.
+Everything here runs on the event loop. What survives a crash is in the log; the high watermark after a
+restart is the log's recovered end.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class Partition:
 
     @property
     def log(self) -> PartitionLog:
-        """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if failed, NOT_LEADER_OR_FOLLOWER if closed."""
+        """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if failed, NOT_LEADER_OR_FOLLOWER if closed.
+        """
         if self._log is not None and self.failure is None:
             return self._log
         return self._open()
@@ -100,7 +103,7 @@ class Partition:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is closed")
         try:
             log = self._open_log(self)
-        except Exception as error:  # noqa: BLE001 - one unreadable log must not take the others down
+        except Exception as error:
             logger.error("partition %s cannot be opened", name, exc_info=error)
             self.fail(f"its log cannot be opened: {error}")
             raise KafkaError(
@@ -219,7 +222,9 @@ class Partition:
         self._close_log(clean=True)
 
     async def drop(self) -> None:
-        """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the caller's."""
+        """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the
+        caller's.
+        """
         if self.closed:
             return
         self.closed = True

@@ -1,0 +1,306 @@
+"""The broker's configuration: one declared table under Kafka's names, and a reader for it.
+
+Only what has an effect is declared, so that a name nobody honours is refused instead of ignored. The values
+are fixed while the broker runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
+
+_BOOLEAN, _STRING, _INT, _LONG, _LIST = (
+    ConfigType.BOOLEAN,
+    ConfigType.STRING,
+    ConfigType.INT,
+    ConfigType.LONG,
+    ConfigType.LIST,
+)
+
+
+def _check_listener(text: str) -> str | None:
+    try:
+        parse_listener(text)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def parse_listener(text: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `[v6]:port` or `PLAINTEXT://host:port`; raises ConfigError."""
+    scheme, separator, rest = text.rpartition("://")
+    if separator and scheme != "PLAINTEXT":
+        raise ConfigError(f"listener protocol {scheme!r} is not offered; PLAINTEXT is")
+    host, colon, port = rest.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address; write host:port, for example 127.0.0.1:9092")
+    return host.strip("[]"), int(port)
+
+
+BROKER_CONFIGS: tuple[ConfigKey, ...] = (
+    # identity and listeners
+    ConfigKey("node.id", _INT, "0", "The id of this broker.", at_least(0)),
+    ConfigKey(
+        "advertised.listeners",
+        _STRING,
+        None,
+        "host:port that clients are told to use; by default the address the broker listens on.",
+        _check_listener,
+    ),
+    # topics
+    ConfigKey("num.partitions", _INT, "1", "Partitions of a topic created without a number.", at_least(1)),
+    ConfigKey(
+        "auto.create.topics.enable", _BOOLEAN, "true", "Create an unknown topic when a client asks for it."
+    ),
+    ConfigKey("delete.topic.enable", _BOOLEAN, "true", "Let clients delete topics."),
+    # logs: defaults of the topic configurations
+    ConfigKey(
+        "log.retention.ms", _LONG, None, "How long records are kept; -1 for ever. Wins over minutes, hours."
+    ),
+    ConfigKey("log.retention.minutes", _INT, None, "The same in minutes; wins over hours."),
+    ConfigKey("log.retention.hours", _INT, "168", "The same in hours."),
+    ConfigKey("log.retention.bytes", _LONG, "-1", "How large a partition may grow; -1 without limit."),
+    ConfigKey("log.segment.bytes", _INT, "1073741824", "Size at which a segment file is closed."),
+    ConfigKey("log.roll.ms", _LONG, None, "Age at which a segment is closed. Wins over hours."),
+    ConfigKey("log.roll.hours", _INT, "168", "The same in hours.", at_least(1)),
+    ConfigKey("log.index.interval.bytes", _INT, "4096", "Log bytes between two entries of the offset index."),
+    ConfigKey("log.index.size.max.bytes", _INT, "10485760", "Largest index file of a segment."),
+    ConfigKey("message.max.bytes", _INT, "1048588", "Largest record batch, as compressed."),
+    ConfigKey(
+        "log.message.timestamp.type",
+        _STRING,
+        "CreateTime",
+        "Whose clock stamps records: the client's or, LogAppendTime, the broker's.",
+    ),
+    ConfigKey(
+        "log.message.timestamp.before.max.ms",
+        _LONG,
+        "9223372036854775807",
+        "How far in the past a stamp may lie.",
+    ),
+    ConfigKey(
+        "log.message.timestamp.after.max.ms", _LONG, "3600000", "How far in the future a stamp may lie."
+    ),
+    ConfigKey(
+        "log.flush.interval.messages",
+        _LONG,
+        "9223372036854775807",
+        "fsync after this many records of a partition.",
+    ),
+    ConfigKey("log.flush.interval.ms", _LONG, None, "fsync a partition at least this often."),
+    ConfigKey("compression.type", _STRING, "producer", "How batches are kept; producer: as they were sent."),
+    ConfigKey("min.insync.replicas", _INT, "1", "Replicas that an acks=all write needs."),
+    # background work
+    ConfigKey(
+        "log.retention.check.interval.ms",
+        _LONG,
+        "300000",
+        "How often old segments are looked for.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "log.initial.task.delay.ms",
+        _LONG,
+        "30000",
+        "How long after the start the first check comes.",
+        at_least(0),
+    ),
+    ConfigKey(
+        "log.flush.offset.checkpoint.interval.ms",
+        _INT,
+        "60000",
+        "How often logs are flushed, which bounds what is scanned after a crash.",
+        at_least(1),
+    ),
+    # sockets
+    ConfigKey(
+        "socket.request.max.bytes",
+        _INT,
+        "104857600",
+        "Largest request; a larger one closes the connection.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "socket.send.buffer.bytes",
+        _INT,
+        "102400",
+        "SO_SNDBUF of connections; -1 for the system's.",
+        at_least(-1),
+    ),
+    ConfigKey(
+        "socket.receive.buffer.bytes",
+        _INT,
+        "102400",
+        "SO_RCVBUF of connections; -1 for the system's.",
+        at_least(-1),
+    ),
+    ConfigKey("socket.listen.backlog.size", _INT, "50", "Connections waiting to be accepted.", at_least(1)),
+    ConfigKey(
+        "connections.max.idle.ms", _LONG, "600000", "A connection silent for so long is closed.", at_least(1)
+    ),
+    ConfigKey("max.connections", _INT, "2147483647", "Most connections at a time.", at_least(1)),
+    ConfigKey("max.connections.per.ip", _INT, "2147483647", "Most connections of one address.", at_least(1)),
+    ConfigKey("fetch.max.bytes", _INT, "57671680", "Largest answer to one fetch.", at_least(1024)),
+    # consumer groups
+    ConfigKey(
+        "group.initial.rebalance.delay.ms",
+        _INT,
+        "3000",
+        "How long a new group waits for more members before its first rebalance.",
+        at_least(0),
+    ),
+    ConfigKey(
+        "group.min.session.timeout.ms", _INT, "6000", "Shortest session timeout of members.", at_least(1)
+    ),
+    ConfigKey(
+        "group.max.session.timeout.ms", _INT, "1800000", "Longest session timeout of members.", at_least(1)
+    ),
+    ConfigKey("group.max.size", _INT, "2147483647", "Most members of a group.", at_least(1)),
+    ConfigKey(
+        "offsets.retention.minutes",
+        _INT,
+        "10080",
+        "How long the offsets of an empty group are kept.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "offsets.retention.check.interval.ms",
+        _LONG,
+        "600000",
+        "How often expired offsets are looked for.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "offsets.topic.num.partitions",
+        _INT,
+        "8",
+        "Partitions of __consumer_offsets, fixed at its creation.",
+        between(1, 1000),
+    ),
+    ConfigKey(
+        "offset.metadata.max.bytes",
+        _INT,
+        "4096",
+        "Longest text that may go with a committed offset.",
+        at_least(0),
+    ),
+)
+
+_TOPIC_SYNONYMS = {
+    "retention.bytes": "log.retention.bytes",
+    "segment.bytes": "log.segment.bytes",
+    "index.interval.bytes": "log.index.interval.bytes",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
+    "compression.type": "compression.type",
+    "min.insync.replicas": "min.insync.replicas",
+}
+_HOUR_MS = 3_600_000
+
+
+class BrokerConfig:
+    """Parsed values by name: `config["num.partitions"]` is an int, a bool, a str or a list by the declared
+    type.
+    """
+
+    def __init__(
+        self, explicit: Mapping[str, str] | None = None, extra_keys: Iterable[ConfigKey] = ()
+    ) -> None:
+        """Raises ConfigError for an unknown name or an illegal value. `extra_keys` are the extensions'."""
+        self.keys: dict[str, ConfigKey] = {key.name: key for key in (*BROKER_CONFIGS, *extra_keys)}
+        self.explicit = dict(explicit or {})
+        self._values: dict[str, Any] = {name: key.default_value for name, key in self.keys.items()}
+        for name, text in self.explicit.items():
+            if name not in self.keys:
+                raise unknown_name("broker", name, self.keys)
+            self._values[name] = self.keys[name].parse(text)
+
+    @classmethod
+    def load(
+        cls,
+        sets: Mapping[str, str] | None = None,
+        file: Path | None = None,
+        extra_keys: Iterable[ConfigKey] = (),
+    ) -> BrokerConfig:
+        """The configuration of a file (`.toml`, otherwise Java properties) with `sets` on top."""
+        explicit = dict(read_config_file(file)) if file is not None else {}
+        explicit.update(sets or {})
+        return cls(explicit, extra_keys)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def topic_defaults(self) -> dict[str, str]:
+        """Topic configurations that this configuration sets explicitly, as text."""
+        defaults = {
+            topic: self.explicit[name] for topic, name in _TOPIC_SYNONYMS.items() if name in self.explicit
+        }
+        retention_ms = self._first_set(
+            ("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", _HOUR_MS)
+        )
+        if retention_ms is not None:
+            defaults["retention.ms"] = retention_ms
+        segment_ms = self._first_set(("log.roll.ms", 1), ("log.roll.hours", _HOUR_MS))
+        if segment_ms is not None:
+            defaults["segment.ms"] = segment_ms
+        return defaults
+
+    def _first_set(self, *names: tuple[str, int]) -> str | None:
+        for name, factor in names:
+            if name in self.explicit:
+                value = self._values[name]
+                return str(value * factor if value >= 0 else -1)
+        return None
+
+
+def read_config_file(path: Path) -> dict[str, str]:
+    """Names and values of a configuration file, as text; raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error}") from error
+    if path.suffix == ".toml":
+        return _read_toml(path, text)
+    values: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        name, separator, value = line.partition("=")
+        if not separator:
+            raise ConfigError(f"{path}, line {number}: {line!r} is not of the form name=value")
+        values[name.strip()] = value.strip()
+    return values
+
+
+def _read_toml(path: Path, text: str) -> dict[str, str]:
+    import tomllib
+
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    values: dict[str, str] = {}
+
+    def walk(prefix: str, node: Mapping[str, Any]) -> None:
+        # `num.partitions = 3` is a nested table in TOML; a quoted name is not. Both mean the same here.
+        for name, value in node.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{name}.", value)
+            elif isinstance(value, bool):
+                values[prefix + name] = str(value).lower()
+            elif isinstance(value, list):
+                values[prefix + name] = ",".join(map(str, value))
+            else:
+                values[prefix + name] = str(value)
+
+    walk("", tree)
+    return values
