@@ -1,1 +1,1 @@
-"""Bytes to values and back: Kafka's wire messages and record batches. No asyncio, sockets, files or clocks."""
+"""Bytes to values and back: Kafka's wire messages and record batches. No asyncio, sockets, files, clocks."""

@@ -16,11 +16,10 @@ from typing import Final
 from protocol.errors import DecodeError
 
 DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
-"""Enough for metadata of some 300,000 partitions; a client's largest legitimate message stays far below it.
-"""
+"""Enough for the metadata of some 300,000 partitions, which is far more than clients have any use for."""
 
 
-class BudgetExceeded(DecodeError):
+class BudgetExceeded(DecodeError):  # noqa: N818
     """The message is well formed as far as it was read, but its objects would take more memory than was
     granted.
     """
@@ -50,5 +49,6 @@ class DecodeBudget:
 def exceeded(size_bytes: int, remaining_bytes: int) -> BudgetExceeded:
     """The error for a request of `size_bytes` against `remaining_bytes`."""
     return BudgetExceeded(
-        f"decoding needs {size_bytes} more bytes of memory, but only {remaining_bytes} are left of the budget for this message"
+        f"decoding needs {size_bytes} more bytes of memory, but only {remaining_bytes} are left "
+        "of the budget for this message"
     )

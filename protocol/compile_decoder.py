@@ -52,9 +52,11 @@ class _DecoderCompiler:
             bad_null=_bad_null,
             bad_value=_bad_value,
             bad_tag=_bad_tag,
+            bad_end=_bad_end,
             exceeded=exceeded,
         )
-        # Fixed-size values that wait to be unpacked in one call: (format letter, size, target), and what to do then.
+        # Fixed-size values that wait to be unpacked in one call, (format letter, size, target), and what
+        # there is to do after that.
         self.run: list[tuple[str, int, str]] = []
         self.after_run: list[str] = []
 
@@ -271,9 +273,7 @@ class _DecoderCompiler:
                 self.charge(str(struct_cost(field.structure, self.version)))
             self.value(field, f"{target}.{name} = {{}}", f"{path}.{name}")
             self.flush()
-            line(
-                f"if pos != {stop}: raise bad_value({path + '.' + name!r}, {stop}, f'its end, which is byte {{pos}}')"
-            )
+            line(f"if pos != {stop}: raise bad_end({path + '.' + name!r}, {stop}, pos)")
             self.source.depth -= 1
             keyword = "elif"
         if tagged:
@@ -302,7 +302,7 @@ def _finish_unsigned_varint(buffer: Any, position: int, value: int) -> tuple[int
 
 @lru_cache(maxsize=4096)
 def _make_uuid(raw: bytes) -> UUID:
-    # Topic ids come again and again, and building a UUID takes longer than decoding the partition it stands before.
+    # Topic ids come again and again, and building a UUID takes longer than decoding a whole partition.
     return UUID(bytes=raw)
 
 
@@ -324,6 +324,10 @@ def _bad_null(path: str, count: int) -> DecodeError:
 
 def _bad_value(path: str, value: object, meaning: str) -> DecodeError:
     return DecodeError(f"{path}: {value} is not {meaning}")
+
+
+def _bad_end(path: str, announced: int, end: int) -> DecodeError:
+    return DecodeError(f"{path}: the tagged field ends at byte {end}, not at byte {announced} as announced")
 
 
 def _bad_tag(path: str, tag: int, last: int) -> DecodeError:

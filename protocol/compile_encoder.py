@@ -242,9 +242,7 @@ class _EncoderCompiler:
             self.flush()
             self.add = outer
             line(f"{body} = join({body})")
-            line(
-                f"{outer}({encode_unsigned_varint(field.tag or 0)!r}); {outer}(uv(len({body}))); {outer}({body})"
-            )
+            line(f"{outer}({encode_unsigned_varint(field.tag or 0)!r} + uv(len({body}))); {outer}({body})")
             self.source.depth -= 1
         self.source.depth -= 1
 

@@ -182,10 +182,7 @@ def records(**keywords: Any) -> Any:
 
 def array(element: type[Struct] | Callable[[], Any], **keywords: Any) -> Any:
     """A list of structs, `array(FetchTopic)`, or of plain values, `array(int32)`."""
-    if isinstance(element, type):
-        inner = _field("struct", None, structure=element)
-    else:
-        inner = element()
+    inner = _field("struct", None, structure=element) if isinstance(element, type) else element()
     return _field("array", [], element=inner, **keywords)
 
 

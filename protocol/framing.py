@@ -19,7 +19,7 @@ MAX_FRAME_SIZE: Final = 100 * 1024 * 1024
 SIZE_PREFIX: Final = Packer(">i")
 
 
-class InvalidFrameSize(DecodeError):
+class InvalidFrameSize(DecodeError):  # noqa: N818
     """The size of a frame is negative or otherwise impossible. As a rule the peer does not speak this
     protocol.
     """

@@ -107,7 +107,8 @@ def skip_tagged_fields(buffer: Buffer, position: int) -> int:
         size, position = read_unsigned_varint(buffer, position)
         if size > len(buffer) - position:
             raise DecodeError(
-                f"tagged field {tag} of a header announces {size} bytes, but {len(buffer) - position} are left"
+                f"tagged field {tag} of a header announces {size} bytes, but only "
+                f"{len(buffer) - position} are left"
             )
         position += size
     return position

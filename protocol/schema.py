@@ -74,7 +74,7 @@ __all__ = [
 
 @dataclass_transform(kw_only_default=True)
 class StructMeta(type):
-    """Turns the fields of a class body into slots, and remembers them in `FIELDS` in the order of the wire."""
+    """Turns the fields of a class body into slots and keeps them in `FIELDS`, in the order of the wire."""
 
     def __new__(
         metaclass, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any
@@ -171,7 +171,8 @@ class Message(Struct):
             message, end, budget.remaining_bytes = decoder(buffer, position, budget.remaining_bytes)
         except (struct_module.error, IndexError):
             raise DecodeError(
-                f"{cls.__name__} version {version} is cut off: the buffer ends at byte {len(buffer)}, inside of a field"
+                f"{cls.__name__} version {version} is cut off: "
+                f"the buffer ends at byte {len(buffer)}, inside of a field"
             ) from None
         except UnicodeDecodeError as error:
             raise DecodeError(
@@ -180,7 +181,8 @@ class Message(Struct):
             ) from None
         if end != len(buffer):
             raise DecodeError(
-                f"{cls.__name__} version {version} ends at byte {end}, but {len(buffer) - end} more bytes follow it"
+                f"{cls.__name__} version {version} ends at byte {end}, "
+                f"but {len(buffer) - end} more bytes follow it"
             )
         return message  # type: ignore[no-any-return]
 

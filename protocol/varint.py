@@ -70,7 +70,7 @@ def _read(buffer: Buffer, position: int, bits: int) -> tuple[int, int]:
         shift += 7
     if len(buffer) - position >= (bits + 6) // 7:
         raise DecodeError(
-            f"the varint at byte {position} is longer than the {(bits + 6) // 7} bytes that {bits} bits can take"
+            f"the varint at byte {position} is longer than the {(bits + 6) // 7} bytes that {bits} bits take"
         )
     raise DecodeError(
         f"the varint at byte {position} is cut off at the end of the buffer, byte {len(buffer)}"
