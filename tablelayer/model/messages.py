@@ -1,0 +1,475 @@
+"""The table extension's own messages: API keys from 10000 up, version 0, flexible from the start.
+
+They are declared in the vocabulary of Kafka's messages and travel on the same port with the same headers;
+clients of Kafka skip keys they do not know. Where a bucket's leader is, and offsets by time, are asked with
+Kafka's own Metadata and ListOffsets for the topic ``database.table``; committed positions with OffsetCommit
+and OffsetFetch.
+
+Every response begins with ``throttle_time_ms, error_code, error_message``; error codes are Kafka's below
+1000 and ``TableErrorCode`` from there. Rows travel as one Arrow IPC record batch message without a schema
+(``ipc.py``), written under ``schema_id``; log batches as in ``batch.py``. Column lists are column ids in
+ascending order; null means all columns. Rows and batches are views of the frame that was decoded, and are
+sent by reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from protocol.schema import (
+    ApiMessage,
+    Struct,
+    array,
+    binary,
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    records,
+    string,
+    uuid,
+)
+
+WRITE_MODE_MERGE = 0
+"""PutRows: rows go through the table's merge rules."""
+WRITE_MODE_OVERWRITE = 1
+"""PutRows: rows replace what is there."""
+OPEN_SCAN = -1
+"""ScanSnapshot: the scan_id that opens a new scan."""
+
+
+class CreateDatabaseRequest(ApiMessage, key=10000, kind="request", versions="0", flexible="0+"):
+    name: str = string()
+    ignore_if_exists: bool = boolean()
+
+
+class CreateDatabaseResponse(ApiMessage, key=10000, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
+class DropDatabaseRequest(ApiMessage, key=10001, kind="request", versions="0", flexible="0+"):
+    name: str = string()
+    ignore_if_not_exists: bool = boolean()
+    cascade: bool = boolean()
+
+
+class DropDatabaseResponse(ApiMessage, key=10001, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
+class ListDatabasesRequest(ApiMessage, key=10002, kind="request", versions="0", flexible="0+"):
+    pass
+
+
+class ListDatabasesResponse(ApiMessage, key=10002, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    databases: list[str] = array(string)
+
+
+class CreateTableRequest(ApiMessage, key=10003, kind="request", versions="0", flexible="0+"):
+    """``definition``: ``TableDefinition.to_json()``."""
+
+    definition: str = string()
+    ignore_if_exists: bool = boolean()
+
+
+class CreateTableResponse(ApiMessage, key=10003, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    table_id: UUID = uuid()
+
+
+class DropTableRequest(ApiMessage, key=10004, kind="request", versions="0", flexible="0+"):
+    database: str = string()
+    table: str = string()
+    ignore_if_not_exists: bool = boolean()
+
+
+class DropTableResponse(ApiMessage, key=10004, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
+class ListTablesRequest(ApiMessage, key=10005, kind="request", versions="0", flexible="0+"):
+    database: str = string()
+
+
+class ListTablesResponse(ApiMessage, key=10005, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    tables: list[str] = array(string)
+
+
+class DescribeTableRequest(ApiMessage, key=10006, kind="request", versions="0", flexible="0+"):
+    database: str = string()
+    table: str = string()
+
+
+class DescribeTableResponse(ApiMessage, key=10006, kind="response", versions="0", flexible="0+"):
+    """``definition``: JSON for ``TableDefinition.from_json``."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    table_id: UUID = uuid()
+    definition: str = string()
+
+
+class WriteBucket(Struct):
+    """One Arrow log batch for one bucket (of the target columns only, when there are target columns)."""
+
+    bucket: int = int32()
+    batch: Any = records()
+
+
+class WrittenBucket(Struct):
+    """Where a batch went: its rows have the changelog offsets [base_offset, end_offset)."""
+
+    bucket: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    base_offset: int = int64(default=-1)
+    end_offset: int = int64(default=-1)
+
+
+class AppendRowsRequest(ApiMessage, key=10010, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    acks: int = int16(default=-1)
+    timeout_ms: int = int32()
+    buckets: list[WriteBucket] = array(WriteBucket)
+
+
+class AppendRowsResponse(ApiMessage, key=10010, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    buckets: list[WrittenBucket] = array(WrittenBucket)
+
+
+class PutRowsRequest(ApiMessage, key=10011, kind="request", versions="0", flexible="0+"):
+    """Change types of the batches: 3 upserts, 4 deletes; without change types every row is an upsert."""
+
+    table_id: UUID = uuid()
+    acks: int = int16(default=-1)
+    timeout_ms: int = int32()
+    target_columns: list[int] | None = array(int32, nullable="0+", default=None)
+    write_mode: int = int8()
+    buckets: list[WriteBucket] = array(WriteBucket)
+
+
+class PutRowsResponse(ApiMessage, key=10011, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    buckets: list[WrittenBucket] = array(WrittenBucket)
+
+
+class LookupBucket(Struct):
+    """``keys``: rows of the primary-key columns, in the primary key's order."""
+
+    bucket: int = int32()
+    keys: Any = records()
+
+
+class LookupResult(Struct):
+    """``rows`` has one row per key, in their order; nulls where ``found`` (a byte per key) is 0."""
+
+    bucket: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    found: bytes = binary()
+    rows: Any = records(nullable="0+")
+
+
+class LookupRequest(ApiMessage, key=10012, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    columns: list[int] | None = array(int32, nullable="0+", default=None)
+    buckets: list[LookupBucket] = array(LookupBucket)
+
+
+class LookupResponse(ApiMessage, key=10012, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    schema_id: int = int16()
+    buckets: list[LookupResult] = array(LookupResult)
+
+
+class PrefixLookupBucket(Struct):
+    """``prefixes``: rows of the bucket-key columns, in the bucket key's order."""
+
+    bucket: int = int32()
+    prefixes: Any = records()
+
+
+class PrefixLookupResult(Struct):
+    """``counts``: an int32, little endian, per prefix; ``rows``: theirs one after the other, each group in
+    key order.
+    """
+
+    bucket: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    counts: bytes = binary()
+    rows: Any = records(nullable="0+")
+
+
+class PrefixLookupRequest(ApiMessage, key=10013, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    columns: list[int] | None = array(int32, nullable="0+", default=None)
+    buckets: list[PrefixLookupBucket] = array(PrefixLookupBucket)
+
+
+class PrefixLookupResponse(ApiMessage, key=10013, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    schema_id: int = int16()
+    buckets: list[PrefixLookupResult] = array(PrefixLookupResult)
+
+
+class ScanLogBucket(Struct):
+    bucket: int = int32()
+    offset: int = int64()
+    max_bytes: int = int32(default=1 << 20)
+
+
+class ScanLogResult(Struct):
+    """``records``: Arrow log batches one after the other, projected: each holds the chosen columns only.
+
+    The first batch may begin below the asked offset, as in Kafka's Fetch; readers drop its first rows.
+    """
+
+    bucket: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    high_watermark: int = int64(default=-1)
+    log_start_offset: int = int64(default=-1)
+    records: Any = records(nullable="0+")
+
+
+class ScanLogRequest(ApiMessage, key=10014, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    columns: list[int] | None = array(int32, nullable="0+", default=None)
+    max_wait_ms: int = int32()
+    min_bytes: int = int32()
+    max_bytes: int = int32(default=16 << 20)
+    buckets: list[ScanLogBucket] = array(ScanLogBucket)
+
+
+class ScanLogResponse(ApiMessage, key=10014, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    buckets: list[ScanLogResult] = array(ScanLogResult)
+
+
+class LimitScanResult(Struct):
+    """Log tables: the last rows below the high watermark. Primary-key tables: the first rows in key order."""
+
+    bucket: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    rows: Any = records(nullable="0+")
+
+
+class LimitScanRequest(ApiMessage, key=10015, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    columns: list[int] | None = array(int32, nullable="0+", default=None)
+    limit: int = int32()
+    buckets: list[int] = array(int32)
+
+
+class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    schema_id: int = int16()
+    buckets: list[LimitScanResult] = array(LimitScanResult)
+
+
+class CountRowsResult(Struct):
+    """The number of rows when the log had reached ``offset``."""
+
+    bucket: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    count: int = int64()
+    offset: int = int64(default=-1)
+
+
+class CountRowsRequest(ApiMessage, key=10016, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    buckets: list[int] = array(int32)
+
+
+class CountRowsResponse(ApiMessage, key=10016, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    buckets: list[CountRowsResult] = array(CountRowsResult)
+
+
+class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0", flexible="0+"):
+    """The next piece of a scan of one bucket's state; ``scan_id`` OPEN_SCAN opens one, ``close`` ends it."""
+
+    table_id: UUID = uuid()
+    bucket: int = int32()
+    scan_id: int = int64(default=OPEN_SCAN)
+    columns: list[int] | None = array(int32, nullable="0+", default=None)
+    max_bytes: int = int32(default=4 << 20)
+    close: bool = boolean()
+
+
+class ScanSnapshotResponse(ApiMessage, key=10017, kind="response", versions="0", flexible="0+"):
+    """All pieces together are the bucket's state at ``log_offset``: the changelog from there on continues
+    it.
+    """
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    scan_id: int = int64(default=-1)
+    log_offset: int = int64(default=-1)
+    has_more: bool = boolean()
+    schema_id: int = int16()
+    rows: Any = records(nullable="0+")
+
+
+class LakeOffset(Struct):
+    """The log of a bucket is in the lake up to ``offset``, exclusive."""
+
+    bucket: int = int32()
+    offset: int = int64()
+
+
+class LakeProperty(Struct):
+    key: str = string()
+    value: str = string()
+
+
+class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0", flexible="0+"):
+    """Asks for a tiering round: of one table, or (nulls) of the one that needs it most; ``force`` if none
+    is due.
+    """
+
+    worker: str = string()
+    database: str | None = string(nullable="0+", default=None)
+    table: str | None = string(nullable="0+", default=None)
+    force: bool = boolean()
+
+
+class LakeBeginResponse(ApiMessage, key=10020, kind="response", versions="0", flexible="0+"):
+    """``epoch`` fences every earlier round of the table; the round is lost ``lease_ms`` after the last
+    heartbeat.
+    """
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    granted: bool = boolean()
+    table_id: UUID = uuid()
+    database: str = string()
+    table: str = string()
+    epoch: int = int64(default=-1)
+    lease_ms: int = int32()
+
+
+class LakeHeartbeatRequest(ApiMessage, key=10021, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    epoch: int = int64(default=-1)
+
+
+class LakeHeartbeatResponse(ApiMessage, key=10021, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
+class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0", flexible="0+"):
+    """Reports what is in the lake already: ``offsets`` as they stand inside of snapshot ``snapshot_id``."""
+
+    table_id: UUID = uuid()
+    epoch: int = int64(default=-1)
+    snapshot_id: int = int64(default=-1)
+    offsets: list[LakeOffset] = array(LakeOffset)
+
+
+class LakeCommitResponse(ApiMessage, key=10022, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
+class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+
+
+class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0", flexible="0+"):
+    """The coordinator's copy of what the lake's own snapshots say; ``properties`` are the catalog's."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    enabled: bool = boolean()
+    format: str = string()
+    snapshot_id: int = int64(default=-1)
+    epoch: int = int64(default=-1)
+    committed_at_ms: int = int64(default=-1)
+    offsets: list[LakeOffset] = array(LakeOffset)
+    properties: list[LakeProperty] = array(LakeProperty)
+
+
+REQUESTS: tuple[type[ApiMessage], ...] = (
+    CreateDatabaseRequest,
+    DropDatabaseRequest,
+    ListDatabasesRequest,
+    CreateTableRequest,
+    DropTableRequest,
+    ListTablesRequest,
+    DescribeTableRequest,
+    AppendRowsRequest,
+    PutRowsRequest,
+    LookupRequest,
+    PrefixLookupRequest,
+    ScanLogRequest,
+    LimitScanRequest,
+    CountRowsRequest,
+    ScanSnapshotRequest,
+    LakeBeginRequest,
+    LakeHeartbeatRequest,
+    LakeCommitRequest,
+    DescribeLakeRequest,
+)
+RESPONSES: tuple[type[ApiMessage], ...] = (
+    CreateDatabaseResponse,
+    DropDatabaseResponse,
+    ListDatabasesResponse,
+    CreateTableResponse,
+    DropTableResponse,
+    ListTablesResponse,
+    DescribeTableResponse,
+    AppendRowsResponse,
+    PutRowsResponse,
+    LookupResponse,
+    PrefixLookupResponse,
+    ScanLogResponse,
+    LimitScanResponse,
+    CountRowsResponse,
+    ScanSnapshotResponse,
+    LakeBeginResponse,
+    LakeHeartbeatResponse,
+    LakeCommitResponse,
+    DescribeLakeResponse,
+)
