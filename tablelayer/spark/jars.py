@@ -9,9 +9,9 @@ What is resolved, and why these versions: the Kafka connector must come from Spa
 token provider is a separate artifact whose releases do not appear together with it everywhere. So the pinned
 list is tried first, and if it cannot be had, ranges that end at the installed pyspark.
 
-Where they are kept: `$XDG_CACHE_HOME/headrace/jars-<pyspark version>-<hash of the list>/` (default `~/.cache`).
-The folder appears by rename when it is complete, with a marker that lists its files; a missing or damaged file
-means resolving again. Two processes may do so at once: one waits for the other.
+Where they are kept: `$XDG_CACHE_HOME/headrace/jars-<pyspark version>-<hash of the list>/` (default
+`~/.cache`). The folder appears by rename when it is complete, with a marker that lists its files; a missing
+or damaged file means resolving again. Two processes may do so at once: one waits for the other.
 
 Environment:
 - `HEADRACE_SPARK_JARS`: a folder with the jars; nothing is resolved.
@@ -49,7 +49,12 @@ _MARKER = "complete.json"
 # (organisation, name, pinned revision, range with the installed pyspark as its end, or None: the same)
 _ARTIFACTS: tuple[tuple[str, str, str, str | None], ...] = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3", "[4.1.0,{spark}]"),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.1.0-preview1", "[4.1.0-preview1,{spark}]"),
+    (
+        "org.apache.spark",
+        "spark-token-provider-kafka-0-10_2.13",
+        "4.1.0-preview1",
+        "[4.1.0-preview1,{spark}]",
+    ),
     ("org.apache.kafka", "kafka-clients", "3.9.1", None),
     ("org.apache.commons", "commons-pool2", "2.12.1", None),
     ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", None),
@@ -67,8 +72,8 @@ def java_command() -> str:
         candidate = Path(home) / "bin" / "java"
         if not candidate.is_file():
             raise SparkSetupError(
-                f"JAVA_HOME is {home}, but there is no {candidate}: set JAVA_HOME to a Java {JAVA_VERSION_MIN} or 21,"
-                " or unset it."
+                f"JAVA_HOME is {home}, but there is no {candidate}: set JAVA_HOME to"
+                f" a Java {JAVA_VERSION_MIN} or 21, or unset it."
             )
         java = str(candidate)
     else:
@@ -82,12 +87,15 @@ def java_command() -> str:
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SparkSetupError(f"`{java} -version` does not work ({error}): check JAVA_HOME and PATH.") from error
+        raise SparkSetupError(
+            f"`{java} -version` does not work ({error}): check JAVA_HOME and PATH."
+        ) from error
     version = _java_major(answer.stderr + answer.stdout)
     if version is None or version < JAVA_VERSION_MIN:
         seen = "an unknown version" if version is None else f"Java {version}"
         raise SparkSetupError(
-            f"Spark needs Java {JAVA_VERSION_MIN} or 21, but {java} is {seen}: install a newer one or set JAVA_HOME."
+            f"Spark needs Java {JAVA_VERSION_MIN} or 21, but {java} is {seen}:"
+            " install a newer one or set JAVA_HOME."
         )
     return java
 
@@ -134,7 +142,9 @@ def _jars_of_folder(folder: Path) -> list[Path]:
     jars = sorted(folder.glob("*.jar"))
     missing = [name for _, name, _, _ in _ARTIFACTS if not any(_is_artifact(jar, name) for jar in jars)]
     if missing:
-        raise SparkSetupError(f"{JARS_VARIABLE} is {folder}, but these jars are not in it: {', '.join(missing)}.")
+        raise SparkSetupError(
+            f"{JARS_VARIABLE} is {folder}, but these jars are not in it: {', '.join(missing)}."
+        )
     return jars
 
 
@@ -223,12 +233,15 @@ def _run_ivy(java: str, ivy: Path, work: Path, revisions: Sequence[str]) -> str:
     )
     (work / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="headrace" module="spark-jars"/>'
-        f'<configurations><conf name="default"/></configurations><dependencies>{wanted}</dependencies></ivy-module>\n'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{wanted}</dependencies></ivy-module>\n"
     )
     command = [java, "-jar", str(ivy), "-settings", "settings.xml", "-ivy", "ivy.xml", "-cache", "cache"]
     command += ["-retrieve", "jars/[artifact]-[revision].[ext]"]
     try:
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, cwd=work, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"timeout: the resolver did not finish in {RESOLVE_TIMEOUT_S} s"
     return done.stdout + done.stderr
@@ -241,9 +254,16 @@ def _explain(spoken: Sequence[str]) -> str:
         f"Set {MIRROR_VARIABLE} to the root of a Maven repository that this machine reaches,"
         f" or {JARS_VARIABLE} to a folder with the jars."
     )
-    away = re.search(r"(?:UnknownHost|Connect|NoRouteToHost|SocketTimeout)Exception|host \S+ not found|timeout:[^\n]*", text, re.I)
+    away = re.search(
+        r"(?:UnknownHost|Connect|NoRouteToHost|SocketTimeout)Exception|host \S+ not found|timeout:[^\n]*",
+        text,
+        re.I,
+    )
     if away:
-        return f"Spark's jars could not be fetched, the Maven repository is not reachable ({away.group(0).strip()}). {remedy}"
+        reason = away.group(0).strip()
+        return (
+            f"Spark's jars could not be fetched, the Maven repository is not reachable ({reason}). {remedy}"
+        )
     missing = sorted(set(re.findall(r":: ([\w.]+#[\w.\-]+;\S+): not found", text)))
     if missing:
         return f"Spark's jars could not be fetched, the Maven repository lacks {', '.join(missing)}. {remedy}"

@@ -1,0 +1,67 @@
+"""What tiering asks of a lake, and the words for it. One small adapter per lake format implements
+`LakeTable`.
+
+The offsets up to which a table was tiered live **inside the lake's own snapshot**, committed in one step
+with the rows, so they can never disagree with them. What the server keeps is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class LakeError(Exception):
+    """Tiering or reading the lake cannot go on. The message says which table, what was found and what to
+    do.
+    """
+
+
+class RoundLost(LakeError):
+    """Somebody else committed to the lake table first. Nothing of this round is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeState:
+    """What one look at the lake table found.
+
+    `head` is its current snapshot (None: it has none yet); `committed` the newest snapshot in the head's
+    history that tiering made (None: none so far); `offsets` what is tiered, by bucket, as exclusive ends.
+    """
+
+    head: int | None = None
+    committed: int | None = None
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    epoch: int = -1
+
+
+class LakeTable(Protocol):
+    """One table in a lake."""
+
+    def find_committed(self, known_snapshot: int | None = None) -> LakeState:
+        """The table's state, read from the lake itself.
+
+        `known_snapshot` is the last one the server was told of: a witness for the case that the history in
+        between was expired. Raises LakeError when the table belongs to another table id, or when its
+        history no longer says what was tiered.
+        """
+
+    def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
+        """Write a round where no reader sees it, on top of `base`, `offsets` with it; the new snapshot's id.
+
+        `changes`: a DataFrame; for a PK table the last change of each key, with a column `_deleted`.
+        """
+
+    def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
+        """Make the written round the table's current state, if that is still `base`.
+
+        Raises RoundLost if it is not. When an error hides the outcome, the lake is looked at again:
+        returning means committed, any other exception means not committed.
+        """
+
+    def discard(self, epoch: int) -> None:
+        """Forget what this and earlier rounds wrote and did not commit. Never raises."""
+
+    def read(self, snapshot: int | None = None) -> Any:
+        """A DataFrame of the table at a snapshot (None: now), with the table's own types."""

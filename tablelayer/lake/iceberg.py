@@ -1,0 +1,351 @@
+"""Iceberg through Spark's own connector.
+
+A round is a branch: created at the snapshot that was found, filled by one append or MERGE that carries our
+offsets as snapshot properties, then `fast_forward` moves `main` onto it. Iceberg never lets two appends
+conflict, so without this a tierer that was thought dead could add its rows a second time; fast_forward is a
+compare-and-set on `main` and fails if anything came in between.
+
+    headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket
+    headrace.table-id   the table's id: a table dropped and created again has another one
+    headrace.epoch      the tiering round's epoch
+
+Compaction makes snapshots without these, so the newest ancestor of `main` that has them counts. Expiry may
+remove it; the tag `headrace_tiered` keeps the last one alive, and is believed when its snapshot is in the
+history or is the one the server was told of. Otherwise tiering stops with an error, because starting over
+would duplicate rows.
+
+Bucket i of the table is bucket i of the lake table when the bucket key is one column. A Hadoop catalog on a
+local folder commits by renaming, which does not exclude two writers; tierers of one machine therefore take
+turns with a file lock for every change of the table's metadata.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tablelayer.lake.adapter import LakeError, LakeState, RoundLost
+from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition
+from tablelayer.model.types import TypeKind
+from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
+from tablelayer.spark.splits import DELETED_COLUMN
+from tablelayer.spark.types import spark_schema, spark_type
+
+OFFSETS_PROPERTY = "headrace.offsets"
+TABLE_ID_PROPERTY = "headrace.table-id"
+EPOCH_PROPERTY = "headrace.epoch"
+BRANCH_PREFIX = "hr_"
+TIERED_TAG = "headrace_tiered"
+
+_CHANGES_VIEW = "headrace_changes"
+
+_TABLE_PROPERTIES = {
+    "format-version": "2",
+    # Updates and deletes write small delete files instead of whole data files again.
+    "write.merge.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.delete.mode": "merge-on-read",
+    # Rows come bucket by bucket already: a shuffle would only cost.
+    "write.distribution-mode": "none",
+    "write.merge.distribution-mode": "none",
+}
+
+
+# Iceberg's bucket transform does not take these.
+_WITHOUT_BUCKETS = frozenset({TypeKind.BOOLEAN, TypeKind.FLOAT, TypeKind.DOUBLE})
+
+
+def iceberg_type(column: Column) -> str:
+    """The column's type in Iceberg's DDL. Raises LakeError for types that Iceberg tables of Spark do not
+    have.
+    """
+    kind = column.type.kind
+    if kind is TypeKind.TIME:
+        raise LakeError(
+            f"column '{column.name}' is {column.type}: Spark's Iceberg tables have no TIME,"
+            " so the table cannot be tiered"
+        )
+    if kind in (TypeKind.TINYINT, TypeKind.SMALLINT):
+        return "int"
+    return str(spark_type(column.type, column.name).simpleString())
+
+
+class IcebergTable:
+    """A table's copy in an Iceberg catalog. Uses a Spark session of its own, so that settings cannot leak."""
+
+    def __init__(
+        self,
+        spark: Any,
+        definition: TableDefinition,
+        properties: Mapping[str, str],
+        catalog: str = LAKE_CATALOG,
+    ) -> None:
+        """`properties` are the catalog's, as `spark.sql.catalog.<name>.*` takes them; `warehouse` is
+        required.
+        """
+        if definition.table_id is None:
+            raise LakeError(f"table {definition.path} has no id: describe it on the server first")
+        self.definition = definition
+        self.table_id = str(definition.table_id)
+        self.spark = spark.newSession()
+        attach_catalog(self.spark, properties, catalog)
+        path = definition.path
+        self.namespace = f"`{catalog}`.`{path.database}`"
+        self.catalog = catalog
+        self.name = f"{self.namespace}.`{path.table}`"
+        self._plain_name = f"{catalog}.{path.database}.{path.table}"
+        self._lock_file = _lock_file(properties, definition)
+
+    # ---- looking
+
+    def exists(self) -> bool:
+        return bool(self.spark.catalog.tableExists(self.name))
+
+    def create(self) -> None:
+        """Create the table if it is not there. Raises LakeError for column types Iceberg does not have."""
+        if self.exists():
+            return
+        schema = self.definition.schema
+        columns = ", ".join(
+            f"`{c.name}` {iceberg_type(c)}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns
+        )
+        bucket_key = self.definition.bucket_key
+        partitioned = ""
+        if len(bucket_key) == 1 and schema.column(bucket_key[0]).type.kind not in _WITHOUT_BUCKETS:
+            partitioned = f"PARTITIONED BY (bucket({self.definition.bucket_count}, `{bucket_key[0]}`))"
+        listed = {**_TABLE_PROPERTIES, TABLE_ID_PROPERTY: self.table_id}
+        properties = ", ".join(f"'{name}'='{value}'" for name, value in listed.items())
+        with self._turn():
+            self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.namespace}")
+            self.spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}) USING iceberg {partitioned}"
+                f" TBLPROPERTIES ({properties})"
+            )
+
+    def find_committed(self, known_snapshot: int | None = None) -> LakeState:
+        """See `LakeTable`. One read of the table's metadata, so head and offsets belong together."""
+        table = self._load()
+        if table is None:
+            return LakeState()
+        owner = table.properties().get(TABLE_ID_PROPERTY)
+        if owner != self.table_id:
+            raise LakeError(
+                f"lake table {self._plain_name} belongs to table id {owner}, but {self.definition.path} is"
+                f" {self.table_id}: the table was dropped and created again. Drop or rename the lake table, then tier again."
+            )
+        head = table.currentSnapshot()
+        snapshot = head
+        while snapshot is not None:
+            found = self._state_of(snapshot, head)
+            if found is not None:
+                return found
+            parent = snapshot.parentId()
+            if parent is None:  # the whole history was seen: nothing was ever tiered
+                return LakeState(head=head.snapshotId())
+            snapshot = table.snapshot(parent)
+        if head is None:
+            return LakeState()
+        tag = table.refs().get(TIERED_TAG)
+        if tag is not None and tag.snapshotId() == known_snapshot:
+            found = self._state_of(table.snapshot(tag.snapshotId()), head)
+            if found is not None:
+                return found
+        raise LakeError(
+            f"the history of lake table {self._plain_name} does not say any more what was tiered: the snapshots"
+            f" with {OFFSETS_PROPERTY} were expired. Tiering stops, because starting over would duplicate rows."
+            " Drop the lake table to have it built again."
+        )
+
+    def _state_of(self, snapshot: Any, head: Any) -> LakeState | None:
+        summary = snapshot.summary()
+        text = summary.get(OFFSETS_PROPERTY)
+        if text is None:
+            return None
+        if summary.get(TABLE_ID_PROPERTY) != self.table_id:
+            raise LakeError(
+                f"snapshot {snapshot.snapshotId()} of lake table {self._plain_name} was tiered from table id"
+                f" {summary.get(TABLE_ID_PROPERTY)}, but {self.definition.path} is {self.table_id}"
+            )
+        return LakeState(
+            head=head.snapshotId(),
+            committed=snapshot.snapshotId(),
+            offsets={int(bucket): int(offset) for bucket, offset in json.loads(text).items()},
+            epoch=int(summary.get(EPOCH_PROPERTY) or -1),
+        )
+
+    def _load(self) -> Any | None:
+        """Iceberg's own table object, fresh; None if there is no such table."""
+        if not self.exists():
+            return None
+        helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
+        return helper.loadIcebergTable(self.spark._jsparkSession, self._plain_name)
+
+    # ---- a round
+
+    def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
+        """See `LakeTable`."""
+        self.create()
+        branch = f"{BRANCH_PREFIX}{epoch}"
+        properties = {
+            OFFSETS_PROPERTY: json.dumps({str(b): offset for b, offset in sorted(offsets.items())}),
+            TABLE_ID_PROPERTY: self.table_id,
+            EPOCH_PROPERTY: str(epoch),
+        }
+        as_of = "" if base.head is None else f" AS OF VERSION {base.head}"
+        with self._turn():
+            self.spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH `{branch}`{as_of}")
+            before = self._branch_snapshot(branch)
+            target = f"{self.name}.branch_{branch}"
+            if not self.definition.is_primary_key_table:
+                self._append(changes, target, properties)
+            elif base.head is None:  # nothing to match yet
+                self._append(changes.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN), target, properties)
+            else:
+                self._merge(changes, target, properties)
+            if self._branch_snapshot(branch) == before:  # a round may advance the offsets and change no row
+                self._append(self.spark.createDataFrame([], self._row_schema()), target, properties)
+            written = self._branch_snapshot(branch)
+        if written is None:
+            raise LakeError(
+                f"branch {branch} of {self._plain_name} went away while it was written: another tierer"
+            )
+        return written
+
+    def _append(self, rows: Any, target: str, properties: Mapping[str, str]) -> None:
+        writer = rows.select(*[f"`{c.name}`" for c in self.definition.schema.columns]).writeTo(target)
+        for name, value in properties.items():
+            writer = writer.option(f"snapshot-property.{name}", value)
+        writer.append()
+
+    def _merge(self, changes: Any, target: str, properties: Mapping[str, str]) -> None:
+        """MERGE has no options of its own; the settings are this adapter's session's, and are taken back."""
+        changes.createOrReplaceTempView(_CHANGES_VIEW)
+        schema = self.definition.schema
+        on = " AND ".join(f"t.`{name}` = c.`{name}`" for name in schema.primary_key)
+        rest = [c.name for c in schema.columns if c.name not in schema.primary_key]
+        update = ", ".join(f"t.`{name}` = c.`{name}`" for name in rest)
+        names = ", ".join(f"`{c.name}`" for c in schema.columns)
+        values = ", ".join(f"c.`{c.name}`" for c in schema.columns)
+        settings = {
+            f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()
+        }
+        for name, value in settings.items():
+            self.spark.conf.set(name, value)
+        try:
+            self.spark.sql(
+                f"MERGE INTO {target} t USING {_CHANGES_VIEW} c ON {on}"
+                f" WHEN MATCHED AND c.`{DELETED_COLUMN}` THEN DELETE"
+                + (f" WHEN MATCHED THEN UPDATE SET {update}" if rest else "")
+                + f" WHEN NOT MATCHED AND NOT c.`{DELETED_COLUMN}` THEN INSERT ({names}) VALUES ({values})"
+            )
+        finally:
+            for name in settings:
+                self.spark.conf.unset(name)
+            self.spark.catalog.dropTempView(_CHANGES_VIEW)
+
+    def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
+        """See `LakeTable`."""
+        path = self.definition.path
+        branch = f"{BRANCH_PREFIX}{epoch}"
+        with self._turn():
+            try:
+                self.spark.sql(
+                    f"CALL `{self.catalog}`.system.fast_forward('{path.database}.{path.table}', 'main', '{branch}')"
+                )
+                failure: Exception | None = None
+            except Exception as error:  # noqa: BLE001 - whatever it was, only the table knows the outcome
+                failure = error
+            head = self._main_snapshot()
+            if not self._contains(head, snapshot):
+                if head == base.head and failure is not None:
+                    raise LakeError(
+                        f"{self._plain_name}: the commit failed and changed nothing: {failure}"
+                    ) from failure
+                raise RoundLost(
+                    f"{self._plain_name}: main is at snapshot {head}, no longer at {base.head}:"
+                    " another tierer was first"
+                ) from failure
+            self.spark.sql(
+                f"ALTER TABLE {self.name} CREATE OR REPLACE TAG `{TIERED_TAG}` AS OF VERSION {snapshot}"
+            )
+
+    def _contains(self, head: int | None, snapshot: int) -> bool:
+        """Whether `snapshot` is `head` or in its history."""
+        table = self._load()
+        at = head
+        while at is not None and at != snapshot:
+            found = None if table is None else table.snapshot(at)
+            at = None if found is None else found.parentId()
+        return at is not None
+
+    def discard(self, epoch: int) -> None:
+        """See `LakeTable`. Branches of later epochs belong to others and stay."""
+        try:
+            table = self._load()
+            names = [] if table is None else list(table.refs().keySet())
+            for name in names:
+                number = name.removeprefix(BRANCH_PREFIX)
+                if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
+                    with self._turn():
+                        self.spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS `{name}`")
+        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
+            return
+
+    def _main_snapshot(self) -> int | None:
+        table = self._load()
+        head = None if table is None else table.currentSnapshot()
+        return None if head is None else int(head.snapshotId())
+
+    def _branch_snapshot(self, branch: str) -> int | None:
+        table = self._load()
+        reference = None if table is None else table.refs().get(branch)
+        return None if reference is None else int(reference.snapshotId())
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._lock_file is None:
+            yield
+            return
+        self._lock_file.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock_file.open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    # ---- reading
+
+    def read(self, snapshot: int | None = None) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        if not self.exists():
+            raise LakeError(
+                f"there is no lake table {self._plain_name} yet: run `headrace tier --once` first"
+            )
+        return read_iceberg(self.spark, self.name, self.definition, snapshot)
+
+    def _row_schema(self) -> Any:
+        return spark_schema(self.definition.schema.columns)
+
+
+def read_iceberg(spark: Any, name: str, definition: TableDefinition, snapshot: int | None) -> Any:
+    """The lake table's rows in the table's own types (Iceberg has no TINYINT and no SMALLINT)."""
+    from pyspark.sql import functions
+
+    reader = spark.read if snapshot is None else spark.read.option("versionAsOf", str(snapshot))
+    return reader.table(name).select(
+        *[
+            functions.col(f"`{c.name}`").cast(spark_type(c.type, c.name)).alias(c.name)
+            for c in definition.schema.columns
+        ]
+    )
+
+
+def _lock_file(properties: Mapping[str, str], definition: TableDefinition) -> Path | None:
+    """Only a Hadoop catalog on a local folder needs the lock."""
+    warehouse = properties.get("warehouse", "").removeprefix("file://")
+    if properties.get("type", "hadoop") != "hadoop" or "://" in warehouse or not warehouse:
+        return None
+    return Path(warehouse) / ".headrace" / f"{definition.path.database}.{definition.path.table}.lock"

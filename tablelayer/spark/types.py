@@ -1,0 +1,139 @@
+"""Table types in Spark's words, and the exact Arrow shapes that Spark 4.1 takes from Python.
+
+Spark reads Arrow from Python by position of bytes, not by meaning: an int32 where it expects a bigint kills
+the JVM task. So every batch that leaves us is cast to the schema made here, once, and a cast that would lose
+something (a nanosecond, a too long decimal) is an error that names the column.
+
+| table | Spark | Arrow |
+|---|---|---|
+| TIMESTAMP(p) | timestamp_ntz | timestamp[us] |
+| TIMESTAMP_LTZ(p) | timestamp | timestamp[us, UTC] |
+| TIME(p), p <= 6 | time(p) | time64[ns] |
+| CHAR(n), STRING | string | string |
+| BINARY(n), BYTES | binary | binary |
+
+The others have the same name on both sides. TIME(7) to TIME(9) are refused: Spark has no nanoseconds of the
+day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.schema import Column, Schema
+from tablelayer.model.types import DataType, TypeKind
+
+SPARK_TIME_PRECISION_MAX = 6
+
+CHANGE_TYPE_COLUMN = "_change_type"
+LOG_OFFSET_COLUMN = "_log_offset"
+COMMIT_TIMESTAMP_COLUMN = "_commit_timestamp"
+
+CHANGELOG_ARROW_FIELDS: tuple[pa.Field, ...] = (
+    pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False),
+    pa.field(LOG_OFFSET_COLUMN, pa.int64(), nullable=False),
+    pa.field(COMMIT_TIMESTAMP_COLUMN, pa.timestamp("us", tz="UTC"), nullable=False),
+)
+
+
+def spark_type(data_type: DataType, column: str) -> Any:
+    """The `pyspark.sql.types.DataType` of a column. Raises TableError when Spark has none."""
+    from pyspark.sql import types as spark
+
+    simple = {
+        TypeKind.BOOLEAN: spark.BooleanType,
+        TypeKind.TINYINT: spark.ByteType,
+        TypeKind.SMALLINT: spark.ShortType,
+        TypeKind.INT: spark.IntegerType,
+        TypeKind.BIGINT: spark.LongType,
+        TypeKind.FLOAT: spark.FloatType,
+        TypeKind.DOUBLE: spark.DoubleType,
+        TypeKind.CHAR: spark.StringType,
+        TypeKind.STRING: spark.StringType,
+        TypeKind.DATE: spark.DateType,
+        TypeKind.TIMESTAMP: spark.TimestampNTZType,
+        TypeKind.TIMESTAMP_LTZ: spark.TimestampType,
+        TypeKind.BINARY: spark.BinaryType,
+        TypeKind.BYTES: spark.BinaryType,
+    }
+    if data_type.kind is TypeKind.DECIMAL:
+        return spark.DecimalType(data_type.precision, data_type.scale)
+    if data_type.kind is TypeKind.TIME:
+        if data_type.precision > SPARK_TIME_PRECISION_MAX:
+            raise TableError(
+                TableErrorCode.INVALID_PROJECTION,
+                f"column '{column}' is {data_type}, but Spark's TIME ends at microseconds:"
+                " read the other columns",
+            )
+        return spark.TimeType(data_type.precision)
+    return simple[data_type.kind]()
+
+
+def spark_schema(columns: Sequence[Column], *, changelog: bool = False) -> Any:
+    """The `StructType` of rows with these columns, with the three changelog columns on request."""
+    from pyspark.sql import types as spark
+
+    fields = [spark.StructField(c.name, spark_type(c.type, c.name), c.nullable) for c in columns]
+    if changelog:
+        fields += [
+            spark.StructField(CHANGE_TYPE_COLUMN, spark.StringType(), False),
+            spark.StructField(LOG_OFFSET_COLUMN, spark.LongType(), False),
+            spark.StructField(COMMIT_TIMESTAMP_COLUMN, spark.TimestampType(), False),
+        ]
+    return spark.StructType(fields)
+
+
+def spark_arrow_type(data_type: DataType) -> pa.DataType:
+    """The Arrow type in which Spark takes a column of this type from Python."""
+    match data_type.kind:
+        case TypeKind.TIMESTAMP:
+            return pa.timestamp("us")
+        case TypeKind.TIMESTAMP_LTZ:
+            return pa.timestamp("us", tz="UTC")
+        case TypeKind.TIME:
+            return pa.time64("ns")
+        case TypeKind.BINARY:
+            return pa.binary()
+        case _:
+            return data_type.arrow()
+
+
+def spark_arrow_schema(columns: Sequence[Column], *, changelog: bool = False) -> pa.Schema:
+    """What `conform` casts to; the Arrow counterpart of `spark_schema`."""
+    fields = [pa.field(c.name, spark_arrow_type(c.type), nullable=c.nullable) for c in columns]
+    return pa.schema([*fields, *CHANGELOG_ARROW_FIELDS] if changelog else fields)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in exactly this schema, columns by name. Raises TableError naming the column that does not
+    fit.
+    """
+    arrays = []
+    for field in schema:
+        array = batch.column(field.name)
+        if array.type != field.type:
+            try:
+                array = array.cast(field.type)
+            except pa.ArrowInvalid as error:
+                raise TableError(
+                    TableErrorCode.INVALID_ROW,
+                    f"column '{field.name}' holds a value that Spark does not have as {field.type}: {error}",
+                ) from error
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def choose_columns(schema: Schema, names: Sequence[str] | None) -> list[Column]:
+    """The named columns in the given order (None: all). Raises TableError for a name that is not there or
+    twice.
+    """
+    if names is None:
+        return list(schema.columns)
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise TableError(TableErrorCode.INVALID_PROJECTION, f"column '{name}' is asked for twice")
+    return schema.select(names)

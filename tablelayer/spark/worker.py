@@ -1,0 +1,23 @@
+"""One table client per Python worker process.
+
+Spark reuses its worker processes over tasks, micro-batches and queries, so a connection kept here is opened
+once per worker and not once per task. Workers are forked from a daemon: an entry made before a fork is not
+used after it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tablelayer.client import Connection, connect
+
+_connections: dict[tuple[int, str], Connection] = {}
+
+
+def connection(bootstrap: str) -> Connection:
+    """The process's connection to this server, opened at the first call."""
+    key = (os.getpid(), bootstrap)
+    found = _connections.get(key)
+    if found is None:
+        found = _connections[key] = connect(bootstrap)
+    return found
