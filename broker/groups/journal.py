@@ -1,0 +1,222 @@
+"""The coordinator's records as Kafka writes them on `__consumer_offsets`.
+
+A group belongs to the partition that Java's `String.hashCode` of its name selects, as in Kafka, so a data
+directory means the same to both. Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or 1
+when an explicit expiry has to be kept. A null value is a tombstone. Records of kinds unknown here (Kafka 4's
+KIP-848 groups) are skipped when reading.
+
+The functions are pure except `read_partition` and `append`, which touch the log of one partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from broker.groups.model import (
+    CommittedOffset,
+    DropGroup,
+    DropOffset,
+    JournalRecord,
+    PutGroup,
+    PutOffset,
+    StoredGroup,
+    StoredMember,
+)
+from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
+from protocol.messages.consumer_offsets import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    decode_key,
+    decode_versioned,
+    encode_versioned,
+    peek_version,
+)
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+
+logger = logging.getLogger("headrace.groups")
+
+TOPIC = "__consumer_offsets"
+READ_SIZE_BYTES = 1 << 20
+_OFFSET_KEY_VERSION = 1
+_GROUP_KEY_VERSION = 2
+_VALUE_VERSION = 3
+_EXPIRING_VALUE_VERSION = 1
+
+
+def partition_of(group_id: str, partition_count: int) -> int:
+    """The partition of `__consumer_offsets` that a group lives in: abs(hashCode) % partitions, as in Java."""
+    code = 0
+    units = group_id.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
+    signed = code - (1 << 32) if code & 0x80000000 else code
+    # Java's abs of the smallest int is negative; Kafka's Utils.abs makes it 0.
+    return (0 if signed == -(1 << 31) else abs(signed)) % partition_count
+
+
+def encode_record(record: JournalRecord) -> tuple[bytes, bytes | None]:
+    """Key and value of a journal record. Raises EncodeError for what does not fit the format."""
+    match record:
+        case PutGroup(stored):
+            return _group_key(stored.group_id), _group_value(stored)
+        case DropGroup(group_id):
+            return _group_key(group_id), None
+        case PutOffset(group_id, topic, partition, committed):
+            return _offset_key(group_id, topic, partition), _offset_value(committed)
+        case DropOffset(group_id, topic, partition):
+            return _offset_key(group_id, topic, partition), None
+
+
+def _group_key(group_id: str) -> bytes:
+    return encode_versioned(GroupMetadataKey(group=group_id), _GROUP_KEY_VERSION)
+
+
+def _offset_key(group_id: str, topic: str, partition: int) -> bytes:
+    key = OffsetCommitKey(group=group_id, topic=topic, partition=partition)
+    return encode_versioned(key, _OFFSET_KEY_VERSION)
+
+
+def _offset_value(committed: CommittedOffset) -> bytes:
+    value = OffsetCommitValue(
+        offset=committed.offset,
+        leader_epoch=committed.leader_epoch,
+        metadata=committed.metadata,
+        commit_timestamp=committed.commit_timestamp_ms,
+        expire_timestamp=committed.expire_timestamp_ms,
+    )
+    version = _VALUE_VERSION if committed.expire_timestamp_ms < 0 else _EXPIRING_VALUE_VERSION
+    return encode_versioned(value, version)
+
+
+def _group_value(stored: StoredGroup) -> bytes:
+    value = GroupMetadataValue(
+        protocol_type=stored.protocol_type,
+        generation=stored.generation,
+        protocol=stored.protocol,
+        leader=stored.leader,
+        current_state_timestamp=stored.state_timestamp_ms,
+        members=[
+            MemberMetadata(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout=member.rebalance_timeout_ms,
+                session_timeout=member.session_timeout_ms,
+                subscription=member.subscription,
+                assignment=member.assignment,
+            )
+            for member in stored.members
+        ],
+    )
+    return encode_versioned(value, _VALUE_VERSION)
+
+
+def decode_record(key: bytes | None, value: bytes | None) -> JournalRecord | None:
+    """The journal record, or None for a kind that is not known here. Raises DecodeError if malformed."""
+    if key is None:
+        raise DecodeError("a record without a key does not belong on the journal of consumer groups")
+    if peek_version(key) > _GROUP_KEY_VERSION:
+        return None
+    decoded = decode_key(key)
+    if isinstance(decoded, OffsetCommitKey):
+        if value is None:
+            return DropOffset(decoded.group, decoded.topic, decoded.partition)
+        offset, _ = decode_versioned(OffsetCommitValue, value)
+        committed = CommittedOffset(
+            offset=offset.offset,
+            leader_epoch=offset.leader_epoch,
+            metadata=offset.metadata,
+            commit_timestamp_ms=offset.commit_timestamp,
+            expire_timestamp_ms=offset.expire_timestamp,
+        )
+        return PutOffset(decoded.group, decoded.topic, decoded.partition, committed)
+    if value is None:
+        return DropGroup(decoded.group)
+    group, _ = decode_versioned(GroupMetadataValue, value)
+    return PutGroup(_stored_group(decoded.group, group))
+
+
+def _stored_group(group_id: str, value: GroupMetadataValue) -> StoredGroup:
+    return StoredGroup(
+        group_id=group_id,
+        protocol_type=value.protocol_type,
+        generation=value.generation,
+        protocol=value.protocol,
+        leader=value.leader,
+        state_timestamp_ms=value.current_state_timestamp,
+        members=tuple(
+            StoredMember(
+                member_id=member.member_id,
+                instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                # Version 0 has no rebalance timeout of its own: it was the session timeout then.
+                rebalance_timeout_ms=member.rebalance_timeout
+                if member.rebalance_timeout >= 0
+                else member.session_timeout,
+                session_timeout_ms=member.session_timeout,
+                subscription=member.subscription,
+                assignment=member.assignment,
+            )
+            for member in value.members
+        ),
+    )
+
+
+def encode_journal_batch(records: Sequence[JournalRecord], timestamp_ms: int) -> bytes:
+    """One record batch with all of `records`: they become durable together or not at all."""
+    from protocol.records.encode import Record, build_batch
+
+    encoded = [encode_record(record) for record in records]
+    return build_batch([Record(key, value, timestamp=timestamp_ms) for key, value in encoded])
+
+
+def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:
+    """The journal records of one batch. A record that cannot be read is reported and left out: one bad record
+    must not take every other group with it.
+    """
+    from protocol.records.decode import decode_records
+
+    columns = decode_records(batch)
+    for index, (key, value) in enumerate(zip(columns.keys(), columns.values(), strict=True)):
+        try:
+            record = decode_record(key, value)
+        except DecodeError as error:
+            offset = int(columns.offsets[index])
+            logger.error("record %d of %s cannot be read and is skipped: %s", offset, TOPIC, error)
+            continue
+        if record is not None:
+            yield record
+
+
+def append(partition: Partition, records: Sequence[JournalRecord], timestamp_ms: int) -> None:
+    """Put `records` on the journal as one batch. Raises KafkaError with a code for the client."""
+    from broker.log.partition_log import AppendOrigin
+
+    try:
+        batch = encode_journal_batch(records, timestamp_ms)
+    except EncodeError as error:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
+    partition.append(batch, AppendOrigin.COORDINATOR)
+
+
+def read_partition(partition: Partition) -> Iterator[JournalRecord]:
+    """Everything on the journal partition, in order. Blocking; the partition must be open."""
+    from protocol.records.header import iter_headers
+
+    offset = partition.log.log_start_offset
+    while offset < partition.high_watermark:
+        data = memoryview(partition.read(offset, READ_SIZE_BYTES).read())
+        if not data:
+            return
+        for position, header in iter_headers(data):
+            yield from decode_journal_batch(data[position : position + header.size])
+            offset = header.last_offset + 1

@@ -1,0 +1,346 @@
+"""What a consumer group is: the state that `step` changes and the values that are journalled.
+
+Nothing here waits, reads a clock or does I/O. A `Group` is changed only by `broker.groups.state.step` (and
+filled by `restore` when it is loaded from the journal); everybody else reads.
+
+What survives a crash: `StoredGroup` (generation, members, their assignments) and `CommittedOffset`. What does
+not: who is waiting for a reply, pending members, a rebalance under way. A group that is loaded with members
+is Stable in the generation whose assignment was last acknowledged, and its members have one session timeout
+to show up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+NEVER = math.inf
+CONSUMER_PROTOCOL_TYPE = "consumer"
+
+
+class GroupInvariantError(Exception):
+    """The coordinator contradicts itself: a defect here, never the client's fault."""
+
+
+def invariant(condition: bool, message: str) -> None:
+    if not condition:
+        raise GroupInvariantError(message)
+
+
+class Phase(Enum):
+    """Kafka's states of a classic group; the values are the names that clients are shown."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+_LEGAL_BEFORE: dict[Phase, frozenset[Phase]] = {
+    Phase.EMPTY: frozenset({Phase.PREPARING_REBALANCE}),
+    Phase.PREPARING_REBALANCE: frozenset({Phase.EMPTY, Phase.COMPLETING_REBALANCE, Phase.STABLE}),
+    Phase.COMPLETING_REBALANCE: frozenset({Phase.PREPARING_REBALANCE}),
+    Phase.STABLE: frozenset({Phase.COMPLETING_REBALANCE}),
+    Phase.DEAD: frozenset({Phase.EMPTY}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The two kinds of time of a step: `monotonic` seconds for deadlines, `time_ms` for what is stored."""
+
+    monotonic: float
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the coordinator. Defaults are Kafka's unless said otherwise."""
+
+    initial_rebalance_delay_ms: int = 3_000
+    session_timeout_ms_min: int = 6_000
+    session_timeout_ms_max: int = 1_800_000
+    group_size_max: int = 2_147_483_647
+    new_member_join_timeout_ms: int = 300_000
+    """How long a joining client that has never been told its member id is kept: it cannot send heartbeats."""
+    pending_members_max: int = 10_000
+    """Member ids handed out and not used yet, per group. Ours: Kafka has no bound, so a loop of joins fills
+    memory.
+    """
+    offset_metadata_size_max: int = 4_096
+    offsets_retention_ms: int = 7 * 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """A consumer's position. `expire_timestamp_ms` is -1 unless an old client (OffsetCommit v2-v4) asked for
+    one.
+    """
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_timestamp_ms: int = 0
+    expire_timestamp_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMember:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """The journalled part of a group: one generation with its assignment, or an empty group."""
+
+    group_id: str
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    state_timestamp_ms: int
+    members: tuple[StoredMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PutGroup:
+    stored: StoredGroup
+
+
+@dataclass(frozen=True, slots=True)
+class DropGroup:
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutOffset:
+    group_id: str
+    topic: str
+    partition: int
+    committed: CommittedOffset
+
+
+@dataclass(frozen=True, slots=True)
+class DropOffset:
+    group_id: str
+    topic: str
+    partition: int
+
+
+JournalRecord = PutGroup | DropGroup | PutOffset | DropOffset
+
+
+@dataclass(slots=True)
+class Member:
+    """A member of the group. `awaiting_join` and `awaiting_sync` are the tokens of requests it waits in."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes = b""
+    awaiting_join: int | None = None
+    awaiting_sync: int | None = None
+    is_new: bool = False
+    """It joined and has not been answered yet."""
+    knows_its_id: bool = True
+    """False for a client before JoinGroup v4 until its first answer: if that answer is lost, nobody is this
+    member.
+    """
+    deadline: float = NEVER
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """The member's subscription under `protocol`; empty if it did not offer it."""
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        return b""
+
+    def stored(self, protocol: str | None, assignment: bytes) -> StoredMember:
+        return StoredMember(
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
+            session_timeout_ms=self.session_timeout_ms,
+            subscription=self.metadata(protocol),
+            assignment=assignment,
+        )
+
+    def vote(self, candidates: set[str]) -> str:
+        """The first of its protocols, in its own order of preference, that everybody supports."""
+        for name, _ in self.protocols:
+            if name in candidates:
+                return name
+        raise GroupInvariantError(
+            f"member {self.member_id} supports none of the protocols {sorted(candidates)}"
+        )
+
+
+@dataclass(slots=True)
+class Group:
+    group_id: str
+    phase: Phase = Phase.EMPTY
+    previous_phase: Phase = Phase.DEAD
+    generation: int = 0
+    protocol_type: str | None = None
+    """None for a group that only stores offsets (a "simple" consumer)."""
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    """group.instance.id -> member id."""
+    pending_members: dict[str, float] = field(default_factory=dict)
+    """Ids given with MEMBER_ID_REQUIRED and not used yet -> when they are forgotten."""
+    pending_sync: set[str] = field(default_factory=set)
+    """Members that were told the generation and have not asked for their assignment yet."""
+    join_deadline: float = NEVER
+    sync_deadline: float = NEVER
+    initial_delay_ms: int = 0
+    """Length of the current slice of the initial rebalance delay, 0 outside of it."""
+    initial_remaining_ms: int = 0
+    new_member_added: bool = False
+    """Somebody joined during the current slice of the initial delay: it will be extended."""
+    state_timestamp_ms: int = -1
+    subscribed_topics: frozenset[str] | None = None
+    """Topics the members read, if the protocol type is `consumer` and their subscriptions can be parsed."""
+    offsets: dict[str, dict[int, CommittedOffset]] = field(default_factory=dict)
+    journalled: StoredGroup | None = None
+    """The group's record on the journal: what a crash would bring back, and what deletion must bury."""
+    next_wake: float = NEVER
+    """Not after the earliest deadline. Deadlines move later without touching it: a tick that finds nothing is
+    cheap.
+    """
+
+    # -- queries ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_consumer_protocol(self) -> bool:
+        return self.protocol_type == CONSUMER_PROTOCOL_TYPE
+
+    @property
+    def is_disposable(self) -> bool:
+        """Nothing would be lost by forgetting the group altogether."""
+        return (
+            self.phase is Phase.EMPTY
+            and self.journalled is None
+            and not self.offsets
+            and not self.members
+            and not self.pending_members
+        )
+
+    @property
+    def all_members_joined(self) -> bool:
+        return not self.pending_members and all(m.awaiting_join is not None for m in self.members.values())
+
+    @property
+    def awaiting_join_count(self) -> int:
+        return sum(m.awaiting_join is not None for m in self.members.values())
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest any member asks for."""
+        return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
+
+    def candidate_protocols(self) -> set[str]:
+        """Protocols that every member supports."""
+        candidates: set[str] | None = None
+        for member in self.members.values():
+            names = {name for name, _ in member.protocols}
+            candidates = names if candidates is None else candidates & names
+        return candidates or set()
+
+    def supports(self, protocol_type: str, protocols: tuple[tuple[str, bytes], ...]) -> bool:
+        """Whether a member with these protocols may join."""
+        if self.phase is Phase.EMPTY:
+            return bool(protocol_type) and bool(protocols)
+        if self.protocol_type != protocol_type:
+            return False
+        if not self.members:
+            return bool(protocols)
+        candidates = self.candidate_protocols()
+        return any(name in candidates for name, _ in protocols)
+
+    def select_protocol(self) -> str:
+        """The common protocol with most votes; among equals the one voted for first (by the longest-standing
+        member).
+        """
+        candidates = self.candidate_protocols()
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = member.vote(candidates)
+            votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=votes.__getitem__)
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Whether a member reads `topic`. If subscriptions cannot be read, a consumer group is taken to."""
+        if self.subscribed_topics is not None:
+            return topic in self.subscribed_topics
+        return self.is_consumer_protocol
+
+    def stored(self, assignments: Mapping[str, bytes] | None = None) -> StoredGroup:
+        """What the journal keeps, with `assignments` in place of the members' current ones."""
+        return StoredGroup(
+            group_id=self.group_id,
+            protocol_type=self.protocol_type or "",
+            generation=self.generation,
+            protocol=self.protocol,
+            leader=self.leader,
+            state_timestamp_ms=self.state_timestamp_ms,
+            members=tuple(
+                member.stored(
+                    self.protocol,
+                    member.assignment if assignments is None else assignments.get(member.member_id, b""),
+                )
+                for member in self.members.values()
+            ),
+        )
+
+    # -- changes ---------------------------------------------------------------------------------------------
+
+    def transition_to(self, phase: Phase, now: Now) -> None:
+        invariant(
+            self.phase in _LEGAL_BEFORE[phase],
+            f"group {self.group_id} cannot go from {self.phase.value} to {phase.value}",
+        )
+        self.previous_phase = self.phase
+        self.phase = phase
+        self.state_timestamp_ms = now.time_ms
+
+    def wake_by(self, deadline: float) -> float:
+        """Remember that something is due at `deadline`, which is returned."""
+        if deadline < self.next_wake:
+            self.next_wake = deadline
+        return deadline
+
+    def earliest_deadline(self) -> float:
+        earliest = min(self.join_deadline, self.sync_deadline)
+        for member in self.members.values():
+            if member.deadline < earliest:
+                earliest = member.deadline
+        for deadline in self.pending_members.values():
+            if deadline < earliest:
+                earliest = deadline
+        return earliest
+
+    def put_offset(self, topic: str, partition: int, committed: CommittedOffset) -> None:
+        self.offsets.setdefault(topic, {})[partition] = committed
+
+    def drop_offset(self, topic: str, partition: int) -> None:
+        partitions = self.offsets.get(topic)
+        if partitions is not None and partitions.pop(partition, None) is not None and not partitions:
+            del self.offsets[topic]

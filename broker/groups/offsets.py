@@ -1,0 +1,197 @@
+"""Committed offsets of a group: who may commit, what is refused, when they expire.
+
+An offset changes in memory only after the journal has it (`Appended`), so what OffsetFetch shows survives a
+crash. Two commits of one partition take effect in the order in which they were appended.
+
+Sources: KIP-211 (retention counts from when the group became empty), KIP-496 (OffsetDelete).
+"""
+
+from __future__ import annotations
+
+from broker.groups.events import (
+    Append,
+    Commit,
+    DeleteGroup,
+    DeleteGroupResult,
+    DeleteOffsets,
+    OffsetsResult,
+    PendingCommit,
+    PendingGroupDeletion,
+    PendingOffsetDeletion,
+    Reply,
+)
+from broker.groups.model import (
+    CommittedOffset,
+    DropGroup,
+    DropOffset,
+    Group,
+    JournalRecord,
+    Now,
+    Phase,
+    PutOffset,
+)
+from broker.groups.rebalance import Rebalance
+from protocol.errors import ErrorCode
+
+_LIVE = (Phase.STABLE, Phase.PREPARING_REBALANCE, Phase.COMPLETING_REBALANCE)
+
+
+def _commit_error(step: Rebalance, event: Commit) -> ErrorCode:
+    group = step.group
+    if group.phase is Phase.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if event.generation < 0 and group.phase is Phase.EMPTY:
+        return ErrorCode.NONE
+    if event.generation < 0 and event.member_id == "" and event.instance_id is None:
+        # Somebody outside of the group would overwrite what its members commit.
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    error = step.member_error(event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    if event.generation != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    if group.phase is Phase.COMPLETING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def commit(step: Rebalance, event: Commit) -> None:
+    group = step.group
+    error = _commit_error(step, event)
+    if error is not ErrorCode.NONE:
+        step.effects.append(Reply(event.token, OffsetsResult(error, {})))
+        return
+    step.extend_session(event.member_id)
+    errors: dict[tuple[str, int], ErrorCode] = {}
+    accepted: dict[tuple[str, int], CommittedOffset] = {}
+    for key, committed in event.offsets.items():
+        if len(committed.metadata.encode("utf-8", "surrogatepass")) > step.limits.offset_metadata_size_max:
+            errors[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+        else:
+            accepted[key] = committed
+    if not accepted:
+        step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NONE, errors)))
+        return
+    records = tuple(
+        PutOffset(group.group_id, topic, partition, committed)
+        for (topic, partition), committed in accepted.items()
+    )
+    step.effects.append(Append(records, PendingCommit(event.token, accepted, errors)))
+
+
+def commit_stored(step: Rebalance, pending: PendingCommit, error: ErrorCode) -> None:
+    if error is ErrorCode.NONE:
+        for (topic, partition), committed in pending.offsets.items():
+            step.group.put_offset(topic, partition, committed)
+    step.effects.append(Reply(pending.token, OffsetsResult(error, pending.errors)))
+
+
+def delete_offsets(step: Rebalance, event: DeleteOffsets) -> None:
+    group = step.group
+    if group.phase is Phase.DEAD:
+        step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.GROUP_ID_NOT_FOUND, {})))
+        return
+    if group.phase in _LIVE and not group.is_consumer_protocol:
+        step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NON_EMPTY_GROUP, {})))
+        return
+    in_use = {
+        topic for topic, _ in event.partitions if group.phase in _LIVE and group.is_subscribed_to(topic)
+    }
+    errors = {key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC for key in event.partitions if key[0] in in_use}
+    doomed = tuple(
+        (topic, partition)
+        for topic, partition in event.partitions
+        if topic not in in_use and partition in group.offsets.get(topic, {})
+    )
+    if not doomed:
+        step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NONE, errors)))
+        return
+    records = tuple(DropOffset(group.group_id, topic, partition) for topic, partition in doomed)
+    step.effects.append(Append(records, PendingOffsetDeletion(event.token, doomed, errors)))
+
+
+def offsets_deleted(step: Rebalance, pending: PendingOffsetDeletion, error: ErrorCode) -> None:
+    if error is ErrorCode.NONE:
+        for topic, partition in pending.partitions:
+            step.group.drop_offset(topic, partition)
+    if pending.token is not None:
+        step.effects.append(Reply(pending.token, OffsetsResult(error, pending.errors)))
+
+
+def delete_group(step: Rebalance, event: DeleteGroup) -> None:
+    group = step.group
+    if group.phase is not Phase.EMPTY or group.pending_members:
+        error = ErrorCode.GROUP_ID_NOT_FOUND if group.phase is Phase.DEAD else ErrorCode.NON_EMPTY_GROUP
+        step.effects.append(Reply(event.token, DeleteGroupResult(error)))
+        return
+    _delete(step, event.token)
+
+
+def _delete(step: Rebalance, token: int | None) -> None:
+    group = step.group
+    records: list[JournalRecord] = [
+        DropOffset(group.group_id, topic, partition)
+        for topic, partitions in group.offsets.items()
+        for partition in partitions
+    ]
+    if group.journalled is not None:
+        records.append(DropGroup(group.group_id))
+    pending = PendingGroupDeletion(token)
+    if records:
+        step.effects.append(Append(tuple(records), pending))
+    else:
+        group_deleted(step, pending, ErrorCode.NONE)
+
+
+def group_deleted(step: Rebalance, pending: PendingGroupDeletion, error: ErrorCode) -> None:
+    group = step.group
+    if error is ErrorCode.NONE:
+        group.offsets.clear()
+        group.journalled = None
+        # Somebody may have joined while the tombstone was on its way; the group then goes on, without its
+        # past.
+        if group.phase is Phase.EMPTY and not group.pending_members:
+            group.transition_to(Phase.DEAD, step.now)
+    if pending.token is not None:
+        step.effects.append(Reply(pending.token, DeleteGroupResult(error)))
+
+
+def _is_expired(group: Group, committed: CommittedOffset, now: Now, retention_ms: int) -> bool:
+    if committed.expire_timestamp_ms >= 0:
+        return now.time_ms >= committed.expire_timestamp_ms
+    base_ms = committed.commit_timestamp_ms
+    if group.phase is Phase.EMPTY and group.protocol_type is not None and group.state_timestamp_ms >= 0:
+        base_ms = max(base_ms, group.state_timestamp_ms)
+    return now.time_ms - base_ms >= retention_ms
+
+
+def expire_offsets(step: Rebalance) -> None:
+    """Drop what is beyond its retention. A live group keeps everything it subscribes to."""
+    group = step.group
+    if group.phase in _LIVE and not (
+        group.phase is Phase.STABLE and group.is_consumer_protocol and group.subscribed_topics is not None
+    ):
+        return
+    doomed = tuple(
+        (topic, partition)
+        for topic, partitions in group.offsets.items()
+        if not (group.phase in _LIVE and group.is_subscribed_to(topic))
+        for partition, committed in partitions.items()
+        if _is_expired(group, committed, step.now, step.limits.offsets_retention_ms)
+    )
+    remaining = sum(len(partitions) for partitions in group.offsets.values()) - len(doomed)
+    if group.phase is Phase.EMPTY and not group.pending_members and remaining == 0:
+        _delete(step, None)
+    elif doomed:
+        _forget(step, doomed)
+
+
+def forget_topic(step: Rebalance, topic: str) -> None:
+    doomed = tuple((topic, partition) for partition in step.group.offsets.get(topic, {}))
+    if doomed:
+        _forget(step, doomed)
+
+
+def _forget(step: Rebalance, doomed: tuple[tuple[str, int], ...]) -> None:
+    records = tuple(DropOffset(step.group.group_id, topic, partition) for topic, partition in doomed)
+    step.effects.append(Append(records, PendingOffsetDeletion(None, doomed, {})))

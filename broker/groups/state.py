@@ -1,0 +1,129 @@
+"""The state machine of a group: `step(group, event, now, limits) -> effects`.
+
+It changes `group` and returns what has to be done outside: nothing is awaited, no clock is read, nothing is
+written. The same events at the same times give the same effects, so a schedule can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from broker.groups import offsets
+from broker.groups.consumer_protocol import subscribed_topics
+from broker.groups.events import (
+    Abandoned,
+    Appended,
+    Commit,
+    DeleteGroup,
+    DeleteOffsets,
+    Effect,
+    Event,
+    ExpireOffsets,
+    ForgetTopic,
+    Heartbeat,
+    Join,
+    Leave,
+    PendingAssignment,
+    PendingCommit,
+    PendingEmpty,
+    PendingGroupDeletion,
+    PendingOffsetDeletion,
+    PendingStaticMember,
+    Sync,
+    Tick,
+)
+from broker.groups.model import Group, Limits, Member, Now, Phase, StoredGroup
+from broker.groups.rebalance import Rebalance
+
+
+def step(group: Group, event: Event, now: Now, limits: Limits) -> list[Effect]:
+    """Let `event` happen to `group`. The effects are to be carried out in order."""
+    rebalance = Rebalance(group, now, limits)
+    _HANDLERS[type(event)](rebalance, event)
+    return rebalance.effects
+
+
+def _tick(step: Rebalance, event: Tick) -> None:
+    group, now = step.group, step.now.monotonic
+    if group.next_wake > now:
+        return
+    if group.join_deadline <= now:
+        step.join_deadline_passed()
+    if group.sync_deadline <= now:
+        step.sync_deadline_passed()
+    for member_id in [name for name, deadline in group.pending_members.items() if deadline <= now]:
+        if member_id in group.pending_members:
+            step.pending_deadline_passed(member_id)
+    for member in [member for member in group.members.values() if member.deadline <= now]:
+        if group.members.get(member.member_id) is member:
+            step.member_deadline_passed(member)
+    group.next_wake = group.earliest_deadline()
+
+
+def _appended(step: Rebalance, event: Appended) -> None:
+    pending, error = event.pending, event.error
+    match pending:
+        case PendingCommit():
+            offsets.commit_stored(step, pending, error)
+        case PendingAssignment():
+            step.assignment_stored(pending, error)
+        case PendingStaticMember():
+            step.static_member_stored(pending, error)
+        case PendingOffsetDeletion():
+            offsets.offsets_deleted(step, pending, error)
+        case PendingGroupDeletion():
+            offsets.group_deleted(step, pending, error)
+        case PendingEmpty():
+            step.empty_stored(pending, error)
+
+
+_HANDLERS: dict[type, Callable[[Rebalance, Any], None]] = {
+    Join: Rebalance.join,
+    Sync: Rebalance.sync,
+    Heartbeat: Rebalance.heartbeat,
+    Leave: Rebalance.leave,
+    Commit: offsets.commit,
+    DeleteOffsets: offsets.delete_offsets,
+    DeleteGroup: offsets.delete_group,
+    Tick: _tick,
+    ExpireOffsets: lambda step, event: offsets.expire_offsets(step),
+    ForgetTopic: lambda step, event: offsets.forget_topic(step, event.topic),
+    Abandoned: lambda step, event: step.abandoned(event.token),
+    Appended: _appended,
+}
+
+
+def restore(group_id: str, stored: StoredGroup | None, now: Now) -> Group:
+    """The group as the journal knows it; `stored` is None for one that has only offsets.
+
+    Members are given one session timeout to be heard of again.
+    """
+    group = Group(group_id)
+    if stored is None:
+        return group
+    group.journalled = stored
+    group.generation = stored.generation
+    group.protocol_type = stored.protocol_type or None
+    group.state_timestamp_ms = stored.state_timestamp_ms
+    for kept in stored.members:
+        member = Member(
+            member_id=kept.member_id,
+            instance_id=kept.instance_id,
+            client_id=kept.client_id,
+            client_host=kept.client_host,
+            rebalance_timeout_ms=kept.rebalance_timeout_ms,
+            session_timeout_ms=kept.session_timeout_ms,
+            protocols=((stored.protocol or "", kept.subscription),),
+            assignment=kept.assignment,
+        )
+        member.deadline = group.wake_by(now.monotonic + kept.session_timeout_ms / 1000)
+        group.members[kept.member_id] = member
+        if kept.instance_id is not None:
+            group.static_members[kept.instance_id] = kept.member_id
+    if group.members:
+        group.phase, group.previous_phase = Phase.STABLE, Phase.COMPLETING_REBALANCE
+        group.protocol = stored.protocol
+        group.leader = stored.leader if stored.leader in group.members else next(iter(group.members))
+    group.subscribed_topics = subscribed_topics(group)
+    return group
