@@ -1,0 +1,155 @@
+"""The codecs of record batches, with a bound on what may come out.
+
+`decompress` never produces more than it is allowed to: output goes into a buffer that grows up to the bound,
+so a small input that would inflate to gigabytes costs no more than the bound and ends in a DecodeError.
+
+Snappy is accepted raw and in the framing of Java's snappy library ("xerial": 16 byte header, then blocks each
+with an int32 length), and written in that framing, which every Kafka client reads. LZ4 is the frame format.
+
+Pure functions; cramjam does the work and releases the GIL. Source: KIP-110 (zstd), Kafka's `CompressionType`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final, TypeAlias
+
+import cramjam
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import DecodeError
+from protocol.records.header import Buffer
+
+Bytes: TypeAlias = "NDArray[np.uint8]"
+
+MAX_DECOMPRESSED_BYTES: Final = 256 * 1024 * 1024
+"""Default bound. A batch is at most `max.message.bytes` compressed (1 MiB unless configured); 256 times that
+is more than any real record set reaches and still far from exhausting a small machine."""
+
+_FIRST_GUESS: Final = 64 * 1024
+_INT32: Final = Struct(">i")
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK: Final = 32 * 1024
+_NO_ROOM: Final = "failed to write whole buffer"
+
+
+class Compression(IntEnum):
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_STREAMS: Final = {
+    Compression.GZIP: cramjam.gzip,
+    Compression.LZ4: cramjam.lz4,
+    Compression.ZSTD: cramjam.zstd,
+}
+
+
+def codec_of(number: int) -> Compression:
+    """Raises DecodeError for a codec number that Kafka does not define (5 to 7)."""
+    try:
+        return Compression(number)
+    except ValueError:
+        raise DecodeError(
+            f"compression codec {number} is unknown; 0 to 4 are none, gzip, snappy, lz4, zstd"
+        ) from None
+
+
+def compress(codec: int, data: Buffer) -> Buffer:
+    """The compressed bytes, or `data` itself for codec 0."""
+    compression = codec_of(codec)
+    if compression is Compression.NONE:
+        return data
+    if compression is Compression.SNAPPY:
+        return _compress_xerial(data)
+    return memoryview(_STREAMS[compression].compress(data))
+
+
+def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Bytes:
+    """The decompressed bytes, a view of `data` for codec 0.
+
+    Raises DecodeError if the data is malformed or would decompress to more than `max_bytes`.
+    """
+    compression = codec_of(codec)
+    if compression is Compression.NONE:
+        if len(data) > max_bytes:
+            raise _too_large(compression, max_bytes)
+        return np.frombuffer(data, np.uint8)
+    if compression is Compression.SNAPPY:
+        return _decompress_snappy(data, max_bytes)
+    decompress_into = _STREAMS[compression].decompress_into
+    capacity = min(max_bytes, max(_FIRST_GUESS, 4 * len(data)))
+    while True:
+        output = np.empty(capacity, np.uint8)
+        try:
+            return output[: decompress_into(data, output)]
+        except cramjam.DecompressionError as error:
+            if _NO_ROOM not in str(error):
+                raise _malformed(compression, error) from None
+            if capacity >= max_bytes:
+                raise _too_large(compression, max_bytes) from None
+        capacity = min(max_bytes, 4 * capacity)
+
+
+def _too_large(compression: Compression, max_bytes: int) -> DecodeError:
+    return DecodeError(
+        f"{compression.name.lower()} data decompresses to more than the allowed {max_bytes} bytes"
+    )
+
+
+def _malformed(compression: Compression, error: Exception) -> DecodeError:
+    return DecodeError(f"malformed {compression.name.lower()} data: {error}")
+
+
+def _compress_xerial(data: Buffer) -> Buffer:
+    view = memoryview(data)
+    parts: list[bytes | memoryview] = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK):
+        block = memoryview(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK]))
+        parts.append(_INT32.pack(len(block)))
+        parts.append(block)
+    return b"".join(parts)
+
+
+def _decompress_snappy(data: Buffer, max_bytes: int) -> Bytes:
+    view = memoryview(data)
+    blocks = _xerial_blocks(view) if bytes(view[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC else [view]
+    try:
+        sizes = [int(cramjam.snappy.decompress_raw_len(block)) for block in blocks]
+        if sum(sizes) > max_bytes:
+            raise _too_large(Compression.SNAPPY, max_bytes)
+        output = np.empty(sum(sizes), np.uint8)
+        position = 0
+        for block, size in zip(blocks, sizes, strict=True):
+            written = (
+                cramjam.snappy.decompress_raw_into(block, output.data[position : position + size])
+                if size
+                else 0
+            )
+            if written != size:
+                raise DecodeError(f"malformed snappy data: a block holds {written} bytes and promised {size}")
+            position += size
+    except cramjam.DecompressionError as error:
+        raise _malformed(Compression.SNAPPY, error) from None
+    return output
+
+
+def _xerial_blocks(view: memoryview) -> list[memoryview]:
+    blocks = []
+    position, end = len(_XERIAL_HEADER), len(view)
+    while position < end:
+        if end - position < 4:
+            raise DecodeError("malformed snappy data: cut short before a block length")
+        (size,) = _INT32.unpack_from(view, position)
+        position += 4
+        if not 0 < size <= end - position:
+            raise DecodeError(f"malformed snappy data: a block of {size} bytes, {end - position} are left")
+        blocks.append(view[position : position + size])
+        position += size
+    return blocks
