@@ -18,7 +18,7 @@ class LakeError(Exception):
     """
 
 
-class RoundLost(LakeError):
+class RoundLostError(LakeError):
     """Somebody else committed to the lake table first. Nothing of this round is in it."""
 
 
@@ -56,7 +56,7 @@ class LakeTable(Protocol):
     def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
         """Make the written round the table's current state, if that is still `base`.
 
-        Raises RoundLost if it is not. When an error hides the outcome, the lake is looked at again:
+        Raises RoundLostError if it is not. When an error hides the outcome, the lake is looked at again:
         returning means committed, any other exception means not committed.
         """
 

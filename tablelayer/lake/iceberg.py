@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tablelayer.lake.adapter import LakeError, LakeState, RoundLost
+from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
@@ -136,7 +136,8 @@ class IcebergTable:
         if owner != self.table_id:
             raise LakeError(
                 f"lake table {self._plain_name} belongs to table id {owner}, but {self.definition.path} is"
-                f" {self.table_id}: the table was dropped and created again. Drop or rename the lake table, then tier again."
+                f" {self.table_id}: the table was dropped and created again. Drop or rename the lake table,"
+                " then tier again."
             )
         head = table.currentSnapshot()
         snapshot = head
@@ -156,9 +157,9 @@ class IcebergTable:
             if found is not None:
                 return found
         raise LakeError(
-            f"the history of lake table {self._plain_name} does not say any more what was tiered: the snapshots"
-            f" with {OFFSETS_PROPERTY} were expired. Tiering stops, because starting over would duplicate rows."
-            " Drop the lake table to have it built again."
+            f"the history of lake table {self._plain_name} does not say any more what was tiered: the"
+            f" snapshots with {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate"
+            " rows. Drop the lake table to have it built again."
         )
 
     def _state_of(self, snapshot: Any, head: Any) -> LakeState | None:
@@ -254,9 +255,8 @@ class IcebergTable:
         branch = f"{BRANCH_PREFIX}{epoch}"
         with self._turn():
             try:
-                self.spark.sql(
-                    f"CALL `{self.catalog}`.system.fast_forward('{path.database}.{path.table}', 'main', '{branch}')"
-                )
+                target = f"{path.database}.{path.table}"
+                self.spark.sql(f"CALL `{self.catalog}`.system.fast_forward('{target}', 'main', '{branch}')")
                 failure: Exception | None = None
             except Exception as error:  # noqa: BLE001 - whatever it was, only the table knows the outcome
                 failure = error
@@ -266,7 +266,7 @@ class IcebergTable:
                     raise LakeError(
                         f"{self._plain_name}: the commit failed and changed nothing: {failure}"
                     ) from failure
-                raise RoundLost(
+                raise RoundLostError(
                     f"{self._plain_name}: main is at snapshot {head}, no longer at {base.head}:"
                     " another tierer was first"
                 ) from failure

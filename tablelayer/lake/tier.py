@@ -1,0 +1,341 @@
+"""The tiering job: rounds that move what is new in a table's log into its lake table, exactly once.
+
+One round of one table:
+1. take a round from the coordinator (epoch, lease; a thread renews it);
+2. find what is tiered **in the lake**, and tell the coordinator if it does not know it (a tierer may have
+died
+   between its commit and its report);
+3. pin the log's end offsets; nothing new: the round ends and changes nothing;
+4. read the range in the executors, for a PK table the last change of each key; write it on a branch
+together with
+   the new offsets; move `main` onto it if nobody moved it in between;
+5. tell the coordinator.
+
+Whoever dies anywhere leaves either a branch that nobody sees or a complete round. Two tierers at once: the
+coordinator gives the round to one of them; should both have one all the same, the lake takes one commit and
+the other is told that it lost.
+
+A round reads at most `ROUND_ROWS_MAX` changes per bucket, so that its memory does not grow with the
+backlog; a table that is further behind takes several rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, RoundLostError
+from tablelayer.lake.coordinator import Coordinator, Heartbeats, LakeStatus, ServerCoordinator, TieringRound
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table import TableDefinition, TablePath
+
+ROUND_ROWS_MAX = 2_000_000
+"""Offsets per bucket and round: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""
+
+WAREHOUSE_PROPERTY = "datalake.iceberg.warehouse"
+CATALOG_PROPERTY_PREFIX = "datalake.iceberg."
+
+
+class Outcome(StrEnum):
+    """How a round ended."""
+
+    COMMITTED = "committed"
+    NOTHING_NEW = "nothing new"
+    BUSY = "another tierer has this table"
+    LOST = "lost to another tierer"
+    FENCED = "fenced by another tierer"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What one round did. `changes`: offsets moved into the lake, over all buckets."""
+
+    path: TablePath | None
+    outcome: Outcome
+    changes: int = 0
+    snapshot: int | None = None
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    more: bool = False
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.outcome is Outcome.COMMITTED:
+            text = (
+                f"{self.path}: {self.changes:,} changes into snapshot {self.snapshot} in {self.seconds:.1f} s"
+            )
+        elif self.outcome is Outcome.NOTHING_NEW:
+            text = f"{self.path}: nothing new, the lake is at snapshot {self.snapshot}"
+        else:
+            text = f"{self.path}: {self.outcome.value}"
+        return f"{text} ({self.detail})" if self.detail else text
+
+
+class ChangeSource(Protocol):
+    """The log of one table."""
+
+    def earliest(self) -> dict[int, int]:
+        """The first offset each bucket still has."""
+
+    def latest(self) -> dict[int, int]:
+        """The end (exclusive) of each bucket's log, as readers may see it now."""
+
+    def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
+        """A DataFrame in this session of what is in `[start, end)`: a log table's rows; for a PK table the
+        last change of each key with a column `_deleted`."""
+
+
+class TableChanges:
+    """`ChangeSource` over the table client."""
+
+    def __init__(self, connection: Any, bootstrap: str, definition: TableDefinition) -> None:
+        self._table = connection.table(str(definition.path))
+        self._bootstrap = bootstrap
+        self._definition = definition
+
+    def earliest(self) -> dict[int, int]:
+        return dict(self._table.offsets("earliest"))
+
+    def latest(self) -> dict[int, int]:
+        return dict(self._table.offsets("latest"))
+
+    def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
+        from tablelayer.spark.frames import splits_frame
+        from tablelayer.spark.splits import TableRead, plan_splits
+
+        schema = self._definition.schema
+        mode = "last" if self._definition.is_primary_key_table else "current"
+        read = TableRead(
+            self._bootstrap, str(self._definition.path), schema.columns, schema.primary_key, mode
+        )
+        return splits_frame(spark, read, plan_splits(start, end))
+
+
+def tier_round(
+    granted: TieringRound, coordinator: Coordinator, lake: LakeTable, source: ChangeSource, spark: Any
+) -> RoundResult:
+    """Carry out one round. Raises LakeError for what a person must mend, and the source's errors."""
+    started = time.monotonic()
+    with Heartbeats(coordinator, granted) as heartbeats:
+        base = lake.find_committed(coordinator.describe(granted.table_id).snapshot_id)
+        start, end, more = _plan(granted.path, base, source)
+        if all(end[bucket] <= start[bucket] for bucket in end):
+            detail = (
+                "" if base.committed is None else _report(coordinator, granted, base.committed, base.offsets)
+            )
+            nothing = Outcome.NOTHING_NEW
+            return RoundResult(granted.path, nothing, 0, base.committed, base.offsets, detail=detail)
+        offsets = {**base.offsets, **end}
+        try:
+            snapshot = lake.write(base, source.changes(spark, start, end), offsets, granted.epoch)
+            if heartbeats.fenced.is_set():
+                return RoundResult(granted.path, Outcome.FENCED)
+            lake.commit(base, snapshot, granted.epoch)
+        except RoundLostError as error:
+            return RoundResult(granted.path, Outcome.LOST, detail=str(error))
+        finally:
+            lake.discard(granted.epoch)
+        detail = _report(coordinator, granted, snapshot, offsets)
+    changes = sum(end[bucket] - start[bucket] for bucket in end)
+    seconds = time.monotonic() - started
+    return RoundResult(granted.path, Outcome.COMMITTED, changes, snapshot, offsets, seconds, more, detail)
+
+
+def _plan(
+    path: TablePath, base: LakeState, source: ChangeSource
+) -> tuple[dict[int, int], dict[int, int], bool]:
+    """(start, end, is there more) by bucket: from what is tiered to what is there now, at most
+    ROUND_ROWS_MAX each.
+    """
+    earliest, latest = source.earliest(), source.latest()
+    start = {bucket: base.offsets.get(bucket, 0) for bucket in latest}
+    for bucket, first in start.items():
+        if earliest.get(bucket, 0) > first:
+            raise LakeError(
+                f"{path}: bucket {bucket} is tiered up to offset {first}, but its log begins at"
+                f" {earliest[bucket]}: the rows in between are gone from the log. Drop the lake table to"
+                " begin again from what is there."
+            )
+        if latest[bucket] < first:
+            raise LakeError(
+                f"{path}: bucket {bucket} is tiered up to offset {first}, but its log ends at"
+                f" {latest[bucket]}: the log was cut, or the lake is another server's. Check the data"
+                " directory."
+            )
+    end = {bucket: min(latest[bucket], start[bucket] + ROUND_ROWS_MAX) for bucket in latest}
+    return start, end, end != latest
+
+
+def _report(
+    coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Mapping[int, int]
+) -> str:
+    """Tell the coordinator; that it cannot be told does not undo the commit. Text for the person, usually
+    empty.
+    """
+    try:
+        coordinator.commit(granted, snapshot, offsets)
+    except TableError as error:
+        if error.code is not TableErrorCode.FENCED_TIERING_EPOCH:
+            raise
+        return "the server has given the table to another tierer meanwhile; the next round reports it"
+    except Exception as error:  # noqa: BLE001 - the lake holds the truth
+        return f"the server was not told, the next round reports it: {error}"
+    return ""
+
+
+def run_tiering(
+    bootstrap: str,
+    *,
+    tables: Sequence[str] = (),
+    once: bool = True,
+    interval_s: float = 10.0,
+    warehouse: str | None = None,
+    report: Callable[[str], None] = lambda _: None,
+    cores: int = 2,
+    memory: str = "1g",
+) -> int:
+    """What `headrace tier` does; the exit code: 0, or 1 if a table could not be tiered.
+
+    `tables`: "db.t" each, default all with `table.datalake.enabled`. `once`: bring each up to what is there
+    now and return; otherwise go on for ever, taking rounds as they fall due, asking every `interval_s`
+    seconds when none is.
+    `warehouse` overrides the server's `datalake.iceberg.warehouse`. `report` is told one line per round.
+    """
+    from tablelayer.client import connect
+    from tablelayer.spark.jars import SparkSetupError
+
+    with connect(bootstrap) as connection:
+        job = _Job(connection, bootstrap, warehouse, report, cores, memory)
+        try:
+            if once:
+                return job.run_once([TablePath.parse(table) for table in tables])
+            return job.run_forever([TablePath.parse(table) for table in tables], interval_s)
+        except SparkSetupError as error:
+            report(str(error))
+            return 1
+
+
+class _Job:
+    """A tierer: one connection, one Spark session, started when there is something to do."""
+
+    def __init__(
+        self,
+        connection: Any,
+        bootstrap: str,
+        warehouse: str | None,
+        report: Callable[[str], None],
+        cores: int,
+        memory: str,
+    ) -> None:
+        self._connection = connection
+        self._bootstrap = bootstrap
+        self._warehouse = warehouse
+        self._report = report
+        self._cores = cores
+        self._memory = memory
+        self._coordinator = ServerCoordinator(connection, f"{socket.gethostname()}-{os.getpid()}")
+        self._spark: Any = None
+
+    def run_once(self, paths: Sequence[TablePath]) -> int:
+        failures = 0
+        chosen = list(paths) or list(self._lake_tables())
+        if not chosen:
+            self._report("no table has 'table.datalake.enabled'='true': nothing to tier")
+        for path in chosen:
+            more = True
+            while more:
+                result = self._attempt(path, force=True)
+                failures += result is None
+                more = result is not None and result.more
+        return 1 if failures else 0
+
+    def run_forever(self, paths: Sequence[TablePath], interval_s: float) -> int:
+        """Ends with KeyboardInterrupt. A table that cannot be tiered is reported and does not hold up the
+        others.
+        """
+        wanted: list[TablePath | None] = list(paths) or [None]
+        while True:
+            results = [self._attempt(path, force=False) for path in wanted]
+            if not any(result is not None and result.outcome is Outcome.COMMITTED for result in results):
+                time.sleep(interval_s)
+
+    def _attempt(self, path: TablePath | None, *, force: bool) -> RoundResult | None:
+        """One round, reported; None if it failed. Without `force`, that none is due is not worth a line."""
+        named = path
+        try:
+            granted = self._coordinator.begin(path, force=force)
+            if granted is None:
+                result = RoundResult(path, Outcome.BUSY)
+                if not force:
+                    return result
+            else:
+                named = granted.path
+                result = self._tier(granted)
+        except Exception as error:  # noqa: BLE001 - Spark, the lake, the server: reported, and the job lives on
+            text = str(error).strip() or repr(error)
+            self._report(text if isinstance(error, LakeError) else f"{named}: {text.splitlines()[0]}")
+            return None
+        self._report(str(result))
+        return result
+
+    def _lake_tables(self) -> Iterator[TablePath]:
+        admin = self._connection.admin
+        for database in admin.list_databases():
+            for table in admin.list_tables(database):
+                definition = admin.describe_table(TablePath(database, table))
+                if definition.settings.datalake_enabled:
+                    yield definition.path
+
+    def _tier(self, granted: TieringRound) -> RoundResult:
+        from tablelayer.lake.iceberg import IcebergTable
+
+        definition = self._connection.admin.describe_table(granted.path)
+        if definition.table_id != granted.table_id:
+            raise LakeError(
+                f"{granted.path} was dropped and created again while its round began: tier it again"
+            )
+        status = self._coordinator.describe(granted.table_id)
+        properties = catalog_properties(status, self._warehouse, granted.path)
+        with Heartbeats(self._coordinator, granted):  # starting Spark takes seconds
+            spark = self._session()
+            lake = IcebergTable(spark, definition, properties)
+        source = TableChanges(self._connection, self._bootstrap, definition)
+        return tier_round(granted, self._coordinator, lake, source, lake.spark)
+
+    def _session(self) -> Any:
+        if self._spark is None:
+            from tablelayer.spark.session import session
+
+            self._spark = session("headrace tier", cores=self._cores, memory=self._memory)
+        return self._spark
+
+
+def catalog_properties(status: LakeStatus, warehouse: str | None, path: TablePath) -> dict[str, str]:
+    """The Iceberg catalog's properties: the server's `datalake.iceberg.*`, the warehouse given by hand first.
+
+    Raises LakeError when the table is not tiered, or nobody says where to.
+    """
+    from tablelayer.spark.session import iceberg_catalog_properties
+
+    if not status.enabled:
+        raise LakeError(f"{path} is not tiered: it was created without 'table.datalake.enabled'='true'")
+    if status.format != "iceberg":
+        raise LakeError(f"{path} asks for lake format '{status.format}': this release tiers into iceberg")
+    given = {
+        name.removeprefix(CATALOG_PROPERTY_PREFIX): value
+        for name, value in status.properties.items()
+        if name.startswith(CATALOG_PROPERTY_PREFIX) and value
+    }
+    place = warehouse or given.pop("warehouse", None)
+    if not place:
+        raise LakeError(
+            f"nobody says where the lake of {path} is: start the server with"
+            f" --set {WAREHOUSE_PROPERTY}=FOLDER, or give the warehouse to this command"
+        )
+    given.pop("warehouse", None)
+    return {**iceberg_catalog_properties(place), **given}
