@@ -1,0 +1,188 @@
+"""The Arrow log batch: what a table's log holds, and what writers send and scanners get.
+
+Behind the 61-byte header that it shares with Kafka's batches (`protocol.records.header`, magic 100), all
+integers big endian:
+
+    61 int32  sequence count            how many sequence numbers the batch consumes
+    65 int16  schema id
+    67 int8   compression of the message's buffers: 0 none, 1 LZ4 frame, 2 ZSTD
+    68 int8   flags: bit 0 append-only (no change types follow)
+    69 int32  length of the change types in bytes (0, or one byte a row)
+    73 int32  length of the statistics (0)
+    77        change types, statistics, zeros up to a multiple of 8
+              one Arrow IPC record batch message without a schema (`ipc.py`)
+
+Record count and offsets count rows; a batch without rows still takes one offset. Base and max timestamp are
+equal: the time of the append, stamped by the server. The CRC covers everything from byte 21, so a projected
+batch (message rewritten, CRC field 0) cannot be checked by it; the connection vouches for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from protocol.errors import DecodeError
+from protocol.records.header import (
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC_ARROW,
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    Buffer,
+    read_header,
+    write_crc,
+)
+from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.options import ArrowCompression
+
+APPEND_ONLY: Final = 0x01
+PREFIX_SIZE: Final = 77
+"""Bytes in front of the change types."""
+
+_EXTENSION: Final = Struct(">ihbbii")
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_TIMESTAMPS: Final = Struct(">qq")
+_TIMESTAMPS_POSITION: Final = 27
+_NUMBERS: Final = {ArrowCompression.NONE: 0, ArrowCompression.LZ4_FRAME: 1, ArrowCompression.ZSTD: 2}
+_COMPRESSIONS: Final = {number: compression for compression, number in _NUMBERS.items()}
+
+
+class ChangeType(IntEnum):
+    """What happened to a row. In a write to a primary-key table 3 means upsert and 4 delete."""
+
+    APPEND = 0
+    INSERT = 1
+    UPDATE_BEFORE = 2
+    UPDATE_AFTER = 3
+    DELETE = 4
+
+    @property
+    def short(self) -> str:
+        return ("+A", "+I", "-U", "+U", "-D")[self]
+
+
+def encode_arrow_batch(
+    batch: pa.RecordBatch,
+    *,
+    schema_id: int,
+    change_types: npt.NDArray[np.uint8] | None,
+    compression: ArrowCompression | None = None,
+    timestamp_ms: int = -1,
+    sequence_count: int | None = None,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    last_offset_delta: int | None = None,
+) -> bytearray:
+    """One whole batch with base offset 0, ready for a log, a write request or a scanner.
+
+    `change_types` is uint8[rows], or None for a batch of appends. `sequence_count` defaults to the number of
+    rows, `last_offset_delta` to the last row's. Raises ValueError if there is not one change type per row.
+    """
+    rows = batch.num_rows
+    changes = b"" if change_types is None else np.ascontiguousarray(change_types, np.uint8).tobytes()
+    if change_types is not None and len(changes) != rows:
+        raise ValueError(f"{len(changes)} change types for {rows} rows")
+    message = encode_ipc(batch, compression)
+    start = message_position(len(changes))
+    size = start + len(message)
+    buffer = bytearray(size)
+    _HEADER.pack_into(
+        buffer,
+        0,
+        0,
+        size - LOG_OVERHEAD,
+        NO_LEADER_EPOCH,
+        MAGIC_ARROW,
+        0,
+        0,
+        max(0, rows - 1) if last_offset_delta is None else last_offset_delta,
+        timestamp_ms,
+        timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        rows,
+    )
+    _EXTENSION.pack_into(
+        buffer,
+        HEADER_SIZE,
+        rows if sequence_count is None else sequence_count,
+        schema_id,
+        _NUMBERS[compression or ArrowCompression.NONE],
+        APPEND_ONLY if change_types is None else 0,
+        len(changes),
+        0,
+    )
+    buffer[PREFIX_SIZE : PREFIX_SIZE + len(changes)] = changes
+    buffer[start:] = message
+    write_crc(buffer)
+    return buffer
+
+
+def stamp_timestamp(buffer: bytearray | memoryview, timestamp_ms: int) -> None:
+    """Set the time of the append in a whole batch, and its CRC anew."""
+    _TIMESTAMPS.pack_into(buffer, _TIMESTAMPS_POSITION, timestamp_ms, timestamp_ms)
+    write_crc(buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBatch:
+    """A view of one batch. `message` and `change_types` are views of its buffer."""
+
+    header: BatchHeader
+    schema_id: int
+    compression: ArrowCompression
+    change_types: npt.NDArray[np.uint8] | None
+    message: memoryview
+
+    @classmethod
+    def parse(cls, buffer: Buffer) -> ArrowBatch:
+        """The batch that `buffer` begins with. Raises DecodeError if it is not a whole Arrow batch."""
+        view = memoryview(buffer).cast("B")
+        header = read_header(view)
+        if header.magic != MAGIC_ARROW:
+            raise DecodeError(f"a batch of magic {header.magic} is not an Arrow batch (magic {MAGIC_ARROW})")
+        if header.size > len(view) or header.size < PREFIX_SIZE:
+            raise DecodeError(f"an Arrow batch of {header.size} bytes in a buffer of {len(view)}")
+        _, schema_id, number, flags, changes_length, statistics_length = _EXTENSION.unpack_from(
+            view, HEADER_SIZE
+        )
+        compression = _COMPRESSIONS.get(number)
+        if compression is None:
+            raise DecodeError(f"an Arrow batch has the unknown compression {number}")
+        expected = 0 if flags & APPEND_ONLY else header.record_count
+        start = message_position(changes_length, statistics_length)
+        if changes_length != expected or statistics_length < 0 or start > header.size:
+            raise DecodeError(
+                f"an Arrow batch of {header.record_count} rows has {changes_length} change types "
+                f"and {statistics_length} bytes of statistics in {header.size} bytes"
+            )
+        changes = None
+        if not flags & APPEND_ONLY:
+            changes = np.frombuffer(view, np.uint8, changes_length, PREFIX_SIZE)
+            if changes_length and int(changes.max()) > ChangeType.DELETE:
+                raise DecodeError(f"an Arrow batch has the unknown change type {int(changes.max())}")
+        return cls(header, schema_id, compression, changes, view[start : header.size])
+
+    def to_record_batch(self, arrow_schema: pa.Schema, *, untrusted: bool = False) -> pa.RecordBatch:
+        """The rows, of the columns that the message holds. Raises DecodeError."""
+        batch = decode_ipc(self.message, arrow_schema, untrusted=untrusted)
+        if batch.num_rows != self.header.record_count:
+            raise DecodeError(f"an Arrow batch of {self.header.record_count} rows holds {batch.num_rows}")
+        return batch
+
+
+def message_position(change_types_length: int, statistics_length: int = 0) -> int:
+    """Where the Arrow message begins, from the start of the batch."""
+    return (PREFIX_SIZE + change_types_length + statistics_length + 7) & ~7
