@@ -76,7 +76,11 @@ def iceberg_type(column: Column) -> str:
 
 
 class IcebergTable:
-    """A table's copy in an Iceberg catalog. Uses a Spark session of its own, so that settings cannot leak."""
+    """A table's copy in an Iceberg catalog.
+
+    A MERGE takes its snapshot properties from the session's settings, so a session that writes must be this
+    object's alone: `spark.newSession()`.
+    """
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class IcebergTable:
             raise LakeError(f"table {definition.path} has no id: describe it on the server first")
         self.definition = definition
         self.table_id = str(definition.table_id)
-        self.spark = spark.newSession()
+        self.spark = spark
         attach_catalog(self.spark, properties, catalog)
         path = definition.path
         self.namespace = f"`{catalog}`.`{path.database}`"

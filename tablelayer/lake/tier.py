@@ -302,10 +302,10 @@ class _Job:
         status = self._coordinator.describe(granted.table_id)
         properties = catalog_properties(status, self._warehouse, granted.path)
         with Heartbeats(self._coordinator, granted):  # starting Spark takes seconds
-            spark = self._session()
+            spark = self._session().newSession()
             lake = IcebergTable(spark, definition, properties)
         source = TableChanges(self._connection, self._bootstrap, definition)
-        return tier_round(granted, self._coordinator, lake, source, lake.spark)
+        return tier_round(granted, self._coordinator, lake, source, spark)
 
     def _session(self) -> Any:
         if self._spark is None:

@@ -41,7 +41,7 @@ def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None 
     if table.endswith(LAKE_SUFFIX):
         return lake.read(state.head)
     source = TableChanges(client, bootstrap, definition)
-    tail = source.changes(lake.spark, state.offsets, source.latest())
+    tail = source.changes(spark, state.offsets, source.latest())
     if state.head is None:
         return (
             tail.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN)

@@ -8,8 +8,10 @@ used after it.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from tablelayer.client import Connection, connect
+if TYPE_CHECKING:
+    from tablelayer.client import Connection
 
 _connections: dict[tuple[int, str], Connection] = {}
 
@@ -19,5 +21,7 @@ def connection(bootstrap: str) -> Connection:
     key = (os.getpid(), bootstrap)
     found = _connections.get(key)
     if found is None:
+        from tablelayer.client import connect
+
         found = _connections[key] = connect(bootstrap)
     return found

@@ -1,0 +1,29 @@
+"""One Spark session for the whole run: starting it costs more than any test."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("warehouse")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Any:
+    from tablelayer.spark.session import session
+
+    return session("headrace tests", cores=2, memory="1g")
+
+
+@pytest.fixture(autouse=True)
+def _close_what_spark_left_open() -> Iterator[None]:
+    """pyspark leaves sockets to the garbage collector: collect them here, where their warnings are ignored."""
+    yield
+    gc.collect()

@@ -1,0 +1,412 @@
+"""Tiering rounds against a real Iceberg table, with the log and the coordinator played by small fakes.
+
+The fake log keeps every change it was given, so the oracle is plain Python: replay the log up to an offset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
+from tablelayer.lake.coordinator import LakeStatus, TieringRound
+from tablelayer.lake.iceberg import IcebergTable
+from tablelayer.lake.tier import Outcome, RoundResult, tier_round
+from tablelayer.lake.union_read import merge_tail
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.schema import Schema
+from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.types import BIGINT, DATE, STRING, TINYINT, decimal
+from tablelayer.spark.session import iceberg_catalog_properties
+from tablelayer.spark.splits import last_changes
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+INSERT, BEFORE, AFTER, DELETE = 1, 2, 3, 4
+BUCKETS = 2
+_names = itertools.count()
+
+
+def definition(
+    primary_key: tuple[str, ...] = ("id",), table_id: uuid.UUID | None = None, **more: Any
+) -> TableDefinition:
+    columns = [("id", BIGINT), ("name", STRING), ("price", decimal(15, 2)), ("day", DATE), ("tiny", TINYINT)]
+    return TableDefinition(
+        more.pop("path", TablePath("shop", f"orders_{next(_names)}")),
+        Schema.of(columns, primary_key),
+        bucket_count=BUCKETS,
+        options={"table.datalake.enabled": "true", "table.datalake.format": "iceberg"},
+        table_id=table_id or uuid.uuid4(),
+    )
+
+
+def row(key: int, name: str | None, price: str = "1.00") -> dict[str, Any]:
+    import datetime
+    import decimal as numbers
+
+    return {
+        "id": key,
+        "name": name,
+        "price": numbers.Decimal(price),
+        "day": datetime.date(2024, 9, 19),
+        "tiny": 7,
+    }
+
+
+@dataclass
+class FakeLog:
+    """A table's log in memory; bucket = key modulo BUCKETS. Also the oracle."""
+
+    table: TableDefinition
+    entries: dict[int, list[tuple[int, dict[str, Any]]]] = field(
+        default_factory=lambda: {b: [] for b in range(BUCKETS)}
+    )
+    cut: dict[int, int] = field(default_factory=dict)
+
+    def add(self, change_type: int, value: dict[str, Any]) -> None:
+        self.entries[value["id"] % BUCKETS].append((change_type, value))
+
+    def earliest(self) -> dict[int, int]:
+        return {bucket: self.cut.get(bucket, 0) for bucket in self.entries}
+
+    def latest(self) -> dict[int, int]:
+        return {bucket: len(entries) for bucket, entries in self.entries.items()}
+
+    def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
+        schema = self.table.schema.arrow()
+        tables = []
+        for bucket, entries in self.entries.items():
+            part = entries[start[bucket] : end[bucket]]
+            batch = pa.RecordBatch.from_pylist([value for _, value in part], schema=schema)
+            types = np.array([change_type for change_type, _ in part], np.uint8)
+            if not self.table.is_primary_key_table:
+                tables.append(pa.Table.from_batches([batch]))
+            elif part:
+                tables.append(
+                    pa.Table.from_batches(last_changes([(batch, types)], self.table.schema.primary_key))
+                )
+        if not self.table.is_primary_key_table:
+            return spark.createDataFrame(pa.concat_tables(tables))
+        empty = schema.append(pa.field("_deleted", pa.bool_(), nullable=False)).empty_table()
+        return spark.createDataFrame(pa.concat_tables([empty, *tables]))
+
+    def state(self, end: Mapping[int, int] | None = None) -> list[tuple[Any, ...]]:
+        """The table's rows at these offsets, as sorted tuples."""
+        ends = self.latest() if end is None else end
+        if not self.table.is_primary_key_table:
+            return sorted(
+                tuple(v.values()) for b, entries in self.entries.items() for _, v in entries[: ends.get(b, 0)]
+            )
+        rows: dict[int, dict[str, Any]] = {}
+        for bucket, entries in self.entries.items():
+            for change_type, value in entries[: ends.get(bucket, 0)]:
+                if change_type == DELETE:
+                    rows.pop(value["id"], None)
+                elif change_type != BEFORE:
+                    rows[value["id"]] = value
+        return sorted(tuple(value.values()) for value in rows.values())
+
+
+@dataclass
+class FakeCoordinator:
+    """Gives out rounds to whoever asks (no lease: the lake must do), and remembers what it was told."""
+
+    epoch: int = 0
+    told: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    fenced: bool = False
+    deaf: bool = False
+
+    def begin(self, path: TablePath | None, *, force: bool) -> TieringRound | None:
+        raise AssertionError("rounds are made by `round_of`")
+
+    def heartbeat(self, granted: TieringRound) -> None:
+        if self.fenced:
+            raise TableError(TableErrorCode.FENCED_TIERING_EPOCH, "fenced")
+
+    def commit(self, granted: TieringRound, snapshot_id: int, offsets: Mapping[int, int]) -> None:
+        if self.deaf:
+            raise ConnectionError("the server is away")
+        self.told.append((snapshot_id, dict(offsets)))
+
+    def describe(self, table_id: uuid.UUID) -> LakeStatus:
+        return LakeStatus(True, "iceberg", self.told[-1][0] if self.told else None)
+
+
+class World:
+    """A table, its log, its lake and a coordinator."""
+
+    def __init__(self, spark: Any, warehouse: Path, table: TableDefinition) -> None:
+        self.table = table
+        self.log = FakeLog(table)
+        self.coordinator = FakeCoordinator()
+        self.properties = iceberg_catalog_properties(warehouse)
+        self.root = spark
+        self.lake = self.tierer()
+
+    def tierer(self) -> IcebergTable:
+        """Another process's view of the same lake table."""
+        return IcebergTable(self.root.newSession(), self.table, self.properties)
+
+    def round_of(self, lease_ms: int = 30_000) -> TieringRound:
+        self.coordinator.epoch += 1
+        assert self.table.table_id is not None
+        return TieringRound(self.table.path, self.table.table_id, self.coordinator.epoch, lease_ms)
+
+    def tier(self) -> RoundResult:
+        return tier_round(self.round_of(), self.coordinator, self.lake, self.log, self.lake.spark)
+
+    def lake_rows(self, snapshot: int | None = None) -> list[tuple[Any, ...]]:
+        return sorted(tuple(found) for found in self.lake.read(snapshot).collect())
+
+    def snapshots(self) -> int:
+        return int(self.lake.spark.sql(f"SELECT count(*) FROM {self.lake.name}.snapshots").first()[0])
+
+
+@pytest.fixture
+def world(spark: Any, warehouse: Path) -> World:
+    return World(spark, warehouse, definition())
+
+
+def fill(log: FakeLog) -> None:
+    for key in range(10):
+        log.add(INSERT, row(key, f"first {key}"))
+    log.add(BEFORE, row(3, "first 3"))
+    log.add(AFTER, row(3, None, "3.33"))
+    log.add(DELETE, row(4, "first 4"))
+
+
+def test_the_lake_follows_inserts_updates_and_deletes(world: World) -> None:
+    fill(world.log)
+    first = world.tier()
+    assert first.outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.log.state()
+    assert dict(world.lake.find_committed().offsets) == world.log.latest()
+
+    world.log.add(AFTER, row(5, "second 5", "5.55"))
+    world.log.add(DELETE, row(6, "first 6"))
+    world.log.add(INSERT, row(4, "again 4"))
+    world.log.add(INSERT, row(100, "new"))
+    second = world.tier()
+    assert second.outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.log.state()
+    # The snapshot of the first round still is what it was.
+    assert first.snapshot is not None
+    assert world.lake_rows(first.snapshot) == world.log.state(first.offsets)
+
+
+def test_an_empty_round_changes_nothing(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    before = world.snapshots()
+    result = world.tier()
+    assert result.outcome is Outcome.NOTHING_NEW
+    assert world.snapshots() == before
+
+
+def test_a_round_that_cancels_out_still_moves_the_offsets(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    rows = world.lake_rows()
+    world.log.add(INSERT, row(50, "comes"))
+    world.log.add(DELETE, row(50, "comes"))
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == rows
+    assert dict(world.lake.find_committed().offsets) == world.log.latest()
+    assert world.tier().outcome is Outcome.NOTHING_NEW
+
+
+def test_of_two_tierers_one_wins_and_nothing_is_there_twice(spark: Any, warehouse: Path) -> None:
+    world = World(
+        spark, warehouse, definition(primary_key=())
+    )  # appends: where a second commit would duplicate
+    for key in range(6):
+        world.log.add(0, row(key, "a"))
+    world.tier()
+    for key in range(6):
+        world.log.add(0, row(key, "b"))
+    one, other = world.tierer(), world.tierer()
+    end = world.log.latest()
+    base, same_base = one.find_committed(), other.find_committed()
+    assert base == same_base
+    snapshots = [
+        tierer.write(base, world.log.changes(tierer.spark, base.offsets, end), end, epoch)
+        for tierer, epoch in ((one, 11), (other, 12))
+    ]
+    other.commit(base, snapshots[1], 12)
+    with pytest.raises(RoundLostError, match="another tierer was first"):
+        one.commit(base, snapshots[0], 11)
+    one.discard(11)
+    assert world.lake_rows() == world.log.state()
+    assert world.lake.find_committed().epoch == 12
+
+
+def test_two_tierers_at_the_very_first_round(spark: Any, warehouse: Path) -> None:
+    world = World(spark, warehouse, definition(primary_key=()))
+    world.log.add(0, row(1, "a"))
+    one, other = world.tierer(), world.tierer()
+    end = world.log.latest()
+    base = LakeState()
+    snapshots = [
+        tierer.write(base, world.log.changes(tierer.spark, {0: 0, 1: 0}, end), end, epoch)
+        for tierer, epoch in ((one, 1), (other, 2))
+    ]
+    one.commit(base, snapshots[0], 1)
+    with pytest.raises(RoundLostError):
+        other.commit(base, snapshots[1], 2)
+    assert world.lake_rows() == world.log.state()
+
+
+def test_a_tierer_that_died_after_its_commit_is_adopted(world: World) -> None:
+    fill(world.log)
+    world.coordinator.deaf = True
+    result = world.tier()
+    assert result.outcome is Outcome.COMMITTED
+    assert "next round reports it" in result.detail
+    world.coordinator.deaf = False
+    assert world.tier().outcome is Outcome.NOTHING_NEW
+    assert world.coordinator.told == [(result.snapshot, world.log.latest())]
+
+
+def test_a_tierer_that_died_before_its_commit_leaves_nothing_visible(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    visible = world.lake_rows()
+    world.log.add(INSERT, row(77, "half done"))
+    base = world.lake.find_committed()
+    changes = world.log.changes(world.lake.spark, base.offsets, world.log.latest())
+    world.lake.write(base, changes, world.log.latest(), world.round_of().epoch)
+    assert world.lake_rows() == visible
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.log.state()
+    assert set(world.lake._load().refs().keySet()) == {"main", "headrace_tiered"}
+
+
+def test_an_error_that_hides_a_commit_is_looked_into(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(world.log)
+    sql = world.lake.spark.sql
+
+    def lose_the_answer(text: str) -> Any:
+        answer = sql(text)
+        if "fast_forward" in text:
+            raise TimeoutError("no answer")
+        return answer
+
+    monkeypatch.setattr(world.lake.spark, "sql", lose_the_answer)
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.log.state()
+
+
+def test_an_error_that_prevents_a_commit_is_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(world.log)
+    sql = world.lake.spark.sql
+
+    def refuse(text: str) -> Any:
+        if "fast_forward" in text:
+            raise TimeoutError("no answer")
+        return sql(text)
+
+    monkeypatch.setattr(world.lake.spark, "sql", refuse)
+    with pytest.raises(LakeError, match="changed nothing"):
+        world.tier()
+    monkeypatch.undo()
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.log.state()
+
+
+def test_a_fenced_round_commits_nothing(world: World) -> None:
+    fill(world.log)
+    world.coordinator.fenced = True
+    result = tier_round(
+        world.round_of(lease_ms=30), world.coordinator, world.lake, world.log, world.lake.spark
+    )
+    assert result.outcome is Outcome.FENCED
+    assert world.lake_rows() == []
+    assert world.coordinator.told == []
+
+
+def test_a_table_created_again_is_not_mixed_with_the_old_one(spark: Any, warehouse: Path) -> None:
+    old = World(spark, warehouse, definition())
+    fill(old.log)
+    old.tier()
+    new = World(spark, warehouse, definition(path=old.table.path))
+    new.log.add(INSERT, row(1, "new"))
+    with pytest.raises(LakeError, match="dropped and created again"):
+        new.tier()
+    assert old.lake_rows() == old.log.state()
+
+
+def compact_and_expire(world: World) -> None:
+    path = world.table.path
+    for call in (
+        f"rewrite_data_files(table => '{path}', options => map('rewrite-all', 'true'))",
+        f"rewrite_position_delete_files(table => '{path}', options => map('rewrite-all', 'true'))",
+        f"expire_snapshots(table => '{path}', retain_last => 1, older_than => timestamp '2100-01-01')",
+    ):
+        world.lake.spark.sql(f"CALL lake.system.{call}").collect()
+
+
+def test_offsets_survive_compaction_and_expiry(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    world.log.add(AFTER, row(1, "second 1"))
+    world.tier()
+    compact_and_expire(world)
+    assert world.tier().outcome is Outcome.NOTHING_NEW
+    world.log.add(INSERT, row(60, "after"))
+    assert world.tier().outcome is Outcome.COMMITTED
+    assert world.lake_rows() == world.log.state()
+
+
+def test_a_history_that_forgot_the_offsets_stops_tiering(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    world.log.add(AFTER, row(1, "second 1"))
+    world.tier()
+    world.lake.spark.sql(f"ALTER TABLE {world.lake.name} DROP TAG headrace_tiered")
+    compact_and_expire(world)
+    with pytest.raises(LakeError, match="would duplicate"):
+        world.tier()
+
+
+def test_rows_gone_from_the_log_before_they_were_tiered_are_an_error(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    world.log.add(INSERT, row(30, "x"))
+    world.log.cut = {0: len(world.log.entries[0])}
+    with pytest.raises(LakeError, match="gone from the log"):
+        world.tier()
+
+
+def test_the_tail_wins_over_the_lake(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    state = world.lake.find_committed()
+    world.log.add(AFTER, row(1, "tail"))
+    world.log.add(DELETE, row(2, "first 2"))
+    world.log.add(INSERT, row(70, "tail only"))
+    end = world.log.latest()
+    tail = world.log.changes(world.lake.spark, state.offsets, end)
+    union = merge_tail(world.lake.read(state.head), tail, world.table)
+    expected = world.log.state()
+    assert sorted(map(tuple, union.collect())) == expected
+    # A predicate on another column must not bring the lake's old version of a row back.
+    assert union.where("name = 'first 1'").count() == 0
+    # Pinned: what is tiered or written later does not show.
+    world.log.add(INSERT, row(71, "later"))
+    world.tier()
+    assert sorted(map(tuple, union.collect())) == expected
+
+
+def test_a_lake_bucket_is_a_table_bucket(world: World) -> None:
+    fill(world.log)
+    world.tier()
+    spec = world.lake.spark.sql(f"SHOW CREATE TABLE {world.lake.name}").first()[0]
+    assert f"bucket({BUCKETS}, id)" in spec
