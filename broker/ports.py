@@ -1,8 +1,8 @@
 """The doors through which everything non-deterministic enters the broker.
 
-A component takes the ports it needs as constructor arguments and never reads the wall clock, draws random bytes or
-opens files on its own, so that `broker.testing` can run it under virtual time on a simulated disk. Timeouts use
-`Clock.monotonic`; record timestamps use `Clock.time_ms`.
+A component takes the ports it needs as constructor arguments and never reads the wall clock, draws random
+bytes or opens files on its own, so that `broker.testing` can run it under virtual time on a simulated disk.
+Timeouts use `Clock.monotonic`; record timestamps use `Clock.time_ms`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -19,7 +20,8 @@ class Clock(Protocol):
     """Time, in the two kinds that must not be mixed."""
 
     def time_ms(self) -> int:
-        """Wall-clock milliseconds since the epoch: for record timestamps and retention, never for deadlines."""
+        """Wall-clock milliseconds since the epoch: for record timestamps and retention, never for
+        deadlines."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back: for deadlines, leases and sessions."""
@@ -48,6 +50,70 @@ class SystemEntropy:
 
     def random(self) -> float:
         return int.from_bytes(os.urandom(7), "big") / (1 << 56)
+
+
+class DiskFile(Protocol):
+    """An open file with explicit positions. Every call may raise OSError. It is closed when nobody refers to
+    it."""
+
+    def fileno(self) -> int:
+        """The descriptor for sendfile; OSError (EBADF) if there is none behind this file."""
+
+    def size(self) -> int: ...
+
+    def read(self, size: int, position: int) -> bytes:
+        """Up to `size` bytes, fewer only at the end of the file."""
+
+    def view(self) -> memoryview:
+        """The present contents, read-only, without copying where the system can. Not extended by later
+        writes."""
+
+    def write(self, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
+        """Write all parts one after another, in one system call if it takes them.
+
+        On OSError some bytes may have been written.
+        """
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None:
+        """Make data and size durable. After an OSError nothing may be assumed about what was written
+        before."""
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The file system, as far as logs need it. Names and removals are durable after `sync_directory`."""
+
+    def open(self, path: Path, *, create: bool = False) -> DiskFile:
+        """Open for reading and writing. FileNotFoundError unless it exists or `create`."""
+
+    def open_read_only(self, path: Path) -> DiskFile: ...
+
+    def names(self, directory: Path) -> list[str]:
+        """Names of the files in a directory; empty if there is no such directory."""
+
+    def size(self, path: Path) -> int | None:
+        """Bytes in the file, None if there is none."""
+
+    def read(self, path: Path) -> bytes: ...
+
+    def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
+        """Make `data` the contents of `path`, all or nothing; with `sync` durably so, name included."""
+
+    def make_directory(self, path: Path) -> None:
+        """With its parents; no error if it exists."""
+
+    def rename(self, old: Path, new: Path) -> None: ...
+
+    def remove(self, path: Path) -> None:
+        """No error if there is no such file."""
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove it if it is empty; no error otherwise."""
+
+    def sync_directory(self, path: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,215 @@
+"""What a partition remembers of its idempotent producers: the last five batches of each (rules P1 to P5).
+
+A retry of one of them is answered with the original's offsets; anything else must continue the sequence.
+Producer ids below -1 are forwarded identities: one writer's stream split over partitions, so gaps in the
+sequence are expected and everything at or before the last sequence (modulo its wrap) is a repeat.
+
+Snapshots are Kafka's `<offset>.snapshot`, version 1: the state that the log below that offset gives. Kafka
+keeps one entry per producer there; we write up to five, the latest last, which is the one Kafka keeps. When
+some batch's sequence count is not its number of offsets (Arrow batches), the file gets the private version
+100, which has the first sequence as well.
+
+Pure. Kept in memory, rebuilt from snapshot and log. Source: KIP-98, Kafka's ProducerStateManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+from typing import Final
+
+import crc32c
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import MAGIC_ARROW, MAX_SEQUENCE, NO_SEQUENCE, BatchHeader, advance_sequence
+
+BATCHES_KEPT: Final = 5
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+
+_PREFIX: Final = Struct(">hI")
+_COUNT: Final = Struct(">i")
+_ENTRY: Final = Struct(">qhiqiqiq")
+_WIDE_ENTRY: Final = Struct(">qhiqiqiqi")
+_VERSION: Final = 1
+_WIDE_VERSION: Final = 100
+_NO_COORDINATOR_EPOCH: Final = -1
+_NO_TRANSACTION: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedBatch:
+    """Where a producer's batch went. `timestamp` is its largest, after any stamping by the log."""
+
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class Producer:
+    __slots__ = ("batches", "epoch", "seen")
+
+    def __init__(self, epoch: int, batches: list[AppendedBatch], seen: float) -> None:
+        self.epoch = epoch
+        self.batches = batches
+        self.seen = seen
+        """Monotonic time of the last append, or of the restart: what expiry counts from."""
+
+
+class ProducerState:
+    __slots__ = ("producers",)
+
+    def __init__(self) -> None:
+        self.producers: dict[int, Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self.producers)
+
+    def check(self, header: BatchHeader) -> AppendedBatch | None:
+        """The original if `header` repeats a batch, None if it may be appended; changes nothing.
+
+        Raises KafkaError with INVALID_PRODUCER_EPOCH or OUT_OF_ORDER_SEQUENCE_NUMBER.
+        """
+        producer_id, epoch, first = header.producer_id, header.producer_epoch, header.base_sequence
+        producer = self.producers.get(producer_id)
+        if producer is None:
+            # Of a Kafka batch any sequence is taken: its producer may be known to have been forgotten. A table's
+            # writer always begins at 0.
+            if header.magic == MAGIC_ARROW and producer_id >= 0 and first != 0:
+                raise _out_of_order(header, "the log knows nothing of this producer, so it must begin with 0")
+            return None
+        if epoch < producer.epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} wrote with epoch {epoch}, but epoch {producer.epoch} has taken over",
+            )
+        if epoch > producer.epoch:
+            if producer_id >= 0 and first != 0:
+                raise _out_of_order(header, f"epoch {epoch} is new, so it must begin with 0")
+            return None
+        batches = producer.batches
+        latest = batches[-1]
+        if producer_id < -1:
+            return None if _is_after(first, latest.last_sequence) else _covering(batches, first)
+        if first == advance_sequence(latest.last_sequence, 1):
+            return None
+        last = header.last_sequence
+        for batch in batches:
+            if batch.first_sequence == first and batch.last_sequence == last:
+                return batch
+        raise _out_of_order(header, f"the last one was {latest.last_sequence}")
+
+    def update(self, header: BatchHeader, base_offset: int, timestamp: int, now: float) -> None:
+        """Remember a batch that is in the log. `now` is monotonic time."""
+        self.add(
+            header.producer_id,
+            header.producer_epoch,
+            AppendedBatch(
+                header.base_sequence,
+                header.last_sequence,
+                base_offset,
+                base_offset + header.last_offset_delta,
+                timestamp,
+            ),
+            now,
+        )
+
+    def add(self, producer_id: int, epoch: int, batch: AppendedBatch, now: float) -> None:
+        producer = self.producers.get(producer_id)
+        if producer is None or producer.epoch != epoch:
+            self.producers[producer_id] = Producer(epoch, [batch], now)
+            return
+        batches = producer.batches
+        batches.append(batch)
+        if len(batches) > BATCHES_KEPT:
+            del batches[0]
+        producer.seen = now
+
+    def expire(self, now: float, age: float) -> int:
+        """Forget producers not heard of for `age` seconds of monotonic time; gives how many."""
+        old = [producer_id for producer_id, producer in self.producers.items() if now - producer.seen > age]
+        for producer_id in old:
+            del self.producers[producer_id]
+        return len(old)
+
+    def _rows(self) -> Iterator[tuple[int, int, AppendedBatch]]:
+        for producer_id, producer in self.producers.items():
+            for batch in producer.batches:
+                yield producer_id, producer.epoch, batch
+
+    def encode_snapshot(self) -> bytes:
+        rows = list(self._rows())
+        wide = any(
+            advance_sequence(batch.first_sequence, batch.last_offset - batch.base_offset)
+            != batch.last_sequence
+            for _, _, batch in rows
+        )
+        parts = [_COUNT.pack(len(rows))]
+        for producer_id, epoch, batch in rows:
+            entry = (
+                producer_id,
+                epoch,
+                batch.last_sequence,
+                batch.last_offset,
+                batch.last_offset - batch.base_offset,
+                batch.timestamp,
+                _NO_COORDINATOR_EPOCH,
+                _NO_TRANSACTION,
+            )
+            parts.append(_WIDE_ENTRY.pack(*entry, batch.first_sequence) if wide else _ENTRY.pack(*entry))
+        body = b"".join(parts)
+        return _PREFIX.pack(_WIDE_VERSION if wide else _VERSION, crc32c.crc32c(body)) + body
+
+    @classmethod
+    def decode_snapshot(cls, data: bytes, now: float) -> ProducerState:
+        """Raises ValueError when it is not a whole, intact snapshot."""
+        try:
+            version, crc = _PREFIX.unpack_from(data)
+            body = memoryview(data)[_PREFIX.size :]
+            (count,) = _COUNT.unpack_from(body)
+        except StructError as error:
+            raise ValueError(f"cut short: {error}") from None
+        layout = {_VERSION: _ENTRY, _WIDE_VERSION: _WIDE_ENTRY}.get(version)
+        if layout is None:
+            raise ValueError(f"version {version} is unknown")
+        if crc32c.crc32c(body) != crc:
+            raise ValueError("the CRC does not match")
+        if len(body) - _COUNT.size != count * layout.size:
+            raise ValueError(f"{count} entries do not fit into {len(body)} bytes")
+        state = cls()
+        for producer_id, epoch, last_sequence, last_offset, delta, timestamp, *rest in layout.iter_unpack(
+            body[4:]
+        ):
+            if version == _WIDE_VERSION:
+                first_sequence = rest[2]
+            else:
+                first_sequence = (last_sequence - delta) & MAX_SEQUENCE if last_sequence >= 0 else NO_SEQUENCE
+            if last_offset < 0:  # Kafka writes this for a producer whose records are all gone
+                continue
+            batch = AppendedBatch(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp)
+            state.add(producer_id, epoch, batch, now)
+        return state
+
+
+def _is_after(sequence: int, last: int) -> bool:
+    """Whether `sequence` comes after `last` on the circle of 2^31 numbers: less than half of it ahead."""
+    return 0 < ((sequence - last) & MAX_SEQUENCE) < (MAX_SEQUENCE + 1) // 2
+
+
+def _covering(batches: list[AppendedBatch], sequence: int) -> AppendedBatch:
+    """The kept batch a repeated sequence belongs to; the latest when it is older than all of them."""
+    for batch in batches:
+        span = (batch.last_sequence - batch.first_sequence) & MAX_SEQUENCE
+        if ((sequence - batch.first_sequence) & MAX_SEQUENCE) <= span:
+            return batch
+    return batches[-1]
+
+
+def _out_of_order(header: BatchHeader, why: str) -> KafkaError:
+    return KafkaError(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        f"producer {header.producer_id} sent sequence {header.base_sequence}: {why}",
+    )
