@@ -1,1 +1,72 @@
-"""The table client: connection, admin, writer, lookup, scanner."""
+"""The table client: connect, write, look up, scan.
+
+    from tablelayer.client import connect
+
+    with connect("127.0.0.1:9092") as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS fruit (id INT, name STRING, PRIMARY KEY (id) NOT
+        ENFORCED)")
+        fruit = connection.table("default.fruit")
+        fruit.upsert([{"id": 1, "name": "apple"}, {"id": 2, "name": "pear"}])
+        fruit.lookup_one({"id": 1})                     # {"id": 1, "name": "apple"}
+        fruit.to_arrow(columns=["name"])                # a pyarrow.Table
+        for batch in fruit.scan(until="latest"):        # the state, then every change
+            print(batch.batch, batch.change_types)
+
+`connect` blocks and may be used from any thread; `connect_async` is the same with `await`. Rows go in as
+pyarrow Tables or RecordBatches, lists of dicts, pandas or polars DataFrames, and come out as pyarrow. Writes
+are idempotent: what was retried is applied once. Errors are `TableError` and `KafkaError` (the server said
+no), `DataError` (the data does not fit), `ConnectionFailed` (nothing was done) and `RequestTimeout` (nobody
+knows).
+"""
+
+from __future__ import annotations
+
+from protocol.errors import KafkaError
+from tablelayer.client.blocking import Connection, Scan, Table, TableRef, connect
+from tablelayer.client.config import ClientConfig
+from tablelayer.client.connection import AsyncConnection, connect_async
+from tablelayer.client.errors import (
+    ClientError,
+    ConnectionFailed,
+    ConnectionLost,
+    DataError,
+    RequestTimeout,
+    UnsupportedRequest,
+)
+from tablelayer.client.kafka_admin import KafkaRecord
+from tablelayer.client.reader import LookupResult
+from tablelayer.client.scan import AsyncScan, ScanBatch
+from tablelayer.client.table import AsyncTable
+from tablelayer.client.writer import WriteResult
+from tablelayer.model.batch import ChangeType
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table import TableDefinition, TablePath
+
+__all__ = [
+    "AsyncConnection",
+    "AsyncScan",
+    "AsyncTable",
+    "ChangeType",
+    "ClientConfig",
+    "ClientError",
+    "Connection",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "DataError",
+    "KafkaError",
+    "KafkaRecord",
+    "LookupResult",
+    "RequestTimeout",
+    "Scan",
+    "ScanBatch",
+    "Table",
+    "TableDefinition",
+    "TableError",
+    "TableErrorCode",
+    "TablePath",
+    "TableRef",
+    "UnsupportedRequest",
+    "WriteResult",
+    "connect",
+    "connect_async",
+]

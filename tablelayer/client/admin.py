@@ -1,0 +1,103 @@
+"""Databases and tables: create, drop, list, describe."""
+
+from __future__ import annotations
+
+from tablelayer.client.cluster import Cluster
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.messages import (
+    CreateDatabaseRequest,
+    CreateDatabaseResponse,
+    CreateTableRequest,
+    CreateTableResponse,
+    DescribeTableRequest,
+    DescribeTableResponse,
+    DropDatabaseRequest,
+    DropDatabaseResponse,
+    DropTableRequest,
+    DropTableResponse,
+    ListDatabasesRequest,
+    ListDatabasesResponse,
+    ListTablesRequest,
+    ListTablesResponse,
+)
+from tablelayer.model.table import TableDefinition, TablePath
+
+
+class AsyncAdmin:
+    """What changes or lists databases and tables. Any broker answers; errors are TableError with a code to
+    match on.
+
+    A change whose answer is lost is not repeated (it might then fail because it had succeeded):
+    RequestTimeout or ConnectionLost says that the outcome is unknown. With `if_not_exists` or `if_exists` it
+    is simply repeated.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def create_database(self, name: str, *, if_not_exists: bool = False) -> None:
+        """Create a database. TableError DATABASE_EXISTS unless `if_not_exists`."""
+        request = CreateDatabaseRequest(name=name, ignore_if_exists=if_not_exists)
+        await self._cluster.call(
+            request, CreateDatabaseResponse, doing=f"create database {name}", repeatable=if_not_exists
+        )
+
+    async def drop_database(self, name: str, *, if_exists: bool = False, cascade: bool = False) -> None:
+        """Drop a database. It must be empty, or `cascade` drops its tables and their data too."""
+        request = DropDatabaseRequest(name=name, ignore_if_not_exists=if_exists, cascade=cascade)
+        await self._cluster.call(
+            request, DropDatabaseResponse, doing=f"drop database {name}", repeatable=if_exists
+        )
+
+    async def list_databases(self) -> list[str]:
+        """The names of all databases, sorted."""
+        answer = await self._cluster.call(
+            ListDatabasesRequest(), ListDatabasesResponse, doing="list the databases"
+        )
+        return sorted(answer.databases)
+
+    async def create_table(
+        self, definition: TableDefinition, *, if_not_exists: bool = False
+    ) -> TableDefinition:
+        """Create a table and return its definition with the id that the server gave it."""
+        request = CreateTableRequest(definition=definition.to_json(), ignore_if_exists=if_not_exists)
+        answer = await self._cluster.call(
+            request, CreateTableResponse, doing=f"create table {definition.path}", repeatable=if_not_exists
+        )
+        self._cluster.forget_routes(definition.path.topic)
+        return definition.with_id(answer.table_id)
+
+    async def drop_table(self, path: TablePath | str, *, if_exists: bool = False) -> None:
+        """Drop a table and its data. TableError TABLE_NOT_FOUND unless `if_exists`."""
+        path = as_path(path)
+        request = DropTableRequest(database=path.database, table=path.table, ignore_if_not_exists=if_exists)
+        await self._cluster.call(request, DropTableResponse, doing=f"drop table {path}", repeatable=if_exists)
+        self._cluster.forget_routes(path.topic)
+
+    async def list_tables(self, database: str) -> list[str]:
+        """The names of a database's tables, sorted. TableError DATABASE_NOT_FOUND."""
+        request = ListTablesRequest(database=database)
+        answer = await self._cluster.call(request, ListTablesResponse, doing=f"list the tables of {database}")
+        return sorted(answer.tables)
+
+    async def describe_table(self, path: TablePath | str) -> TableDefinition:
+        """A table's definition, id included. TableError TABLE_NOT_FOUND."""
+        path = as_path(path)
+        request = DescribeTableRequest(database=path.database, table=path.table)
+        answer = await self._cluster.call(request, DescribeTableResponse, doing=f"describe table {path}")
+        return TableDefinition.from_json(answer.definition).with_id(answer.table_id)
+
+    async def table_exists(self, path: TablePath | str) -> bool:
+        """Whether there is such a table."""
+        try:
+            await self.describe_table(path)
+        except TableError as error:
+            if error.code in (TableErrorCode.TABLE_NOT_FOUND, TableErrorCode.DATABASE_NOT_FOUND):
+                return False
+            raise
+        return True
+
+
+def as_path(path: TablePath | str) -> TablePath:
+    """A path given as text or as it is."""
+    return path if isinstance(path, TablePath) else TablePath.parse(path)

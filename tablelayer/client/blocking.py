@@ -1,0 +1,411 @@
+"""The client for programs without an event loop: the same calls, each of which waits.
+
+A `Connection` owns one background thread with one event loop, in which the asynchronous client does
+everything. It may be used from any number of threads. It belongs to the process that made it: after a fork
+(Spark's Python workers, multiprocessing) the child makes its own; using the parent's raises RuntimeError
+instead of hanging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.schema import ApiMessage
+from tablelayer.client.admin import AsyncAdmin
+from tablelayer.client.config import ClientConfig
+from tablelayer.client.conform import Data
+from tablelayer.client.connection import connect_async
+from tablelayer.client.kafka_admin import (
+    AsyncKafkaAdmin,
+    GroupDescription,
+    GroupListing,
+    KafkaRecord,
+    TopicDescription,
+)
+from tablelayer.client.reader import LATEST, LookupResult
+from tablelayer.client.scan import AsyncScan, ScanBatch, Start, Until
+from tablelayer.client.table import AsyncTable
+from tablelayer.client.writer import WriteResult
+from tablelayer.model.table import TableDefinition, TablePath
+
+T = TypeVar("T")
+ResponseT = TypeVar("ResponseT", bound=ApiMessage)
+
+
+class _LoopThread:
+    """An event loop in a daemon thread of this process."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-client", daemon=True)
+        self._thread.start()
+        self._stopped = False
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run to the end in the loop and wait; an interrupt (Ctrl-C) of the caller cancels it."""
+        if self._stopped or self._pid != os.getpid():
+            coroutine.close()
+            if self._stopped:
+                raise RuntimeError("the connection is closed")
+            raise RuntimeError("this connection was made before a fork: make a new one in each process")
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("the blocking client cannot be used inside its own event loop")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        if self._stopped or self._pid != os.getpid():
+            return
+        self._stopped = True
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+
+
+class Connection:
+    """A client of one cluster. Make one with `connect`; close it, or use it in `with`."""
+
+    def __init__(self, bootstrap: str, config: ClientConfig | None = None) -> None:
+        self.bootstrap = bootstrap
+        self.config = config or ClientConfig()
+        self._loop = _LoopThread()
+        try:
+            self._connection = self._loop.run(connect_async(bootstrap, self.config))
+        except BaseException:
+            self._loop.stop()
+            raise
+        self.admin = Admin(self._connection.admin, self._loop)
+        self.kafka = KafkaAdmin(self._connection.kafka, self._loop)
+
+    def table(self, path: TablePath | str) -> Table:
+        """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
+        return Table(self._loop.run(self._connection.table(path)), self._loop)
+
+    def open_table(self, definition: TableDefinition) -> Table:
+        """Open a table whose definition, id included, is known already: no question to the server."""
+        return Table(self._connection.open_table(definition), self._loop)
+
+    def execute(self, statement: str) -> None:
+        """Run DDL: CREATE or DROP, DATABASE or TABLE; several statements are separated by semicolons.
+
+        Raises DdlError (a TableError) that points at the word it does not understand.
+        """
+        from tablelayer.client.ddl import execute  # sqlglot takes half a second to import
+
+        execute(self.admin, statement)
+
+    def call(
+        self, request: ApiMessage, response: type[ResponseT], *, doing: str, repeatable: bool = True
+    ) -> ResponseT:
+        """Send one request of the table extension to any server, with retries; its error code is raised.
+
+        `doing` says what is attempted, for the error's text; `repeatable` whether doing it twice is harmless.
+        """
+        return self._loop.run(
+            self._connection.cluster.call(request, response, doing=doing, repeatable=repeatable)
+        )
+
+    def close(self) -> None:
+        """Close everything. Idempotent; in a forked child it leaves the parent's connection alone."""
+        try:
+            self._loop.run(self._connection.close())
+        except RuntimeError:
+            return  # closed already, or made before a fork
+        self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(bootstrap: str = "127.0.0.1:9092", config: ClientConfig | None = None) -> Connection:
+    """Connect to a cluster: `with connect("127.0.0.1:9092") as connection: ...`.
+
+    `bootstrap` names some of its servers, "host:port,host:port". Raises ConnectionFailed at once if none of
+    them answers.
+    """
+    return Connection(bootstrap, config)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """Where a table is: small, picklable, safe to send to other processes, which connect by themselves.
+
+    `with ref.connect() as connection: connection.table(ref.path)`.
+    """
+
+    bootstrap: str
+    path: str
+    config: ClientConfig = field(default_factory=ClientConfig)
+
+    def connect(self) -> Connection:
+        """A new connection of this process to the table's cluster."""
+        return Connection(self.bootstrap, self.config)
+
+
+class Table:
+    """A table. See `AsyncTable`, whose methods these are, for what each takes, returns and raises."""
+
+    def __init__(self, table: AsyncTable, loop: _LoopThread) -> None:
+        self._table = table
+        self._loop = loop
+
+    @property
+    def definition(self) -> TableDefinition:
+        return self._table.definition
+
+    @property
+    def path(self) -> TablePath:
+        return self._table.path
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The Arrow schema of the table's rows."""
+        return self._table.arrow_schema
+
+    def append(self, data: Data) -> WriteResult:
+        """Append rows to a log table; returns when all are acknowledged, each exactly once in the log."""
+        return self._loop.run(self._table.append(data))
+
+    def upsert(self, data: Data) -> WriteResult:
+        """Insert whole rows, or replace those with the same primary key; the last of equal keys wins."""
+        return self._loop.run(self._table.upsert(data))
+
+    def delete(self, keys: Data) -> WriteResult:
+        """Delete the rows with these primary keys; absent keys are no error."""
+        return self._loop.run(self._table.delete(keys))
+
+    def partial(self, data: Data, columns: Sequence[str]) -> WriteResult:
+        """Write only these columns (the primary key among them); the others keep their values."""
+        return self._loop.run(self._table.partial(data, columns))
+
+    def lookup(self, keys: Data, columns: Sequence[str] | None = None) -> LookupResult:
+        """Look up many primary keys at once: `found, rows = table.lookup(keys)`, in the keys' order."""
+        return self._loop.run(self._table.lookup(keys, columns))
+
+    def lookup_one(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """One row as a dict, or None: `table.lookup_one({"order_key": 7})`."""
+        return self._loop.run(self._table.lookup_one(key, columns))
+
+    def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows whose primary key begins with these values of the bucket key, in key order."""
+        return self._loop.run(self._table.prefix_lookup(prefix, columns))
+
+    def prefix_lookup_grouped(
+        self, prefixes: Data, columns: Sequence[str] | None = None
+    ) -> tuple[np.ndarray, pa.Table]:
+        """As `prefix_lookup`, and for each row the index of the prefix it answers."""
+        return self._loop.run(self._table.prefix_lookup_grouped(prefixes, columns))
+
+    def limit(self, count: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """At most `count` rows, quickly: a PK table's first by key in each bucket, a log table's latest."""
+        return self._loop.run(self._table.limit(count, columns))
+
+    def count(self) -> int:
+        """How many rows there are now, without reading them."""
+        return self._loop.run(self._table.count())
+
+    def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
+        """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
+        milliseconds.
+        """
+        return self._loop.run(self._table.offsets(at, buckets))
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        start: Start = "full",
+        until: Until = None,
+        buckets: Sequence[int] | None = None,
+        poll_timeout: float | None = None,
+    ) -> Scan:
+        """Read rows and changes as a stream of `ScanBatch`; see `AsyncTable.scan` for the choices.
+
+        `for batch in table.scan(until="latest"): ...` reads the state and stops; `until=None` follows the
+        changes for ever.
+        """
+        scan = self._table.scan(columns, start, until, buckets, poll_timeout)
+        return Scan(scan, self._loop)
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The whole table as it is now."""
+        return self._loop.run(self._table.to_arrow(columns))
+
+    def commit(self, group: str, positions: Mapping[int, int]) -> None:
+        """Keep positions (`scan.positions`) on the server under a consumer group's name, as Kafka's consumers
+        do.
+        """
+        self._loop.run(self._table.commit(group, positions))
+
+    def committed(self, group: str) -> dict[int, int]:
+        """The positions kept under this name; buckets without one are absent."""
+        return self._loop.run(self._table.committed(group))
+
+
+class Scan:
+    """An iterator of `ScanBatch`; closes itself at its end, or by `close`, or at the end of `with`."""
+
+    def __init__(self, scan: AsyncScan, loop: _LoopThread) -> None:
+        self._scan = scan
+        self._loop = loop
+        self._ended = False
+
+    def __iter__(self) -> Iterator[ScanBatch]:
+        return self
+
+    def __next__(self) -> ScanBatch:
+        if self._ended:
+            raise StopIteration
+        batch = self._loop.run(self._next())
+        if batch is None:
+            self.close()
+            raise StopIteration
+        return batch
+
+    async def _next(self) -> ScanBatch | None:
+        try:
+            return await anext(self._scan)
+        except StopAsyncIteration:
+            return None
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The next offset of each bucket, after the batches handed out so far."""
+        return self._scan.positions
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        """Go on from these offsets instead."""
+
+        async def seek() -> None:
+            self._scan.seek(positions)
+
+        self._loop.run(seek())
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._loop.run(self._scan.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Admin:
+    """Databases and tables. See `AsyncAdmin` for what each method raises."""
+
+    def __init__(self, admin: AsyncAdmin, loop: _LoopThread) -> None:
+        self._admin = admin
+        self._loop = loop
+
+    def create_database(self, name: str, *, if_not_exists: bool = False) -> None:
+        """Create a database."""
+        self._loop.run(self._admin.create_database(name, if_not_exists=if_not_exists))
+
+    def drop_database(self, name: str, *, if_exists: bool = False, cascade: bool = False) -> None:
+        """Drop a database; `cascade` drops its tables too."""
+        self._loop.run(self._admin.drop_database(name, if_exists=if_exists, cascade=cascade))
+
+    def list_databases(self) -> list[str]:
+        """The names of all databases, sorted."""
+        return self._loop.run(self._admin.list_databases())
+
+    def create_table(self, definition: TableDefinition, *, if_not_exists: bool = False) -> TableDefinition:
+        """Create a table and return its definition with its id."""
+        return self._loop.run(self._admin.create_table(definition, if_not_exists=if_not_exists))
+
+    def drop_table(self, path: TablePath | str, *, if_exists: bool = False) -> None:
+        """Drop a table and its data."""
+        self._loop.run(self._admin.drop_table(path, if_exists=if_exists))
+
+    def list_tables(self, database: str) -> list[str]:
+        """The names of a database's tables, sorted."""
+        return self._loop.run(self._admin.list_tables(database))
+
+    def describe_table(self, path: TablePath | str) -> TableDefinition:
+        """A table's definition, id included."""
+        return self._loop.run(self._admin.describe_table(path))
+
+    def table_exists(self, path: TablePath | str) -> bool:
+        """Whether there is such a table."""
+        return self._loop.run(self._admin.table_exists(path))
+
+
+class KafkaAdmin:
+    """Topics and groups. See `AsyncKafkaAdmin` for what each method raises."""
+
+    def __init__(self, admin: AsyncKafkaAdmin, loop: _LoopThread) -> None:
+        self._admin = admin
+        self._loop = loop
+
+    def list_topics(self) -> list[TopicDescription]:
+        """All topics by name."""
+        return self._loop.run(self._admin.list_topics())
+
+    def create_topic(
+        self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
+    ) -> TopicDescription:
+        """Create a topic; -1 partitions: as many as the server gives by default."""
+        return self._loop.run(self._admin.create_topic(name, partitions=partitions, configs=configs))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic and its data."""
+        self._loop.run(self._admin.delete_topic(name))
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its explicit configuration."""
+        return self._loop.run(self._admin.describe_topic(name))
+
+    def offsets(self, topic: str, at: int = LATEST) -> dict[int, int]:
+        """Offsets of all partitions: -1 the end, -2 the beginning, or a time in milliseconds."""
+        return self._loop.run(self._admin.offsets(topic, at))
+
+    def read(
+        self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
+    ) -> tuple[list[KafkaRecord], dict[int, int]]:
+        """One fetch: records from these positions on, and the positions behind them."""
+        return self._loop.run(
+            self._admin.read(topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes)
+        )
+
+    def list_groups(self) -> list[GroupListing]:
+        """All consumer groups, by name."""
+        return self._loop.run(self._admin.list_groups())
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """A group's members and committed positions."""
+        return self._loop.run(self._admin.describe_group(group))

@@ -1,0 +1,66 @@
+"""The way in, asynchronously: `async with await connect_async("127.0.0.1:9092") as connection`."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+from tablelayer.client.admin import AsyncAdmin, as_path
+from tablelayer.client.cluster import Cluster
+from tablelayer.client.config import ClientConfig
+from tablelayer.client.kafka_admin import AsyncKafkaAdmin
+from tablelayer.client.table import AsyncTable
+from tablelayer.model.table import TableDefinition, TablePath
+
+
+class AsyncConnection:
+    """A client of one cluster, for one event loop. Connections to brokers are made as they are needed."""
+
+    def __init__(self, bootstrap: str, config: ClientConfig | None = None) -> None:
+        self.bootstrap = bootstrap
+        self.config = config or ClientConfig()
+        self.cluster = Cluster(bootstrap, self.config)
+        self.admin = AsyncAdmin(self.cluster)
+        self.kafka = AsyncKafkaAdmin(self.cluster)
+        self._tables: WeakSet[AsyncTable] = WeakSet()
+
+    async def table(self, path: TablePath | str) -> AsyncTable:
+        """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
+        return self.open_table(await self.admin.describe_table(as_path(path)))
+
+    def open_table(self, definition: TableDefinition) -> AsyncTable:
+        """Open a table whose definition, id included, is known already: no question to the server."""
+        if definition.table_id is None:
+            raise ValueError(
+                f"the definition of {definition.path} has no table id: get it with describe_table"
+            )
+        table = AsyncTable(self.cluster, definition)
+        self._tables.add(table)
+        return table
+
+    async def close(self) -> None:
+        """Close everything that was opened here. Idempotent."""
+        for table in list(self._tables):
+            await table.close()
+        self.cluster.close()
+
+    async def __aenter__(self) -> AsyncConnection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def connect_async(
+    bootstrap: str = "127.0.0.1:9092", config: ClientConfig | None = None
+) -> AsyncConnection:
+    """Connect to a cluster by the addresses of some of its servers: "host:port,host:port".
+
+    Raises ConnectionFailed at once if none of them answers, ValueError for an address that is none.
+    """
+    connection = AsyncConnection(bootstrap, config)
+    try:
+        await connection.cluster.connect()
+    except BaseException:
+        await connection.close()
+        raise
+    return connection

@@ -1,0 +1,52 @@
+"""What can go wrong on the client's side of the wire, as three kinds a caller can tell apart.
+
+- the server said no: `TableError` (codes of tables) or `KafkaError` (Kafka's codes), both with `.code` and
+  `.retriable`;
+- the server could not be reached, and nothing of the request was done: `ConnectionFailed`;
+- nobody knows: `RequestTimeout`. The request was sent and no answer came within the deadline. Reads can be
+  repeated. For a write the outcome is unknown: it may or may not have been applied, and is never reported as
+  a plain failure.
+
+`DataError` is the caller's own: data that does not fit the table's schema, found before anything is sent.
+"""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Base of the errors that the client itself raises."""
+
+    retriable = False
+
+
+class ConnectionFailed(ClientError):  # noqa: N818 - states what happened
+    """No connection could be made, or it was lost before the request had any effect. Trying again is safe."""
+
+    retriable = True
+
+
+class ConnectionLost(ConnectionFailed):
+    """The connection ended after the request was sent: whether it was carried out is not known."""
+
+
+class RequestTimeout(ClientError):  # noqa: N818 - states what happened
+    """No answer within the deadline. A request that changes something may have been carried out or not."""
+
+    retriable = True
+
+
+class UnsupportedRequest(ClientError):  # noqa: N818 - states what happened
+    """The server does not offer this request, or no version of it that this client speaks."""
+
+
+class DataError(ClientError, ValueError):
+    """Data that does not fit the schema. Nothing was sent.
+
+    `column` names the column, `row` is the index of the first offending row of the data given, where there is
+    one.
+    """
+
+    def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
+        super().__init__(message)
+        self.column = column
+        self.row = row

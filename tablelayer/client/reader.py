@@ -1,0 +1,383 @@
+"""Reading by key and by number: lookup, prefix lookup, limit, count, offsets, committed positions.
+
+All of these are questions that can be asked again, so every failure that may pass is retried until the call's
+deadline. A question goes to the leaders of the buckets concerned, all at once; buckets that fail are asked
+again alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.errors import ErrorCode
+from protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tablelayer.client.cluster import Cluster
+from tablelayer.client.retry import Backoff, Deadline, error_of, is_stale_route, may_retry, raise_for
+from tablelayer.client.split import buckets_of, split_by_bucket
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.messages import (
+    CountRowsRequest,
+    CountRowsResponse,
+    LimitScanRequest,
+    LimitScanResponse,
+    LookupBucket,
+    LookupRequest,
+    LookupResponse,
+    PrefixLookupBucket,
+    PrefixLookupRequest,
+    PrefixLookupResponse,
+)
+from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition
+
+AnswerT = TypeVar("AnswerT")
+
+EARLIEST = -2
+LATEST = -1
+
+
+class LookupResult(NamedTuple):
+    """Answers to a batch of keys, in the order of the keys.
+
+    `found` is bool[n]; row i of `rows` belongs to key i and is all null where `found[i]` is false.
+    """
+
+    found: np.ndarray
+    rows: pa.Table
+
+
+class Reader:
+    """Questions about one table."""
+
+    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+        self._cluster = cluster
+        self._config = cluster.config
+        self._definition = definition
+        self._topic = definition.path.topic
+        self._table_id = table_id_of(definition)
+
+    # -- asking buckets
+    # ---------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        buckets: Sequence[int],
+        send: Callable[[int, list[int], Deadline], Awaitable[dict[int, AnswerT]]],
+        *,
+        doing: str,
+    ) -> dict[int, AnswerT]:
+        """Put a question to every bucket through its leader and gather the answers.
+
+        `send(leader, buckets, deadline)` makes one request; its answers have `.error_code` and
+        `.error_message`. Buckets whose error may pass are asked again; the first that will not is raised.
+        """
+        deadline = Deadline(self._config.delivery_timeout_ms)
+        backoff = Backoff(self._config)
+        answers: dict[int, AnswerT] = {}
+        open_buckets = list(buckets)
+        while open_buckets:
+            failure: Exception | None = None
+            try:
+                groups = await self._cluster.by_leader(self._topic, open_buckets, deadline)
+            except Exception as caught:  # noqa: BLE001 - _fail_for_good raises what must not be retried
+                failure, results = caught, []
+            else:
+                results = await asyncio.gather(
+                    *(send(leader, group, deadline) for leader, group in groups.items()),
+                    return_exceptions=True,
+                )
+            for result in results:
+                if isinstance(result, Exception):
+                    failure = result
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    for bucket, answer in result.items():
+                        code, message = answer.error_code, answer.error_message  # type: ignore[attr-defined]
+                        error = error_of(code, message, doing=f"{doing} bucket {bucket} of {self._topic}")
+                        if error is None:
+                            answers[bucket] = answer
+                        else:
+                            failure = error
+                            self._fail_for_good(error, deadline)
+            if failure is not None:
+                self._fail_for_good(failure, deadline)
+                open_buckets = [bucket for bucket in open_buckets if bucket not in answers]
+                if open_buckets:
+                    await backoff.pause(deadline)
+                continue
+            missing = [bucket for bucket in open_buckets if bucket not in answers]
+            if missing:
+                raise_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"no answer for buckets {missing}", doing=doing)
+            break
+        return answers
+
+    def _fail_for_good(self, error: Exception, deadline: Deadline) -> None:
+        if is_stale_route(error):
+            self._cluster.forget_routes(self._topic)
+        if deadline.passed or not may_retry(error, repeatable=True, elapsed_ms=deadline.elapsed_ms):
+            raise error
+
+    def project(self, columns: Sequence[str] | None) -> tuple[list[int] | None, pa.Schema, list[str] | None]:
+        """(ids for the request, Arrow schema of the answer, names in the order asked for).
+
+        The answer has its columns in the table's order; `reorder` brings them into the caller's. All None:
+        every column.
+        """
+        schema = self._definition.schema
+        if columns is None:
+            return None, schema.arrow(), None
+        wanted = set(columns)
+        if not wanted:
+            raise TableError(TableErrorCode.INVALID_PROJECTION, f"no columns of {self._topic} were asked for")
+        schema.select(list(columns))  # names the unknown one
+        chosen = [column for column in schema.columns if column.name in wanted]
+        return (
+            [column.id for column in chosen],
+            pa.schema([column.field() for column in chosen]),
+            list(columns),
+        )
+
+    # -- lookups
+    # ----------------------------------------------------------------------------------------------
+
+    async def lookup(self, keys: pa.Table, columns: Sequence[str] | None) -> LookupResult:
+        """Look up conformed primary keys (columns in the key's order)."""
+        ids, _, order = self.project(columns)
+        answer_schema = self._answer_schema(ids)
+        if keys.num_rows == 0:
+            return LookupResult(np.zeros(0, bool), reorder(answer_schema.empty_table(), order))
+        batches = keys.combine_chunks().to_batches(max_chunksize=self._config.lookup_batch_count)
+        gate = asyncio.Semaphore(4)
+
+        async def one(batch: pa.RecordBatch) -> tuple[np.ndarray, pa.RecordBatch]:
+            async with gate:
+                return await self._lookup_batch(batch, ids, answer_schema)
+
+        results = await asyncio.gather(*(one(batch) for batch in batches))
+        found = np.concatenate([result[0] for result in results])
+        return LookupResult(found, reorder(pa.Table.from_batches([result[1] for result in results]), order))
+
+    async def _lookup_batch(
+        self, keys: pa.RecordBatch, ids: list[int] | None, answer_schema: pa.Schema
+    ) -> tuple[np.ndarray, pa.RecordBatch]:
+        parts, positions = self._split(keys)
+        payloads = {bucket: encode_ipc(part) for bucket, part in parts}
+
+        async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
+            request = LookupRequest(
+                table_id=self._table_id,
+                columns=ids,
+                buckets=[LookupBucket(bucket=bucket, keys=payloads[bucket]) for bucket in buckets],
+            )
+            answer = await self._cluster.send(request, LookupResponse, node_id=leader, deadline=deadline)
+            raise_for(answer.error_code, answer.error_message, doing=f"look up in {self._topic}")
+            return {entry.bucket: entry for entry in answer.buckets}
+
+        answers = await self.ask([bucket for bucket, _ in parts], send, doing="look up in")
+        found = np.concatenate([np.frombuffer(answers[bucket].found, np.uint8) for bucket, _ in parts])
+        rows = [decode_ipc(answers[bucket].rows, answer_schema) for bucket, _ in parts]
+        if len(parts) == 1:
+            return found.astype(bool), rows[0]
+        back = np.empty(len(positions), np.int64)
+        back[positions] = np.arange(len(positions))
+        return found[back].astype(bool), pa.concat_batches(rows).take(pa.array(back))
+
+    async def prefix_lookup(
+        self, prefixes: pa.Table, columns: Sequence[str] | None
+    ) -> tuple[np.ndarray, pa.Table]:
+        """All rows of each bucket key: (for each row the index of its prefix, rows), ordered by prefix, then
+        by key.
+        """
+        ids, _, order = self.project(columns)
+        answer_schema = self._answer_schema(ids)
+        if prefixes.num_rows == 0:
+            return np.zeros(0, np.int64), reorder(answer_schema.empty_table(), order)
+        batches = prefixes.combine_chunks().to_batches(
+            max_chunksize=max(1, self._config.lookup_batch_count // 16)
+        )
+        owners: list[np.ndarray] = []
+        rows: list[pa.RecordBatch] = []
+        start = 0
+        for batch in batches:
+            parts, positions = self._split(batch)
+            payloads = {bucket: encode_ipc(part) for bucket, part in parts}
+
+            async def send(
+                leader: int, buckets: list[int], deadline: Deadline, payloads: dict[int, Any] = payloads
+            ) -> dict[int, Any]:
+                request = PrefixLookupRequest(
+                    table_id=self._table_id,
+                    columns=ids,
+                    buckets=[
+                        PrefixLookupBucket(bucket=bucket, prefixes=payloads[bucket]) for bucket in buckets
+                    ],
+                )
+                answer = await self._cluster.send(
+                    request, PrefixLookupResponse, node_id=leader, deadline=deadline
+                )
+                raise_for(answer.error_code, answer.error_message, doing=f"prefix lookup in {self._topic}")
+                return {entry.bucket: entry for entry in answer.buckets}
+
+            answers = await self.ask([bucket for bucket, _ in parts], send, doing="prefix lookup in")
+            counts = np.concatenate([np.frombuffer(answers[bucket].counts, "<i4") for bucket, _ in parts])
+            found = pa.concat_batches(
+                [decode_ipc(answers[bucket].rows, answer_schema) for bucket, _ in parts]
+            )
+            owner = np.repeat(positions, counts)
+            if len(parts) > 1:
+                by_prefix = np.argsort(owner, kind="stable")
+                owner, found = owner[by_prefix], found.take(pa.array(by_prefix))
+            owners.append(owner + start)
+            rows.append(found)
+            start += batch.num_rows
+        return np.concatenate(owners), reorder(pa.Table.from_batches(rows), order)
+
+    def _split(self, keys: pa.RecordBatch) -> tuple[list[tuple[int, pa.RecordBatch]], np.ndarray]:
+        """Keys by bucket, and for each key in the order of the parts its position in `keys`."""
+        buckets = buckets_of(self._definition, keys)
+        return split_by_bucket(buckets, keys), np.argsort(buckets, kind="stable")
+
+    def _answer_schema(self, ids: list[int] | None) -> pa.Schema:
+        schema = self._definition.schema
+        return nullable_schema(schema.columns if ids is None else schema.columns_by_ids(ids))
+
+    # -- numbers and samples
+    # ----------------------------------------------------------------------------------
+
+    async def limit(self, count: int, columns: Sequence[str] | None) -> pa.Table:
+        """At most `count` rows: a PK table's first in key order per bucket, a log table's last."""
+        ids, _, order = self.project(columns)
+        answer_schema = self._answer_schema(ids)
+
+        async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
+            request = LimitScanRequest(table_id=self._table_id, columns=ids, limit=count, buckets=buckets)
+            answer = await self._cluster.send(request, LimitScanResponse, node_id=leader, deadline=deadline)
+            raise_for(answer.error_code, answer.error_message, doing=f"read rows of {self._topic}")
+            return {entry.bucket: entry for entry in answer.buckets}
+
+        answers = await self.ask(range(self._definition.bucket_count), send, doing="read rows of")
+        rows = [decode_ipc(answers[bucket].rows, answer_schema) for bucket in sorted(answers)]
+        return reorder(pa.Table.from_batches(rows, schema=answer_schema).slice(0, count), order)
+
+    async def count(self) -> int:
+        """Rows now: of a PK table its keys, of a log table the rows that are kept."""
+
+        async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
+            request = CountRowsRequest(table_id=self._table_id, buckets=buckets)
+            answer = await self._cluster.send(request, CountRowsResponse, node_id=leader, deadline=deadline)
+            raise_for(answer.error_code, answer.error_message, doing=f"count the rows of {self._topic}")
+            return {entry.bucket: entry for entry in answer.buckets}
+
+        answers = await self.ask(range(self._definition.bucket_count), send, doing="count the rows of")
+        return sum(answer.count for answer in answers.values())
+
+    async def offsets(self, at: str | int, buckets: Sequence[int]) -> dict[int, int]:
+        """ "earliest", "latest", or the first offset at or after a time in ms (the end offset if there is
+        none).
+        """
+        if at == "earliest":
+            timestamp = EARLIEST
+        elif at == "latest":
+            timestamp = LATEST
+        elif isinstance(at, int) and at >= 0:
+            timestamp = at
+        else:
+            raise ValueError(
+                f"{at!r} is no place in a log: say 'earliest', 'latest' or a time in milliseconds"
+            )
+        found = await self._list_offsets(timestamp, buckets)
+        behind = [bucket for bucket, offset in found.items() if offset < 0]
+        return found | (await self._list_offsets(LATEST, behind) if behind else {})
+
+    async def _list_offsets(self, timestamp: int, buckets: Sequence[int]) -> dict[int, int]:
+        answers = await self.ask(
+            buckets,
+            lambda *asked: list_offsets(self._cluster, self._topic, timestamp, *asked),
+            doing="find offsets of",
+        )
+        return {bucket: answers[bucket].offset for bucket in sorted(answers)}
+
+
+class OffsetAnswer(NamedTuple):
+    """One partition's answer to ListOffsets; `offset` is -1 if there is none at or after the time."""
+
+    error_code: int
+    error_message: str | None
+    offset: int
+    timestamp: int
+
+
+async def list_offsets(
+    cluster: Cluster, topic: str, timestamp: int, leader: int, partitions: list[int], deadline: Deadline
+) -> dict[int, OffsetAnswer]:
+    """Kafka's ListOffsets to one leader. One attempt."""
+    request = ListOffsetsRequest(
+        replica_id=-1,
+        topics=[
+            ListOffsetsTopic(
+                name=topic,
+                partitions=[ListOffsetsPartition(partition_index=p, timestamp=timestamp) for p in partitions],
+            )
+        ],
+    )
+    answer = await cluster.send(request, ListOffsetsResponse, node_id=leader, deadline=deadline)
+    return {
+        entry.partition_index: OffsetAnswer(entry.error_code, None, entry.offset, entry.timestamp)
+        for found in answer.topics
+        for entry in found.partitions
+    }
+
+
+async def find_coordinator(cluster: Cluster, group: str, deadline: Deadline) -> int:
+    """The broker that keeps a consumer group's positions; its address is remembered. One attempt."""
+    connection = await cluster.connection(None)
+    if connection.version_for(FindCoordinatorRequest) >= 4:
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=[group])
+        answer = await cluster.send(request, FindCoordinatorResponse, deadline=deadline)
+        found = answer.coordinators[0]
+        raise_for(found.error_code, found.error_message, doing=f"find the coordinator of group {group}")
+        return cluster.remember(found.node_id, found.host, found.port)
+    answer = await cluster.send(
+        FindCoordinatorRequest(key=group, key_type=0), FindCoordinatorResponse, deadline=deadline
+    )
+    raise_for(answer.error_code, answer.error_message, doing=f"find the coordinator of group {group}")
+    return cluster.remember(answer.node_id, answer.host, answer.port)
+
+
+def table_id_of(definition: TableDefinition) -> UUID:
+    """The id that every request about a table carries. ValueError for a definition without one."""
+    if definition.table_id is None:
+        raise ValueError(f"the definition of {definition.path} has no table id: get it with describe_table")
+    return definition.table_id
+
+
+def nullable_schema(columns: Sequence[Column]) -> pa.Schema:
+    """Arrow schema of answers: rows that were not found are null, NOT NULL columns included."""
+    return pa.schema([pa.field(column.name, column.type.arrow()) for column in columns])
+
+
+def reorder(table: pa.Table, names: Sequence[str] | None) -> pa.Table:
+    """The columns in the caller's order."""
+    return table if names is None or table.column_names == list(names) else table.select(list(names))
+
+
+def first_row(result: LookupResult) -> dict[str, Any] | None:
+    """The one row of a one-key lookup as a dict."""
+    if not result.found[0]:
+        return None
+    row: Mapping[str, Any] = result.rows.slice(0, 1).to_pylist()[0]
+    return dict(row)

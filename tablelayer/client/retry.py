@@ -1,0 +1,147 @@
+"""Deadlines, pauses between attempts, and the rule for what may be tried again.
+
+Every call of the client has one deadline for all of its attempts. Between attempts it waits a pause that
+doubles and is spread at random. A request whose outcome is unknown is tried again only if a second execution
+does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.client.config import ClientConfig
+from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout
+from tablelayer.model.errors import TableError, TableErrorCode
+
+T = TypeVar("T")
+
+_STALE_ROUTE_CODES = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+#: A topic that was just created may be unknown to a broker for a moment; one that does not exist stays
+#: unknown.
+UNKNOWN_TOPIC_PATIENCE_MS = 5_000
+
+
+class Deadline:
+    """A point in the event loop's time. Must be made inside the loop."""
+
+    __slots__ = ("_at", "_loop", "_started")
+
+    def __init__(self, timeout_ms: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._at = self._started + timeout_ms / 1000
+
+    @property
+    def remaining_ms(self) -> int:
+        """Whole milliseconds left; never below 0."""
+        return max(0, int((self._at - self._loop.time()) * 1000))
+
+    @property
+    def elapsed_ms(self) -> int:
+        return int((self._loop.time() - self._started) * 1000)
+
+    @property
+    def passed(self) -> bool:
+        return self._loop.time() >= self._at
+
+
+class Backoff:
+    """The pauses between the attempts of one call."""
+
+    __slots__ = ("_next_ms", "_top_ms")
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._next_ms = float(config.retry_backoff_ms)
+        self._top_ms = float(config.retry_backoff_max_ms)
+
+    async def pause(self, deadline: Deadline) -> None:
+        """Sleep until the next attempt, but not past the deadline."""
+        pause_ms = min(self._next_ms * random.uniform(0.5, 1.5), float(deadline.remaining_ms))
+        self._next_ms = min(self._next_ms * 2, self._top_ms)
+        await asyncio.sleep(pause_ms / 1000)
+
+
+def error_of(code: int, message: str | None, *, doing: str) -> TableError | KafkaError | None:
+    """The exception for an error code of an answer: a table's own code, or Kafka's. None for 0."""
+    if code == ErrorCode.NONE:
+        return None
+    if code >= TableErrorCode.DATABASE_NOT_FOUND:
+        try:
+            return TableError(
+                TableErrorCode(code), message or f"could not {doing}: {TableErrorCode(code).name}"
+            )
+        except ValueError:
+            return KafkaError(
+                ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing}: unknown error {code}: {message or ''}"
+            )
+    try:
+        known = ErrorCode(code)
+    except ValueError:
+        return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing}: unknown error {code}: {message or ''}")
+    return KafkaError(known, f"{doing}: {message}" if message else f"could not {doing}")
+
+
+def raise_for(code: int, message: str | None, *, doing: str) -> None:
+    """Raise TableError or KafkaError unless the code is 0."""
+    error = error_of(code, message, doing=doing)
+    if error is not None:
+        raise error
+
+
+def is_stale_route(error: BaseException) -> bool:
+    """Whether the error says that we asked the wrong broker, or one that is not what it was."""
+    if isinstance(error, KafkaError):
+        return error.code in _STALE_ROUTE_CODES
+    return isinstance(error, (ConnectionFailed, RequestTimeout))
+
+
+def may_retry(error: BaseException, *, repeatable: bool, elapsed_ms: int) -> bool:
+    """Whether another attempt is both useful and harmless."""
+    if isinstance(error, (ConnectionLost, RequestTimeout)):
+        return repeatable
+    if isinstance(error, ConnectionFailed):
+        return True
+    if isinstance(error, KafkaError):
+        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return elapsed_ms < UNKNOWN_TOPIC_PATIENCE_MS
+        if error.code == ErrorCode.REQUEST_TIMED_OUT:
+            return repeatable
+        return error.code.retriable
+    return isinstance(error, TableError) and error.retriable
+
+
+async def retrying(
+    attempt: Callable[[Deadline], Awaitable[T]],
+    *,
+    config: ClientConfig,
+    deadline: Deadline,
+    repeatable: bool,
+    on_stale_route: Callable[[], None] | None = None,
+) -> T:
+    """Run `attempt` until it succeeds, fails for good, or the deadline passes; then its last error is raised.
+
+    With `repeatable=False` a lost connection or a missing answer ends the call: its outcome is unknown.
+    """
+    backoff = Backoff(config)
+    while True:
+        try:
+            return await attempt(deadline)
+        except Exception as error:
+            if on_stale_route is not None and is_stale_route(error):
+                on_stale_route()
+            if not may_retry(error, repeatable=repeatable, elapsed_ms=deadline.elapsed_ms) or deadline.passed:
+                raise
+        await backoff.pause(deadline)

@@ -1,0 +1,488 @@
+"""Scanning: a table's state and its changes, as a stream of Arrow batches.
+
+A scan goes through a set of buckets from a start to an end (or for ever). "full" is the state first and then
+the changes from exactly where the state was taken (semantics R14): no gap, no overlap. The next answer is
+asked for while the caller works on the last one. The server blocks while there is nothing new; nobody polls
+in a loop.
+
+Positions are plain `{bucket: offset}` of the next row to read; keep them anywhere, or commit them under a
+consumer group's name. A bucket whose snapshot is still being read has no position yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import read_header
+from tablelayer.client.cluster import Cluster
+from tablelayer.client.errors import ConnectionFailed, RequestTimeout
+from tablelayer.client.reader import Reader, table_id_of
+from tablelayer.client.retry import (
+    Backoff,
+    Deadline,
+    error_of,
+    is_stale_route,
+    may_retry,
+    raise_for,
+    retrying,
+)
+from tablelayer.model.batch import ArrowBatch, ChangeType
+from tablelayer.model.ipc import decode_ipc
+from tablelayer.model.messages import (
+    OPEN_SCAN,
+    ScanLogBucket,
+    ScanLogRequest,
+    ScanLogResponse,
+    ScanSnapshotRequest,
+    ScanSnapshotResponse,
+)
+from tablelayer.model.table import TableDefinition
+
+_LOG_OVERHEAD = 12
+_SNAPSHOT_OFFSET = -1
+_scan_numbers = itertools.count(1)
+
+Start = str | int | Mapping[int, int]
+Until = str | Mapping[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanBatch:
+    """Some rows of one bucket, in log order.
+
+    `change_types` is uint8[n] of `ChangeType` (+A +I -U +U -D), `offsets` int64[n]. Rows of the state that
+    opens a "full" scan are +I, their offsets -1 and `from_snapshot` true. `timestamp_ms` is when the server
+    appended the batch, -1 for a snapshot.
+    """
+
+    bucket: int
+    batch: pa.RecordBatch
+    change_types: np.ndarray
+    offsets: np.ndarray
+    timestamp_ms: int
+    from_snapshot: bool = False
+
+    @property
+    def row_count(self) -> int:
+        return int(self.batch.num_rows)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """One bucket's place: `offset` is the caller's, `fetch_offset` that of the answers already asked for or
+    arrived.
+    """
+
+    bucket: int
+    offset: int | None
+    until: int | None
+    wants_snapshot: bool
+    fetch_offset: int = 0
+    generation: int = 0
+
+    def move(self, offset: int) -> None:
+        self.offset = self.fetch_offset = offset
+        self.generation += 1
+
+    @property
+    def finished(self) -> bool:
+        return self.until is not None and self.offset is not None and self.offset >= self.until
+
+    @property
+    def fetched(self) -> bool:
+        return self.until is not None and self.fetch_offset >= self.until
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """Rows of one log batch (perhaps none), and where its bucket goes on."""
+
+    bucket: int
+    generation: int
+    next_offset: int
+    rows: ScanBatch | None
+
+
+class AsyncScan:
+    """An asynchronous iterator of `ScanBatch`. Made by `AsyncTable.scan`; close it, or use it in `async
+    with`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        definition: TableDefinition,
+        *,
+        columns: Sequence[str] | None = None,
+        start: Start = "full",
+        until: Until = None,
+        buckets: Sequence[int] | None = None,
+        poll_timeout: float | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._config = cluster.config
+        self._definition = definition
+        self._topic = definition.path.topic
+        self._table_id = table_id_of(definition)
+        self._reader = Reader(cluster, definition)
+        self._ids, self._schema, self._order = self._reader.project(columns)
+        self._start = start
+        self._until = until
+        self._poll_timeout = poll_timeout
+        self._wanted = self._choose(buckets)
+        self._channel = f"scan-{next(_scan_numbers)}"
+        self._buckets: dict[int, _Bucket] = {}
+        self._fetches: dict[int, tuple[list[int], asyncio.Task[list[_Arrived]]]] = {}
+        self._turn = 0
+        self._stream: AsyncGenerator[ScanBatch, None] | None = None
+
+    def _choose(self, buckets: Sequence[int] | None) -> list[int]:
+        count = self._definition.bucket_count
+        if buckets is None:
+            if isinstance(self._start, Mapping):
+                buckets = list(self._start)
+            else:
+                return list(range(count))
+        for bucket in buckets:
+            if not 0 <= bucket < count:
+                raise ValueError(f"{self._topic} has buckets 0 to {count - 1}; there is no bucket {bucket}")
+        return sorted(set(buckets))
+
+    # -- for the caller
+    # ---------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncScan:
+        return self
+
+    async def __anext__(self) -> ScanBatch:
+        if self._stream is None:
+            self._stream = self._run()
+        return await anext(self._stream)
+
+    async def __aenter__(self) -> AsyncScan:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop reading ahead and give the connection back. Idempotent."""
+        fetches = [fetch for _, fetch in self._fetches.values()]
+        self._fetches.clear()
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+        if self._stream is not None:
+            await self._stream.aclose()
+        self._cluster.release(self._channel)
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The next offset of each bucket, after the batches handed out so far; buckets still in their
+        snapshot are absent.
+        """
+        return {state.bucket: state.offset for state in self._buckets.values() if state.offset is not None}
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        """Go on from these offsets instead; what was read ahead of them is dropped."""
+        for bucket, offset in positions.items():
+            state = self._buckets.get(bucket)
+            if state is None:
+                raise ValueError(f"this scan does not read bucket {bucket}, or has not begun")
+            state.wants_snapshot = False
+            state.move(offset)
+
+    # -- the stream
+    # -------------------------------------------------------------------------------------------
+
+    async def _run(self) -> AsyncGenerator[ScanBatch, None]:
+        await self._begin()
+        for state in list(self._buckets.values()):
+            if state.wants_snapshot:
+                async with aclosing(self._snapshot(state)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        while not all(state.finished for state in self._buckets.values()):
+            arrived = await self._next_arrived()
+            if arrived is None:
+                return
+            for answer in arrived:
+                state = self._buckets[answer.bucket]
+                if state.generation != answer.generation:
+                    continue  # the caller has sought elsewhere
+                state.offset = answer.next_offset
+                if answer.rows is not None:
+                    yield answer.rows
+
+    async def _begin(self) -> None:
+        until: Mapping[int, int] = {}
+        if self._until == "latest":
+            until = await self._reader.offsets("latest", self._wanted)
+        elif isinstance(self._until, Mapping):
+            until = self._until
+        elif self._until is not None:
+            raise ValueError(
+                f"until={self._until!r}: say 'latest', offsets by bucket, or None to go on for ever"
+            )
+        start = self._start
+        snapshot = start == "full" and self._definition.is_primary_key_table
+        offsets: Mapping[int, int] = {}
+        if isinstance(start, Mapping):
+            offsets = start
+        elif not snapshot:
+            offsets = await self._reader.offsets("earliest" if start == "full" else start, self._wanted)
+        for bucket in self._wanted:
+            state = _Bucket(bucket, None, until.get(bucket), snapshot)
+            if not snapshot:
+                state.move(offsets[bucket])
+            self._buckets[bucket] = state
+
+    async def _snapshot(self, state: _Bucket) -> AsyncGenerator[ScanBatch, None]:
+        taken_at = 0
+        pieces = snapshot_pieces(
+            self._cluster, self._definition, state.bucket, self._ids, self._schema, self._channel
+        )
+        async with aclosing(pieces):
+            async for rows, log_offset in pieces:
+                taken_at = log_offset
+                if not state.wants_snapshot:
+                    return  # the caller has sought elsewhere
+                if rows.num_rows:
+                    count = rows.num_rows
+                    yield ScanBatch(
+                        bucket=state.bucket,
+                        batch=_reorder_batch(rows, self._order),
+                        change_types=np.full(count, ChangeType.INSERT, np.uint8),
+                        offsets=np.full(count, _SNAPSHOT_OFFSET, np.int64),
+                        timestamp_ms=-1,
+                        from_snapshot=True,
+                    )
+        if state.wants_snapshot:
+            state.wants_snapshot = False
+            state.move(taken_at)
+
+    async def _next_arrived(self) -> list[_Arrived] | None:
+        """What the next answer brought; None when the poll timeout passed without rows."""
+        deadline = None if self._poll_timeout is None else Deadline(self._poll_timeout * 1000)
+        patience = Deadline(self._config.delivery_timeout_ms)
+        backoff = Backoff(self._config)
+        while True:
+            try:
+                await self._start_fetches(patience)
+                tasks = [task for _, task in self._fetches.values()]
+                timeout = None if deadline is None else deadline.remaining_ms / 1000
+                done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                arrived, failure = self._collect(done)
+                if failure is not None and not arrived:
+                    raise failure
+            except Exception as error:
+                if is_stale_route(error):
+                    self._cluster.forget_routes(self._topic)
+                if patience.passed or not may_retry(error, repeatable=True, elapsed_ms=patience.elapsed_ms):
+                    raise
+                await backoff.pause(patience)
+            else:
+                if any(self._buckets[piece.bucket].generation == piece.generation for piece in arrived):
+                    await self._start_fetches(patience)
+                    return arrived
+                if done:
+                    patience, backoff = Deadline(self._config.delivery_timeout_ms), Backoff(self._config)
+            if deadline is not None and deadline.passed:
+                return None
+
+    def _collect(self, done: set[asyncio.Task[list[_Arrived]]]) -> tuple[list[_Arrived], Exception | None]:
+        """What ended fetches brought, and a failure of one: what arrived beside it must not be lost."""
+        arrived: list[_Arrived] = []
+        failure: Exception | None = None
+        for leader in [leader for leader, (_, task) in self._fetches.items() if task in done]:
+            try:
+                arrived += self._fetches.pop(leader)[1].result()
+            except Exception as error:  # noqa: BLE001 - the caller judges it
+                failure = error
+        return arrived, failure
+
+    async def _start_fetches(self, deadline: Deadline) -> None:
+        """One request on its way to every leader of buckets that are not finished and not being asked
+        already.
+        """
+        busy = {bucket for asked, _ in self._fetches.values() for bucket in asked}
+        waiting = [
+            bucket for bucket, state in self._buckets.items() if not state.fetched and bucket not in busy
+        ]
+        if not waiting:
+            return
+        self._turn += 1  # the server fills an answer in the order of the request: everybody is first in turn
+        turn = self._turn % len(waiting)
+        for leader, asked in (
+            await self._cluster.by_leader(self._topic, waiting[turn:] + waiting[:turn], deadline)
+        ).items():
+            if leader not in self._fetches:
+                task = asyncio.create_task(self._fetch(leader, asked), name=f"scan of {self._topic}")
+                task.add_done_callback(_seen)
+                self._fetches[leader] = (asked, task)
+
+    async def _fetch(self, leader: int, asked: list[int]) -> list[_Arrived]:
+        generations = {bucket: self._buckets[bucket].generation for bucket in asked}
+        offsets = {bucket: self._buckets[bucket].fetch_offset for bucket in asked}
+        wait_ms, max_bytes = self._config.scan_max_wait_ms, self._config.scan_max_size_bytes
+        request = ScanLogRequest(
+            table_id=self._table_id,
+            columns=self._ids,
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            buckets=[
+                ScanLogBucket(
+                    bucket=bucket, offset=offsets[bucket], max_bytes=max(1 << 20, max_bytes // len(asked))
+                )
+                for bucket in asked
+            ],
+        )
+        answer = await self._cluster.send(
+            request,
+            ScanLogResponse,
+            node_id=leader,
+            channel=self._channel,
+            deadline=Deadline(self._config.request_timeout_ms + wait_ms),
+            extra_wait_ms=wait_ms,
+        )
+        raise_for(answer.error_code, answer.error_message, doing=f"scan {self._topic}")
+        arrived: list[_Arrived] = []
+        failure: Exception | None = None
+        for entry in answer.buckets:
+            bucket, offset = entry.bucket, offsets[entry.bucket]
+            if entry.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                raise KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"bucket {bucket} of {self._topic} has no offset {offset}: it begins at "
+                    f"{entry.log_start_offset} and ends at {entry.high_watermark}; start again, "
+                    "for example from 'earliest'",
+                )
+            error = error_of(
+                entry.error_code, entry.error_message, doing=f"scan bucket {bucket} of {self._topic}"
+            )
+            if error is not None:
+                failure = failure or error
+            elif entry.records:
+                arrived += self._unpack(bucket, generations[bucket], offset, entry.records)
+        if failure is not None and not arrived:
+            raise failure
+        for piece in arrived:
+            state = self._buckets[piece.bucket]
+            if state.generation == piece.generation:
+                state.fetch_offset = piece.next_offset
+        return arrived
+
+    def _unpack(self, bucket: int, generation: int, offset: int, records: memoryview) -> list[_Arrived]:
+        """The batches of an answer, without rows before `offset` (a batch comes whole) and at or behind the
+        end.
+        """
+        until = self._buckets[bucket].until
+        pieces: list[_Arrived] = []
+        position = 0
+        while len(records) - position >= _LOG_OVERHEAD:
+            size = read_header(records, position).size
+            parsed = ArrowBatch.parse(records[position : position + size])
+            position += size
+            header = parsed.header
+            next_offset = header.base_offset + header.last_offset_delta + 1
+            if next_offset <= offset:
+                continue
+            if until is not None and header.base_offset >= until:
+                break
+            first = max(0, offset - header.base_offset)
+            last = (
+                header.record_count if until is None else min(header.record_count, until - header.base_offset)
+            )
+            if until is not None:
+                next_offset = min(next_offset, until)
+            rows = self._rows(bucket, parsed, first, last) if last > first else None
+            pieces.append(_Arrived(bucket, generation, next_offset, rows))
+        return pieces
+
+    def _rows(self, bucket: int, parsed: ArrowBatch, first: int, last: int) -> ScanBatch:
+        header = parsed.header
+        batch = _reorder_batch(parsed.to_record_batch(self._schema), self._order)
+        change_types = parsed.change_types
+        if change_types is None:
+            change_types = np.zeros(header.record_count, np.uint8)
+        return ScanBatch(
+            bucket=bucket,
+            batch=batch if (first, last) == (0, batch.num_rows) else batch.slice(first, last - first),
+            change_types=change_types[first:last],
+            offsets=np.arange(header.base_offset + first, header.base_offset + last, dtype=np.int64),
+            timestamp_ms=header.max_timestamp,
+        )
+
+
+async def snapshot_pieces(
+    cluster: Cluster,
+    definition: TableDefinition,
+    bucket: int,
+    ids: list[int] | None,
+    schema: pa.Schema,
+    channel: str,
+) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
+    """A bucket's state piece by piece, each with the log offset at which all of it was taken.
+
+    A piece whose answer is lost cannot be asked for again (the server has moved on): the error is raised,
+    unless it was the first. The scan is closed on the server when the iteration ends early.
+    """
+    topic = definition.path.topic
+    scan_id, leader, more = OPEN_SCAN, -1, True
+
+    async def ask(deadline: Deadline) -> ScanSnapshotResponse:
+        nonlocal leader
+        if scan_id == OPEN_SCAN:
+            leader = await cluster.leader(topic, bucket, deadline)
+        request = ScanSnapshotRequest(
+            table_id=table_id_of(definition), bucket=bucket, scan_id=scan_id, columns=ids, max_bytes=4 << 20
+        )
+        answer = await cluster.send(
+            request, ScanSnapshotResponse, node_id=leader, channel=channel, deadline=deadline
+        )
+        raise_for(answer.error_code, answer.error_message, doing=f"read bucket {bucket} of {topic}")
+        return answer
+
+    try:
+        while more:
+            answer = await retrying(
+                ask,
+                config=cluster.config,
+                deadline=Deadline(cluster.config.delivery_timeout_ms),
+                repeatable=scan_id == OPEN_SCAN,
+                on_stale_route=lambda: cluster.forget_routes(topic),
+            )
+            scan_id, more = answer.scan_id, answer.has_more
+            rows = (
+                decode_ipc(answer.rows, schema)
+                if answer.rows
+                else pa.RecordBatch.from_pylist([], schema=schema)
+            )
+            yield rows, answer.log_offset
+    finally:
+        if more and scan_id != OPEN_SCAN:
+            request = ScanSnapshotRequest(
+                table_id=table_id_of(definition), bucket=bucket, scan_id=scan_id, close=True
+            )
+            with suppress(ConnectionFailed, RequestTimeout):  # then its lease ends by itself
+                await cluster.send(
+                    request, ScanSnapshotResponse, node_id=leader, channel=channel, deadline=Deadline(1_000)
+                )
+
+
+def _seen(task: asyncio.Task[list[_Arrived]]) -> None:
+    if not task.cancelled():
+        task.exception()  # a scan that is closed or has sought elsewhere does not look at it any more
+
+
+def _reorder_batch(batch: pa.RecordBatch, names: Sequence[str] | None) -> pa.RecordBatch:
+    return batch if names is None or batch.schema.names == list(names) else batch.select(list(names))

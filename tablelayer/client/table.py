@@ -1,0 +1,303 @@
+"""One table, asynchronously: write, look up, scan. `tablelayer.client.blocking.Table` is the same without
+`await`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tablelayer.client.cluster import Cluster
+from tablelayer.client.conform import Data, as_rows, conform
+from tablelayer.client.errors import ConnectionLost, DataError, RequestTimeout
+from tablelayer.client.positions import commit_positions, fetch_positions
+from tablelayer.client.reader import LookupResult, Reader, first_row, nullable_schema, reorder
+from tablelayer.client.scan import AsyncScan, Start, Until, snapshot_pieces
+from tablelayer.client.writer import Writer, WriteResult
+from tablelayer.model.batch import ChangeType
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition, TablePath
+
+_SNAPSHOT_ATTEMPTS = 3
+_SNAPSHOTS_AT_ONCE = 4
+_UPSERT = int(ChangeType.UPDATE_AFTER)
+_DELETE = int(ChangeType.DELETE)
+
+
+class AsyncTable:
+    """A table as it was when it was opened. Get one with `await connection.table("db.t")`.
+
+    Rows are given as pa.Table, RecordBatch, list of dicts, or a pandas or polars DataFrame; they must fit the
+    schema (DataError names the column that does not). Safe to use from many tasks at once.
+    """
+
+    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+        self._cluster = cluster
+        self.definition = definition
+        self._reader = Reader(cluster, definition)
+        self._writer = Writer(cluster, definition)
+
+    @property
+    def path(self) -> TablePath:
+        return self.definition.path
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The Arrow schema of the table's rows."""
+        return self.definition.schema.arrow()
+
+    async def close(self) -> None:
+        """Stop this table's writer; writes that are waiting fail."""
+        await self._writer.close()
+
+    # -- writing
+    # ----------------------------------------------------------------------------------------------
+
+    async def append(self, data: Data) -> WriteResult:
+        """Append rows to a log table.
+
+        A nullable column that is not given is null. Returns when every row is acknowledged; then each row is
+        in the log exactly once. `result.end_offsets` tells readers how far to read to see them.
+        """
+        self._must_be(log_table=True, doing="append")
+        return await self._writer.write(await self._conformed(data, self.definition.schema.columns))
+
+    async def upsert(self, data: Data) -> WriteResult:
+        """Insert rows, or replace the rows that have the same primary key; the last of equal keys wins.
+
+        Whole rows: a nullable column that is not given becomes null. To change some columns only, use
+        `partial`.
+        """
+        self._must_be(log_table=False, doing="upsert")
+        rows = await self._conformed(data, self.definition.schema.columns)
+        return await self._writer.write(rows, change_type=_UPSERT)
+
+    async def delete(self, keys: Data) -> WriteResult:
+        """Delete the rows with these primary keys; other columns given are ignored, absent keys are no
+        error.
+        """
+        self._must_be(log_table=False, doing="delete")
+        schema = self.definition.schema
+        key_rows = await self._keys(keys, schema.key_columns)
+        columns = [
+            key_rows.column(column.name)
+            if column.name in schema.primary_key
+            else pa.nulls(key_rows.num_rows, column.type.arrow())
+            for column in schema.columns
+        ]
+        return await self._writer.write(
+            pa.table(columns, schema=nullable_schema(schema.columns)), change_type=_DELETE
+        )
+
+    async def partial(self, data: Data, columns: Sequence[str]) -> WriteResult:
+        """Write only these columns, the primary key among them; the others keep their values.
+
+        A null in the data overwrites with null. A new key is inserted with nulls elsewhere, so the columns
+        left out must be nullable. Writers of disjoint columns do not disturb each other.
+        """
+        self._must_be(log_table=False, doing="partial update")
+        schema = self.definition.schema
+        wanted = set(columns)
+        schema.select(list(columns))
+        missing = [name for name in schema.primary_key if name not in wanted]
+        if missing:
+            raise TableError(
+                TableErrorCode.INVALID_TARGET_COLUMNS,
+                f"a partial update of {self.path} needs the whole primary key; "
+                f"{', '.join(missing)} is missing",
+            )
+        chosen = [column for column in schema.columns if column.name in wanted]
+        rows = await self._conformed(data, chosen, fill_missing=False)
+        targets = None if len(chosen) == len(schema.columns) else tuple(column.id for column in chosen)
+        return await self._writer.write(rows, change_type=_UPSERT, target_columns=targets)
+
+    def _must_be(self, *, log_table: bool, doing: str) -> None:
+        if self.definition.is_primary_key_table is not log_table:
+            return
+        if log_table:
+            raise TableError(
+                TableErrorCode.NOT_A_LOG_TABLE,
+                f"{self.path} has a primary key: use upsert, partial or delete, not {doing}",
+            )
+        raise TableError(
+            TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
+            f"{self.path} is a log table, it has no primary key: {doing} is impossible",
+        )
+
+    async def _conformed(
+        self, data: Data, columns: Sequence[Column], *, fill_missing: bool = True
+    ) -> pa.Table:
+        return await asyncio.to_thread(
+            conform, data, columns, table=str(self.path), fill_missing=fill_missing
+        )
+
+    async def _keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
+        return await asyncio.to_thread(self._conform_keys, keys, columns)
+
+    def _conform_keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
+        names = [column.name for column in columns]
+        if isinstance(keys, (list, tuple)) and not any(isinstance(key, Mapping) for key in keys):
+            if len(names) != 1:
+                raise DataError(
+                    f"{self.path}: the key has {len(names)} columns; give dicts with {', '.join(names)}"
+                )
+            keys = [{names[0]: key} for key in keys]
+        rows = as_rows(keys)
+        if isinstance(rows, list):
+            rows = [{name: row[name] for name in names if name in row} for row in rows]
+        else:
+            rows = rows.select([name for name in names if name in rows.column_names])
+        return conform(rows, columns, table=str(self.path), fill_missing=False)
+
+    # -- by key
+    # -----------------------------------------------------------------------------------------------
+
+    async def lookup(self, keys: Data, columns: Sequence[str] | None = None) -> LookupResult:
+        """Look up many primary keys at once: `found, rows = await table.lookup(keys)`.
+
+        `keys` has the primary-key columns (others are ignored), or is a list of bare values when the key is
+        one column. Row i of the answer belongs to key i, and is null where `found[i]` is false. `columns`:
+        only these.
+        """
+        self._must_be(log_table=False, doing="lookup")
+        return await self._reader.lookup(await self._keys(keys, self.definition.schema.key_columns), columns)
+
+    async def lookup_one(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """One row as a dict, or None: `await table.lookup_one({"order_key": 7})`, or just `7` for a
+        one-column key.
+        """
+        return first_row(await self.lookup(key if isinstance(key, Mapping) else [key], columns))
+
+    async def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows whose primary key begins with these values of the bucket key, in key order.
+
+        The bucket key must be a prefix of the primary key: `CREATE TABLE t (a .., b .., PRIMARY KEY (a, b)
+        NOT ENFORCED) WITH ('bucket.key' = 'a')`. Several prefixes give their rows one after the other.
+        """
+        return (await self.prefix_lookup_grouped(prefix, columns))[1]
+
+    async def prefix_lookup_grouped(
+        self, prefixes: Data, columns: Sequence[str] | None = None
+    ) -> tuple[np.ndarray, pa.Table]:
+        """As `prefix_lookup`, and for each row the index of the prefix it answers (int64[n], ascending)."""
+        self._must_be(log_table=False, doing="prefix lookup")
+        if not self.definition.allows_prefix_lookup:
+            bucket_key = ", ".join(self.definition.bucket_key)
+            primary_key = ", ".join(self.definition.schema.primary_key)
+            raise TableError(
+                TableErrorCode.INVALID_KEY,
+                f"{self.path} does not allow prefix lookups: its bucket key ({bucket_key}) must be the "
+                f"beginning of its primary key ({primary_key}), and shorter",
+            )
+        bucket_columns = self.definition.schema.select(self.definition.bucket_key)
+        return await self._reader.prefix_lookup(await self._keys(prefixes, bucket_columns), columns)
+
+    # -- numbers and samples
+    # ----------------------------------------------------------------------------------
+
+    async def limit(self, count: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """At most `count` rows, quickly: a PK table's first in key order of each bucket, a log table's
+        latest.
+        """
+        if count < 0:
+            raise ValueError(f"a limit of {count} rows makes no sense")
+        return await self._reader.limit(count, columns)
+
+    async def count(self) -> int:
+        """How many rows there are now, without reading them."""
+        return await self._reader.count()
+
+    async def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
+        """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
+        milliseconds.
+        """
+        return await self._reader.offsets(
+            at, range(self.definition.bucket_count) if buckets is None else buckets
+        )
+
+    # -- scans
+    # ------------------------------------------------------------------------------------------------
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        start: Start = "full",
+        until: Until = None,
+        buckets: Sequence[int] | None = None,
+        poll_timeout: float | None = None,
+    ) -> AsyncScan:
+        """Read rows and changes as a stream of `ScanBatch`.
+
+        - `start`: "full" (the state, then every change after it; a log table from its beginning), "earliest",
+          "latest", a time in milliseconds, or offsets by bucket.
+        - `until`: "latest" (what was there when the scan began), offsets by bucket (exclusive), or None: for
+          ever.
+        - `columns`: the server reads and sends only these. `buckets`: only these.
+        - `poll_timeout`: seconds without a row after which the iteration ends; None waits for ever.
+        """
+        return AsyncScan(
+            self._cluster,
+            self.definition,
+            columns=columns,
+            start=start,
+            until=until,
+            buckets=buckets,
+            poll_timeout=poll_timeout,
+        )
+
+    async def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The whole table as it is now: a PK table's rows, or all rows that a log table keeps."""
+        ids, schema, order = self._reader.project(columns)
+        if self.definition.is_primary_key_table:
+            gate = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
+            buckets = range(self.definition.bucket_count)
+            parts = await asyncio.gather(
+                *(self._bucket_rows(bucket, ids, schema, gate) for bucket in buckets)
+            )
+            batches = [batch for part in parts for batch in part]
+            return reorder(pa.Table.from_batches(batches, schema=schema), order)
+        async with self.scan(columns, start="earliest", until="latest") as scan:
+            batches = [piece.batch async for piece in scan]
+        return pa.Table.from_batches(
+            batches, schema=schema if order is None else pa.schema(map(schema.field, order))
+        )
+
+    async def _bucket_rows(
+        self, bucket: int, ids: list[int] | None, schema: pa.Schema, gate: asyncio.Semaphore
+    ) -> list[pa.RecordBatch]:
+        async with gate:
+            for attempt in range(_SNAPSHOT_ATTEMPTS):
+                try:
+                    pieces = snapshot_pieces(
+                        self._cluster, self.definition, bucket, ids, schema, f"snapshot-{bucket % 4}"
+                    )
+                    async with aclosing(pieces):
+                        return [rows async for rows, _ in pieces]
+                except (ConnectionLost, RequestTimeout):
+                    if attempt == _SNAPSHOT_ATTEMPTS - 1:
+                        raise
+            raise AssertionError("unreachable")
+
+    # -- committed positions
+    # ----------------------------------------------------------------------------------
+
+    async def commit(self, group: str, positions: Mapping[int, int]) -> None:
+        """Keep positions (`scan.positions`) on the server under a consumer group's name, as Kafka's consumers
+        do.
+        """
+        await commit_positions(self._cluster, group, self.path.topic, positions)
+
+    async def committed(self, group: str) -> dict[int, int]:
+        """The positions kept under this name; buckets without one are absent."""
+        positions = await fetch_positions(self._cluster, group)
+        return {
+            partition: offset
+            for (topic, partition), offset in sorted(positions.items())
+            if topic == self.path.topic
+        }
