@@ -91,7 +91,6 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "fsync after this many records of a partition.",
     ),
     ConfigKey("log.flush.interval.ms", _LONG, None, "fsync a partition at least this often."),
-    ConfigKey("compression.type", _STRING, "producer", "How batches are kept; producer: as they were sent."),
     ConfigKey("min.insync.replicas", _INT, "1", "Replicas that an acks=all write needs."),
     # background work
     ConfigKey(
@@ -126,14 +125,14 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "socket.send.buffer.bytes",
         _INT,
-        "102400",
+        "-1",
         "SO_SNDBUF of connections; -1 for the system's.",
         at_least(-1),
     ),
     ConfigKey(
         "socket.receive.buffer.bytes",
         _INT,
-        "102400",
+        "-1",
         "SO_RCVBUF of connections; -1 for the system's.",
         at_least(-1),
     ),
@@ -200,7 +199,6 @@ _TOPIC_SYNONYMS = {
     "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
     "flush.messages": "log.flush.interval.messages",
     "flush.ms": "log.flush.interval.ms",
-    "compression.type": "compression.type",
     "min.insync.replicas": "min.insync.replicas",
 }
 _HOUR_MS = 3_600_000
@@ -237,6 +235,15 @@ class BrokerConfig:
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
+
+    @staticmethod
+    def topic_synonym(topic_config: str) -> str:
+        """The broker configuration that gives a topic configuration its default; itself if there is none."""
+        if topic_config == "retention.ms":
+            return "log.retention.ms"
+        return (
+            "log.roll.ms" if topic_config == "segment.ms" else _TOPIC_SYNONYMS.get(topic_config, topic_config)
+        )
 
     def topic_defaults(self) -> dict[str, str]:
         """Topic configurations that this configuration sets explicitly, as text."""

@@ -42,6 +42,7 @@ __all__ = [
     "ConfigError",
     "ConfigKey",
     "ConfigType",
+    "Encodable",
     "Extension",
     "FetchedRecords",
     "PartitionHooks",
@@ -63,7 +64,13 @@ class RequestContext:
     listener: str
 
 
-Handler = Callable[[RequestContext, Any], "ApiMessage | Awaitable[ApiMessage | None] | None"]
+class Encodable(Protocol):
+    """An ApiMessage, or what was made of one beforehand."""
+
+    def encode_parts(self, version: int) -> list[Any]: ...
+
+
+Handler = Callable[[RequestContext, Any], "Encodable | Awaitable[Encodable | None] | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +205,9 @@ class Extension(Protocol):
         """Called once, before everything else that needs the context; the store is open, no partition is."""
 
     async def run(self, context: BrokerContext) -> None:
-        """Background work, from before partitions are served until cancelled; an exception stops the broker.
+        """Background work, from before partitions are served until cancelled.
+
+        An exception stops the broker. When the broker stops, this is cancelled before the hooks are closed.
         """
 
 

@@ -241,4 +241,4 @@ class Partition:
         try:
             log.close(clean=clean and self.failure is None)
         except (OSError, KafkaError) as error:
-            logger.error("partition %s-%d did not close cleanly: %s", self.topic.name, self.index, error)
+            self.fail(f"its log did not close cleanly: {error}")

@@ -1,0 +1,60 @@
+"""A plain broker without tables: `python -m broker --listen 127.0.0.1:9092 --data DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from broker.config import BrokerConfig, parse_listener
+from broker.config_key import ConfigError
+from broker.server import Broker
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m broker", description="A Kafka broker, without tables.")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:9092", metavar="HOST:PORT", help="port 0 takes a free one"
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="made if it does not exist")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a properties or .toml file")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="one configuration")
+    parser.add_argument("--log-level", default="WARNING", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    arguments = parser.parse_args()
+    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(_serve(arguments))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    sets = {}
+    for text in arguments.set:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {text!r} is not of the form name=value")
+        sets[name] = value
+    host, port = parse_listener(arguments.listen)
+    broker = Broker(BrokerConfig.load(sets, arguments.config), data_dir=arguments.data, host=host, port=port)
+    await broker.start()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    sys.stdout.write(f"ready on {broker.host}:{broker.port}\n")
+    sys.stdout.flush()
+    waiting = [loop.create_task(stop.wait()), loop.create_task(broker.run_forever())]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    await broker.stop()
+    waiting[0].cancel()
+    await waiting[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

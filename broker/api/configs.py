@@ -1,0 +1,256 @@
+"""DescribeConfigs (32), IncrementalAlterConfigs (44), AlterConfigs (33).
+
+Everything is computed from the declared tables: every configuration is listed, with its value, where the
+value comes from, its type and its documentation. Topic configurations can be changed; the broker's are fixed
+while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from broker.cluster.partition import TopicImage
+from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
+from broker.config import BrokerConfig
+from broker.config_key import ConfigKey, ConfigType
+from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from protocol.messages.alter_configs import AlterConfigsResourceResponse as AlterResult
+from protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from protocol.messages.incremental_alter_configs import (
+    AlterConfigsResourceResponse as IncrementalAlterResult,
+)
+
+TOPIC, BROKER = 2, 4  # ConfigResource.Type
+_TOPIC_SOURCE, _BROKER_SOURCE, _DEFAULT_SOURCE = 1, 4, 5  # ConfigSource
+_SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
+
+
+class ConfigsApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._config = context.config
+        self._broker_id = context.broker_id
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(DescribeConfigsRequest, DescribeConfigsResponse, self.describe),
+            ApiDeclaration(AlterConfigsRequest, AlterConfigsResponse, self.alter),
+            ApiDeclaration(
+                IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, self.alter_incrementally
+            ),
+        ]
+
+    def describe(self, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+        response = DescribeConfigsResponse(results=[])
+        for resource in request.resources:
+            result = DescribeConfigsResult(
+                error_message=None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+                configs=[],
+            )
+            response.results.append(result)
+            try:
+                entries = self._entries(resource)
+            except KafkaError as error:
+                result.error_code, result.error_message = error.code, error.message
+                continue
+            wanted = resource.configuration_keys
+            for entry in entries:
+                if wanted is not None and entry.name not in wanted:
+                    continue
+                if not request.include_synonyms:
+                    entry.synonyms = []
+                if not request.include_documentation:
+                    entry.documentation = None
+                result.configs.append(entry)
+        return response
+
+    def _entries(self, resource: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
+        if resource.resource_type == TOPIC:
+            image = self._existing(resource.resource_name)
+            return describe_topic(self._metadata.topic_configs, self._config, image)
+        self._check_broker(resource.resource_type, resource.resource_name)
+        return _describe_broker(self._config)
+
+    async def alter(self, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+        """Replace: what is not named goes back to its default."""
+        response = AlterConfigsResponse(responses=[])
+        for resource in request.resources:
+
+            def changes(
+                image: TopicImage, entries: Iterable[Any] = resource.configs
+            ) -> dict[str, str | None]:
+                return {**dict.fromkeys(image.config), **{entry.name: entry.value for entry in entries}}
+
+            code, message = await self._change(resource, changes, request.validate_only)
+            response.responses.append(
+                AlterResult(
+                    error_code=code,
+                    error_message=message,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
+            )
+        return response
+
+    async def alter_incrementally(
+        self, context: RequestContext, request: IncrementalAlterConfigsRequest
+    ) -> IncrementalAlterConfigsResponse:
+        response = IncrementalAlterConfigsResponse(responses=[])
+        for resource in request.resources:
+
+            def changes(
+                image: TopicImage, entries: list[AlterableConfig] = resource.configs
+            ) -> dict[str, str | None]:
+                return self._incremental_changes(image, entries)
+
+            code, message = await self._change(resource, changes, request.validate_only)
+            response.responses.append(
+                IncrementalAlterResult(
+                    error_code=code,
+                    error_message=message,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                )
+            )
+        return response
+
+    def _incremental_changes(
+        self, image: TopicImage, entries: list[AlterableConfig]
+    ) -> dict[str, str | None]:
+        known = self._metadata.topic_configs.keys()
+        changes: dict[str, str | None] = {}
+        for entry in entries:
+            if entry.name in changes:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"{entry.name!r} is in the request twice")
+            if entry.config_operation == _DELETE:
+                changes[entry.name] = None
+                continue
+            if entry.value is None:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration {entry.name!r} has no value")
+            if entry.config_operation == _SET:
+                changes[entry.name] = entry.value
+            elif entry.config_operation in (_APPEND, _SUBTRACT):
+                key = known.get(entry.name)
+                if key is None or key.type != ConfigType.LIST:
+                    raise KafkaError(
+                        ErrorCode.INVALID_CONFIG,
+                        f"{entry.name!r} is not a list; it can only be set or deleted",
+                    )
+                changes[entry.name] = _changed_list(image.config.get(entry.name, key.default or ""), entry)
+            else:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"operation {entry.config_operation} on {entry.name!r} is unknown",
+                )
+        return changes
+
+    async def _change(
+        self, resource: Any, changes: Callable[[TopicImage], dict[str, str | None]], validate_only: bool
+    ) -> tuple[int, str | None]:
+        try:
+            if resource.resource_type != TOPIC:
+                self._check_broker(resource.resource_type, resource.resource_name)
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    "the broker's configuration cannot be changed while it runs; set it when you start it",
+                )
+            image = self._existing(resource.resource_name)
+            if image.internal:
+                raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{image.name} is the broker's own")
+            await self._metadata.alter_config(image.name, changes(image), validate_only=validate_only)
+        except KafkaError as error:
+            return error.code, error.message
+        return 0, None
+
+    def _existing(self, name: str) -> TopicImage:
+        image = self._metadata.topic(name)
+        if image is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        return image
+
+    def _check_broker(self, resource_type: int, name: str) -> None:
+        if resource_type != BROKER:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"resource type {resource_type} has no configuration here; 2 and 4 have",
+            )
+        if name not in ("", str(self._broker_id)):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"there is no broker {name!r}; this is {self._broker_id}"
+            )
+
+
+def describe_topic(
+    configs: TopicConfigs, broker: BrokerConfig, image: TopicImage
+) -> list[DescribeConfigsResourceResult]:
+    """All configurations of a topic: the log's, and those of an extension that the topic sets."""
+    entries = []
+    for name, key in configs.keys().items():
+        if name in configs.extension_keys and name not in image.config:
+            continue  # an extension's defaults mean nothing to a topic that is not its own
+        synonyms: list[tuple[str, str | None, int]] = []
+        if name in image.config:
+            synonyms.append((name, image.config[name], _TOPIC_SOURCE))
+        if name in configs.broker_defaults:
+            synonyms.append((broker.topic_synonym(name), configs.broker_defaults[name], _BROKER_SOURCE))
+        default = INTERNAL_DEFAULTS.get(name, key.default) if image.internal else key.default
+        synonyms.append((broker.topic_synonym(name), default, _DEFAULT_SOURCE))
+        entries.append(_entry(key, synonyms, read_only=False))
+    return entries
+
+
+def _describe_broker(config: BrokerConfig) -> list[DescribeConfigsResourceResult]:
+    entries = []
+    for name, key in config.keys.items():
+        synonyms: list[tuple[str, str | None, int]] = []
+        if name in config.explicit:
+            synonyms.append((name, config.explicit[name], _BROKER_SOURCE))
+        synonyms.append((name, key.default, _DEFAULT_SOURCE))
+        entries.append(_entry(key, synonyms, read_only=True))
+    return entries
+
+
+def _entry(
+    key: ConfigKey, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
+) -> DescribeConfigsResourceResult:
+    """`synonyms` are the places where the value may come from, the one that counts first."""
+    _, value, source = synonyms[0]
+    return DescribeConfigsResourceResult(
+        name=key.name,
+        value=value,
+        read_only=read_only,
+        config_source=source,
+        is_sensitive=key.type == ConfigType.PASSWORD,
+        synonyms=[
+            DescribeConfigsSynonym(name=name, value=text, source=origin) for name, text, origin in synonyms
+        ],
+        config_type=int(key.type),
+        documentation=key.doc,
+    )
+
+
+def _changed_list(current: str, entry: AlterableConfig) -> str:
+    items = [item.strip() for item in current.split(",") if item.strip()]
+    given = [item.strip() for item in (entry.value or "").split(",") if item.strip()]
+    if entry.config_operation == _APPEND:
+        items.extend(item for item in given if item not in items)
+    else:
+        items = [item for item in items if item not in given]
+    return ",".join(items)

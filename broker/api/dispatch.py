@@ -1,0 +1,169 @@
+"""From a frame to the parts of its answer: header, version, body, handler, errors.
+
+This is the one place where exceptions become error codes:
+
+| what a handler raises | what happens |
+|---|---|
+| KafkaError | the response carries its code, and its message where the version has a place for it |
+| DecodeError | the connection is closed: what the peer sends cannot be understood any more |
+| CloseConnection | the connection is closed (a failed produce with acks=0) |
+| anything else | UNKNOWN_SERVER_ERROR, and a traceback in the log; the broker lives |
+
+A request with an unknown key or version closes the connection, as Kafka does, except ApiVersions: it is
+answered in version 0 with UNSUPPORTED_VERSION, so that the client can choose again (KIP-511).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from broker.extension import ApiDeclaration, Encodable, Handler, RequestContext
+from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.headers import decode_request_header, encode_response_header, peek_request
+from protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
+from protocol.schema import ApiMessage
+
+logger = logging.getLogger("headrace.api")
+
+_API_VERSIONS_KEY = 18
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """All that is known beforehand about one version of one API."""
+
+    declaration: ApiDeclaration
+    request: type[ApiMessage]
+    response: type[ApiMessage]
+    handler: Handler
+    request_header_version: int
+    response_header_version: int
+
+
+class Dispatcher:
+    """An Answerer (`broker.net.reply`) for the APIs that were declared."""
+
+    def __init__(self, declarations: Iterable[ApiDeclaration]) -> None:
+        """Raises ValueError when two declarations claim one API key."""
+        self._declarations: dict[int, ApiDeclaration] = {}
+        self._routes: dict[tuple[int, int], _Route] = {}
+        for declaration in declarations:
+            if declaration.key in self._declarations:
+                raise ValueError(f"API key {declaration.key} is declared twice")
+            self._declarations[declaration.key] = declaration
+            for version in range(declaration.min_version, declaration.max_version + 1):
+                self._routes[declaration.key, version] = _Route(
+                    declaration,
+                    declaration.request,
+                    declaration.response,
+                    declaration.handler,
+                    declaration.request.header_version(version),
+                    declaration.response.header_version(version),
+                )
+
+    def __call__(self, peer: Peer, frame: bytes | memoryview) -> Answer:
+        try:
+            api_key, version, correlation_id = peek_request(frame)
+            route = self._routes.get((api_key, version))
+            if route is None:
+                return self._unknown(api_key, version, correlation_id)
+            header, position = decode_request_header(frame, route.request_header_version)
+            request = route.request.decode(frame, version, None, position)
+        except DecodeError as error:
+            raise CloseConnection(f"a request cannot be decoded: {error}") from None
+        context = RequestContext(
+            api_key, version, correlation_id, header.client_id, peer.host, peer.connection_id, peer.listener
+        )
+        try:
+            response = route.handler(context, request)
+            if response is None or hasattr(response, "encode_parts"):
+                return _encode(route, context, cast("Encodable | None", response))
+        except Exception as error:  # noqa: BLE001 - the boundary: see the table in the module's docstring
+            return self._encode_failure(route, context, request, error)
+        return Pending(cast("Awaitable[Any]", response), partial(self._finish, route, context, request))
+
+    def _finish(
+        self, route: _Route, context: RequestContext, request: ApiMessage, outcome: asyncio.Future[Any]
+    ) -> list[Part] | None:
+        try:
+            return _encode(route, context, outcome.result())
+        except asyncio.CancelledError:
+            raise CloseConnection("its request was cancelled") from None
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._encode_failure(route, context, request, error)
+
+    def _encode_failure(
+        self, route: _Route, context: RequestContext, request: ApiMessage, error: Exception
+    ) -> list[Part]:
+        name = route.request.__name__
+        if isinstance(error, CloseConnection):
+            raise error
+        if isinstance(error, DecodeError):
+            raise CloseConnection(f"{name} cannot be decoded: {error}") from None
+        if not isinstance(error, KafkaError):
+            logger.error(
+                "%s version %d of client %r failed",
+                name,
+                context.api_version,
+                context.client_id,
+                exc_info=error,
+            )
+            error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says how")
+        response = failed_response(route.declaration, request, context.api_version, error)
+        if response is None:
+            raise CloseConnection(f"{name} failed and its response has no place for the error: {error}")
+        return _encode(route, context, response) or []
+
+    def _unknown(self, api_key: int, version: int, correlation_id: int) -> list[Part]:
+        declaration = self._declarations.get(api_key)
+        if declaration is None:
+            raise CloseConnection(f"API key {api_key} (version {version}) is not known here")
+        if api_key != _API_VERSIONS_KEY:
+            raise CloseConnection(
+                f"{declaration.request.__name__} version {version} is not supported; "
+                f"{declaration.min_version} to {declaration.max_version} are"
+            )
+        response = ApiVersionsResponse(
+            error_code=ErrorCode.UNSUPPORTED_VERSION,
+            api_keys=[
+                ApiVersion(
+                    api_key=api_key,
+                    min_version=declaration.min_version,
+                    max_version=declaration.max_version,
+                )
+            ],
+        )
+        return [encode_response_header(correlation_id, 0), response.encode(0)]
+
+
+def failed_response(
+    declaration: ApiDeclaration, request: ApiMessage, version: int, error: KafkaError
+) -> ApiMessage | None:
+    """The response that carries `error`, or None if the API has no place for one."""
+    if declaration.on_error is not None:
+        return declaration.on_error(request, version, error)
+    fields = declaration.response.FIELDS
+    if "error_code" not in fields:
+        return None
+    response = declaration.response(error_code=int(error.code))
+    if "error_message" in fields:
+        response.error_message = error.message  # type: ignore[attr-defined]
+    return response
+
+
+def _encode(route: _Route, context: RequestContext, response: Encodable | None) -> list[Part] | None:
+    if response is None:
+        return None
+    header = encode_response_header(context.correlation_id, route.response_header_version)
+    parts = response.encode_parts(context.api_version)
+    if type(parts[0]) is bytes:
+        parts[0] = header + parts[0]
+    else:
+        parts.insert(0, header)
+    return parts

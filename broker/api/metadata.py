@@ -1,0 +1,302 @@
+"""Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): who leads what.
+
+One broker leads every partition. The answer "all topics" is encoded once per version of the topic image,
+because clients of large clusters ask for it again and again; answers for some topics are put together from
+parts that are kept per topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from broker.cluster.metadata import INTERNAL_TOPICS, check_topic_name
+from broker.cluster.partition import TopicImage
+from broker.extension import ApiDeclaration, BrokerContext, Encodable, RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+from protocol.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from protocol.schema import NIL_UUID
+
+# Bits of AclOperation: without an authorizer everybody may do everything that makes sense on the resource.
+TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+DESCRIBED_PARTITIONS_MAX = 2000  # Kafka's max.request.partition.size.limit
+
+
+class _Encoded:
+    """A response that is encoded already; stands where a message would."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def encode_parts(self, version: int) -> list[Any]:
+        return [self._body]
+
+
+class MetadataApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._metadata = context.metadata
+        self._auto_create: bool = context.config["auto.create.topics.enable"]
+        self._topics: dict[str, tuple[TopicImage, MetadataResponseTopic]] = {}
+        self._all: dict[int, tuple[int, bytes]] = {}  # by API version: image version and encoded body
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(MetadataRequest, MetadataResponse, self.metadata, on_error=_metadata_error),
+            ApiDeclaration(DescribeClusterRequest, DescribeClusterResponse, self.describe_cluster),
+            ApiDeclaration(
+                DescribeTopicPartitionsRequest,
+                DescribeTopicPartitionsResponse,
+                self.describe_topic_partitions,
+                on_error=_describe_topics_error,
+            ),
+        ]
+
+    # -- Metadata ------------------------------------------------------------------------------------------
+
+    def metadata(
+        self, context: RequestContext, request: MetadataRequest
+    ) -> Encodable | Awaitable[Encodable | None]:
+        topics = request.topics
+        if topics is None or (context.api_version == 0 and not topics):
+            return self._all_topics(context.api_version, request)
+        missing = [
+            topic for topic in topics if topic.name is not None and self._may_create(topic.name, request)
+        ]
+        if missing:
+            return self._create_and_answer(context, request, missing)
+        return self._some_topics(context, request, topics)
+
+    def _may_create(self, name: str, request: MetadataRequest) -> bool:
+        return (
+            self._auto_create
+            and request.allow_auto_topic_creation
+            and name not in INTERNAL_TOPICS
+            and self._metadata.topic(name) is None
+        )
+
+    async def _create_and_answer(
+        self, context: RequestContext, request: MetadataRequest, missing: list[MetadataRequestTopic]
+    ) -> MetadataResponse:
+        failed: dict[str, ErrorCode] = {}
+        for topic in missing:
+            name = topic.name or ""
+            try:
+                await self._metadata.create_topic(name)
+            except KafkaError as error:
+                if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:  # somebody else was faster
+                    failed[name] = error.code
+        return self._some_topics(context, request, request.topics or [], failed)
+
+    def _some_topics(
+        self,
+        context: RequestContext,
+        request: MetadataRequest,
+        wanted: list[MetadataRequestTopic],
+        failed: dict[str, ErrorCode] | None = None,
+    ) -> MetadataResponse:
+        response = self._frame(request)
+        for topic in wanted:
+            image = None
+            if topic.name is not None:
+                image = self._metadata.topic(topic.name)
+                code = (failed or {}).get(topic.name) or _missing_code(topic.name)
+            elif context.api_version < 12:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST, "topics can be asked for by id from version 12 on"
+                )
+            else:
+                image = self._metadata.topic_by_id(topic.topic_id)
+                code = ErrorCode.UNKNOWN_TOPIC_ID
+            if image is not None:
+                response.topics.append(self._describe(image, request.include_topic_authorized_operations))
+            else:
+                response.topics.append(
+                    MetadataResponseTopic(error_code=code, name=topic.name, topic_id=topic.topic_id)
+                )
+        return response
+
+    def _all_topics(self, version: int, request: MetadataRequest) -> MetadataResponse | _Encoded:
+        special = request.include_topic_authorized_operations or request.include_cluster_authorized_operations
+        if not special:
+            known = self._all.get(version)
+            if known is not None and known[0] == self._metadata.version:
+                return _Encoded(known[1])
+        response = self._frame(request)
+        response.topics = [
+            self._describe(image, request.include_topic_authorized_operations)
+            for image in self._metadata.topics()
+        ]
+        if special:
+            return response
+        body = response.encode(version)
+        self._all[version] = (self._metadata.version, body)
+        return _Encoded(body)
+
+    def _frame(self, request: MetadataRequest) -> MetadataResponse:
+        host, port = self._context.advertised()
+        response = MetadataResponse(
+            brokers=[MetadataResponseBroker(node_id=self._context.broker_id, host=host, port=port)],
+            cluster_id=self._context.cluster_id,
+            controller_id=self._context.broker_id,
+            topics=[],
+        )
+        if request.include_cluster_authorized_operations:
+            response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        return response
+
+    def _describe(self, image: TopicImage, with_operations: bool) -> MetadataResponseTopic:
+        known = self._topics.get(image.name)
+        if known is not None and known[0] is image and not with_operations:
+            return known[1]
+        node = [self._context.broker_id]
+        described = MetadataResponseTopic(
+            name=image.name,
+            topic_id=image.topic_id,
+            is_internal=image.internal,
+            partitions=[
+                MetadataResponsePartition(
+                    partition_index=partition.index,
+                    leader_id=self._context.broker_id,
+                    leader_epoch=partition.leader_epoch,
+                    replica_nodes=node,
+                    isr_nodes=node,
+                )
+                for partition in self._metadata.partitions(image.name)
+            ],
+        )
+        if with_operations:
+            described.topic_authorized_operations = TOPIC_OPERATIONS
+        else:
+            if len(self._topics) > 2 * len(self._metadata.topics()) + 100:
+                self._topics.clear()  # deleted topics must not stay for ever
+            self._topics[image.name] = (image, described)
+        return described
+
+    # -- DescribeCluster, DescribeTopicPartitions ----------------------------------------------------------
+
+    def describe_cluster(
+        self, context: RequestContext, request: DescribeClusterRequest
+    ) -> DescribeClusterResponse:
+        if request.endpoint_type != 1:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+                if request.endpoint_type != 2
+                else ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+                f"endpoint type {request.endpoint_type} is not served here; 1 (brokers) is",
+            )
+        host, port = self._context.advertised()
+        response = DescribeClusterResponse(
+            cluster_id=self._context.cluster_id,
+            controller_id=self._context.broker_id,
+            brokers=[DescribeClusterBroker(broker_id=self._context.broker_id, host=host, port=port)],
+        )
+        if request.include_cluster_authorized_operations:
+            response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        return response
+
+    def describe_topic_partitions(
+        self, context: RequestContext, request: DescribeTopicPartitionsRequest
+    ) -> DescribeTopicPartitionsResponse:
+        """Topics in order of their names; a page ends within a topic if it must (KIP-966)."""
+        if request.topics:
+            names = sorted({topic.name for topic in request.topics})
+        else:
+            names = [image.name for image in self._metadata.topics()]
+        first_index = 0
+        if request.cursor is not None:
+            names = [name for name in names if name >= request.cursor.topic_name]
+            if request.cursor.partition_index < 0:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the cursor's partition index is negative")
+            if names and names[0] == request.cursor.topic_name:
+                first_index = request.cursor.partition_index
+        left = min(max(request.response_partition_limit, 1), DESCRIBED_PARTITIONS_MAX)
+        response = DescribeTopicPartitionsResponse(topics=[])
+        for name in names:
+            image = self._metadata.topic(name)
+            if image is None:
+                response.topics.append(
+                    DescribeTopicPartitionsResponseTopic(error_code=_missing_code(name), name=name)
+                )
+                continue
+            if left == 0:
+                response.next_cursor = Cursor(topic_name=name, partition_index=first_index)
+                break
+            partitions = self._metadata.partitions(name)[first_index : first_index + left]
+            response.topics.append(
+                DescribeTopicPartitionsResponseTopic(
+                    name=name,
+                    topic_id=image.topic_id,
+                    is_internal=image.internal,
+                    partitions=[
+                        DescribeTopicPartitionsResponsePartition(
+                            partition_index=partition.index,
+                            leader_id=self._context.broker_id,
+                            leader_epoch=partition.leader_epoch,
+                            replica_nodes=[self._context.broker_id],
+                            isr_nodes=[self._context.broker_id],
+                            eligible_leader_replicas=[],
+                            last_known_elr=[],
+                        )
+                        for partition in partitions
+                    ],
+                    topic_authorized_operations=TOPIC_OPERATIONS,
+                )
+            )
+            left -= len(partitions)
+            if first_index + len(partitions) < image.partition_count:
+                response.next_cursor = Cursor(topic_name=name, partition_index=first_index + len(partitions))
+                break
+            first_index = 0
+        return response
+
+
+def _missing_code(name: str) -> ErrorCode:
+    try:
+        check_topic_name(name)
+    except KafkaError as error:
+        return error.code
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _metadata_error(request: MetadataRequest, version: int, error: KafkaError) -> MetadataResponse:
+    return MetadataResponse(
+        error_code=error.code,
+        topics=[
+            MetadataResponseTopic(error_code=error.code, name=topic.name or "", topic_id=topic.topic_id)
+            for topic in request.topics or []
+        ],
+    )
+
+
+def _describe_topics_error(
+    request: DescribeTopicPartitionsRequest, version: int, error: KafkaError
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(
+        topics=[
+            DescribeTopicPartitionsResponseTopic(error_code=error.code, name=topic.name, topic_id=NIL_UUID)
+            for topic in request.topics
+        ]
+    )

@@ -1,0 +1,141 @@
+"""ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where partitions begin and end.
+
+ListOffsets for "earliest" and "latest" only reads two attributes: Spark asks twice per poll.
+"""
+
+from __future__ import annotations
+
+from broker.api.fetch import check_leader_epoch
+from broker.cluster.partition import Partition
+from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+_SINCE_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+
+
+class OffsetsApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._find = context.metadata.find_partition
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(ListOffsetsRequest, ListOffsetsResponse, self.list_offsets),
+            ApiDeclaration(
+                OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, self.offset_for_leader_epoch
+            ),
+            ApiDeclaration(DeleteRecordsRequest, DeleteRecordsResponse, self.delete_records),
+        ]
+
+    def list_offsets(self, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+        response = ListOffsetsResponse(topics=[])
+        for topic in request.topics:
+            answers = []
+            for wanted in topic.partitions:
+                answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
+                answers.append(answer)
+                partition = self._find(topic.name, wanted.partition_index)
+                if partition is None:
+                    answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    continue
+                try:
+                    _look_up(partition, wanted, context.api_version, answer)
+                except KafkaError as error:
+                    answer.error_code = error.code
+            response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+        return response
+
+    def offset_for_leader_epoch(
+        self, context: RequestContext, request: OffsetForLeaderEpochRequest
+    ) -> OffsetForLeaderEpochResponse:
+        response = OffsetForLeaderEpochResponse(topics=[])
+        for topic in request.topics:
+            answers = []
+            for wanted in topic.partitions:
+                answer = EpochEndOffset(partition=wanted.partition)
+                answers.append(answer)
+                partition = self._find(topic.topic, wanted.partition)
+                if partition is None:
+                    answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    continue
+                try:
+                    check_leader_epoch(partition, wanted.current_leader_epoch)
+                    answer.leader_epoch, answer.end_offset = partition.log.epoch_end_offset(
+                        wanted.leader_epoch
+                    )
+                except KafkaError as error:
+                    answer.error_code = error.code
+            response.topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+        return response
+
+    def delete_records(self, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+        response = DeleteRecordsResponse(topics=[])
+        for topic in request.topics:
+            answers = []
+            for wanted in topic.partitions:
+                answer = DeleteRecordsPartitionResult(
+                    partition_index=wanted.partition_index, low_watermark=-1
+                )
+                answers.append(answer)
+                try:
+                    answer.low_watermark = self._delete(topic.name, wanted.partition_index, wanted.offset)
+                except KafkaError as error:
+                    answer.error_code = error.code
+            response.topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=answers))
+        return response
+
+    def _delete(self, topic: str, index: int, offset: int) -> int:
+        partition = self._find(topic, index)
+        if partition is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}")
+        if partition.topic.internal:
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, f"records of {topic} cannot be deleted by clients")
+        if partition.hooks is not None:
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"records of {topic} cannot be deleted: the state of its owner is rebuilt from them",
+            )
+        if offset < -1:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is negative")
+        partition.log  # noqa: B018 - opened here, so that the high watermark below is its own
+        return partition.delete_records(partition.high_watermark if offset == -1 else offset)
+
+
+def _look_up(
+    partition: Partition, wanted: ListOffsetsPartition, version: int, answer: ListOffsetsPartitionResponse
+) -> None:
+    log = partition.log
+    check_leader_epoch(partition, wanted.current_leader_epoch)
+    timestamp = wanted.timestamp
+    if timestamp < 0 and version < _SINCE_VERSION.get(timestamp, version + 1):
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}"
+        )
+    if timestamp == LATEST:
+        answer.offset = partition.high_watermark
+        answer.leader_epoch = partition.leader_epoch
+    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+        answer.offset = log.log_start_offset
+    elif timestamp != LATEST_TIERED:  # nothing is tiered: -1, -1
+        found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+        if found is not None and found[0] < partition.high_watermark:
+            answer.offset, answer.timestamp, answer.leader_epoch = found

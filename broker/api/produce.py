@@ -1,0 +1,211 @@
+"""Produce (0): append batches.
+
+Record data is never copied or looked into here: a batch goes from the frame to the log as a view. Plain
+partitions are appended to at once, on the event loop; the answer is made in the same call. Partitions with
+hooks are awaited, all of a request together.
+
+Version 0 is advertised and never accepted: old clients take the advertised minimum as a sign of what the
+broker can do (KAFKA-18659), and send 3 or newer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from broker.cluster.partition import Partition
+from broker.extension import ApiDeclaration, BrokerContext, RecordErrors, RequestContext
+from broker.log.partition_log import AppendInfo, AppendOrigin
+from broker.net.reply import CloseConnection
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from protocol.records.header import HEADER_SIZE, LOG_OVERHEAD, MAGIC_V2
+
+logger = logging.getLogger("headrace.api")
+
+_MAGIC_POSITION = 16
+_ATTRIBUTES_LOW_BYTE = 22
+_COMPRESSION_MASK, _ZSTD = 0x07, 4
+_TRANSACTIONAL = 0x10
+
+
+class ProduceApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._find = context.metadata.find_partition
+        self._in_sync_replicas = 1  # one broker holds every partition
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(
+                ProduceRequest,
+                ProduceResponse,
+                self.produce,
+                advertised_min_version=0,
+                on_error=_failed,
+            )
+        ]
+
+    def produce(
+        self, context: RequestContext, request: ProduceRequest
+    ) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+        acks = request.acks
+        if acks not in (-1, 1, 0):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
+            )
+        waiting: list[Awaitable[None]] = []
+        topics = []
+        for topic in request.topic_data:
+            name = topic.name
+            answers = []
+            for data in topic.partition_data:
+                answer = PartitionProduceResponse(index=data.index, base_offset=-1)
+                answers.append(answer)
+                try:
+                    partition = self._admit(name, data, context.api_version, acks)
+                    if partition.hooks is None:
+                        _fill(answer, partition.append(data.records, AppendOrigin.CLIENT))
+                    else:
+                        waiting.append(_hand_over(partition, data.records, acks, request.timeout_ms, answer))
+                except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
+                    _refuse(answer, error, name)
+            topics.append(TopicProduceResponse(name=name, partition_responses=answers))
+        response = ProduceResponse(responses=topics)
+        if waiting:
+            return _wait(response, waiting, acks)
+        return _answer(response, acks)
+
+    def _admit(self, topic: str, data: PartitionProduceData, version: int, acks: int) -> Partition:
+        """The partition that shall get the batch; raises KafkaError for what can be seen from outside."""
+        partition = self._find(topic, data.index)
+        if partition is None:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {data.index} of topic {topic!r}"
+            )
+        if partition.topic.internal:
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is the broker's own; clients cannot write"
+            )
+        records = data.records
+        if records is None or len(records) < HEADER_SIZE:
+            size = 0 if records is None else len(records)
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD,
+                f"{size} bytes of records; one batch of at least {HEADER_SIZE} is needed",
+            )
+        if records[_MAGIC_POSITION] != MAGIC_V2:
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD,
+                f"record batches of format {records[_MAGIC_POSITION]} are not accepted; {MAGIC_V2} is",
+            )
+        attributes = records[_ATTRIBUTES_LOW_BYTE]
+        if version < 7 and attributes & _COMPRESSION_MASK == _ZSTD:
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+                f"zstd needs Produce 7 or newer; this is version {version}",
+            )
+        if attributes & _TRANSACTIONAL:
+            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not offered by this broker")
+        if partition.hooks is not None:
+            length = int.from_bytes(records[8:12], "big", signed=True) + LOG_OVERHEAD
+            if length != len(records):
+                raise KafkaError(
+                    ErrorCode.INVALID_RECORD,
+                    f"the batch says {length} bytes and {len(records)} were sent; one batch is accepted",
+                )
+        if acks == -1:
+            needed = partition.log.config.min_insync_replicas
+            if needed > self._in_sync_replicas:
+                raise KafkaError(
+                    ErrorCode.NOT_ENOUGH_REPLICAS,
+                    f"topic {topic} wants min.insync.replicas={needed}; {self._in_sync_replicas} is in sync",
+                )
+        return partition
+
+
+async def _hand_over(
+    partition: Partition, records: memoryview, acks: int, timeout_ms: int, answer: PartitionProduceResponse
+) -> None:
+    assert partition.hooks is not None
+    try:
+        _fill(answer, await partition.hooks.produce(records, acks, timeout_ms))
+    except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
+        _refuse(answer, error, partition.topic.name)
+
+
+async def _wait(
+    response: ProduceResponse, waiting: list[Awaitable[None]], acks: int
+) -> ProduceResponse | None:
+    if len(waiting) == 1:
+        await waiting[0]
+    else:
+        await asyncio.gather(*waiting)
+    return _answer(response, acks)
+
+
+def _answer(response: ProduceResponse, acks: int) -> ProduceResponse | None:
+    if acks != 0:
+        return response
+    for topic in response.responses:
+        for partition in topic.partition_responses:
+            if partition.error_code:
+                # Without acknowledgements a closed connection is the only way to say that something was lost.
+                raise CloseConnection(
+                    f"a produce with acks=0 to {topic.name}-{partition.index} failed: "
+                    f"{partition.error_message}"
+                )
+    return None
+
+
+def _fill(answer: PartitionProduceResponse, info: AppendInfo) -> None:
+    answer.base_offset = info.base_offset
+    answer.log_append_time_ms = info.log_append_time_ms
+    answer.log_start_offset = info.log_start_offset
+
+
+def _refuse(answer: PartitionProduceResponse, error: Exception, topic: str) -> None:
+    if isinstance(error, DecodeError):
+        error = KafkaError(ErrorCode.INVALID_RECORD, str(error))
+    if not isinstance(error, KafkaError):
+        logger.error("appending to %s-%d failed", topic, answer.index, exc_info=error)
+        error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says how")
+    elif error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+        logger.error("appending to %s-%d failed: %s", topic, answer.index, error.message)
+    answer.error_code = error.code
+    answer.error_message = error.message
+    if isinstance(error, RecordErrors):
+        answer.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
+            for index, text in error.errors
+        ]
+
+
+def _failed(request: ProduceRequest, version: int, error: KafkaError) -> ProduceResponse:
+    """The same error for every partition of the request."""
+    if request.acks == 0:
+        raise CloseConnection(f"a produce with acks=0 failed: {error}")
+    return ProduceResponse(
+        responses=[
+            TopicProduceResponse(
+                name=topic.name,
+                partition_responses=[
+                    PartitionProduceResponse(
+                        index=data.index,
+                        error_code=error.code,
+                        error_message=error.message,
+                        base_offset=-1,
+                    )
+                    for data in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
+        ]
+    )

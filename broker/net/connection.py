@@ -1,0 +1,374 @@
+"""One client connection: bytes in, frames out to the answerer, answers back in the order of their requests.
+
+Reading. What arrives goes into a scratch buffer shared by all connections, so that an idle one costs no
+memory. Whole frames are cut out of it; a frame that continues beyond it gets a buffer of its own size and the
+rest is received straight into that. One request is under way at a time. While it is, or while the peer does
+not take its answers, reading stops as soon as one frame waits: a peer that sends without end fills its own
+socket, not our memory.
+
+Writing. Answers are queues of buffers and file regions, sent with `sendmsg` and `sendfile` as far as the
+socket takes them; the rest waits for the socket to become writable. Nothing is copied on the way.
+
+A connection ends (`close`) when the peer hangs up, breaks the protocol, is silent for too long, or the broker
+stops. Whatever it waited for is cancelled then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from broker.net.reply import CloseConnection, Part, Peer, Pending, Region
+
+if TYPE_CHECKING:
+    from broker.net.listener import Network
+
+logger = logging.getLogger("headrace.net")
+
+_MSG_MORE = getattr(
+    socket, "MSG_MORE", 0
+)  # Linux only: do not send the header of a sendfile in a packet of its own
+
+
+class Connection:
+    """See the module's contract. Made by `Network`, which owns it."""
+
+    __slots__ = (
+        "_assembling",
+        "_current",
+        "_fd",
+        "_filled",
+        "_frames",
+        "_network",
+        "_pending",
+        "_prefix",
+        "_reading",
+        "_sock",
+        "_unsent",
+        "_unsent_bytes",
+        "_writing",
+        "closed",
+        "last_active",
+        "peer",
+    )
+
+    def __init__(self, network: Network, sock: socket.socket, peer: Peer) -> None:
+        self.peer = peer
+        self.closed = False
+        self.last_active = network.loop.time()
+        self._network = network
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._frames: deque[bytes | memoryview] = deque()  # whole ones; a view is of a buffer of the pool
+        self._current: memoryview | None = None  # the pool's frame that the pending request may still look at
+        self._prefix = b""  # the first bytes of a length that was cut off
+        self._assembling: memoryview | None = None  # a frame of which the first `_filled` bytes are here
+        self._filled = 0
+        self._pending: asyncio.Future[Any] | None = None
+        self._unsent: deque[Part] = deque()
+        self._unsent_bytes = 0
+        self._reading = True
+        self._writing = False
+        network.loop.add_reader(self._fd, self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.peer.connection_id} of {self.peer.host}:{self.peer.port}>"
+
+    @property
+    def is_busy(self) -> bool:
+        """A request is under way, or an answer has not left."""
+        return self._pending is not None or self._unsent_bytes > 0
+
+    @property
+    def is_waiting_for_handler(self) -> bool:
+        return self._pending is not None
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        if self._frames and (self._pending is not None or self._unsent_bytes):
+            self._stop_reading()
+            return
+        view = self._assembling
+        try:
+            if view is not None:
+                count = self._sock.recv_into(view[self._filled :])
+            else:
+                count = self._sock.recv_into(self._network.scratch)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            return
+        if count == 0:
+            self.close("closed by the peer", logging.DEBUG)
+            return
+        self.last_active = self._network.loop.time()
+        try:
+            if view is not None:
+                self._filled += count
+                if self._filled < len(view):
+                    return
+                self._assembling = None
+                self._frames.append(view)
+            else:
+                self._split(count)
+            self._work()
+        except CloseConnection as reason:
+            self.close(str(reason), logging.WARNING)
+
+    def _split(self, count: int) -> None:
+        """Cut what is in the scratch buffer into frames."""
+        network = self._network
+        scratch = network.scratch
+        if self._prefix:
+            # A length cut in two is rare; joining costs a copy of this one read.
+            joined = memoryview(self._prefix + bytes(scratch[:count]))
+            self._prefix = b""
+            scratch, count = joined, len(joined)
+        position = 0
+        while count - position >= 4:
+            size = int.from_bytes(scratch[position : position + 4], "big", signed=True)
+            if not 0 < size <= network.limits.request_bytes_max:
+                raise CloseConnection(
+                    f"a frame of {size} bytes was announced; "
+                    f"1 to {network.limits.request_bytes_max} (socket.request.max.bytes) are accepted"
+                )
+            position += 4
+            end = position + size
+            if end <= count:
+                self._frames.append(bytes(scratch[position:end]))
+                position = end
+                continue
+            self._assembling = memoryview(network.pool.acquire(size))[:size]
+            self._filled = count - position
+            self._assembling[: self._filled] = scratch[position:count]
+            return
+        self._prefix = bytes(scratch[position:count])
+
+    def _stop_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._network.loop.remove_reader(self._fd)
+
+    def _resume_reading(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self._network.loop.add_reader(self._fd, self._on_readable)
+
+    # -- answering -----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Answer the frames that wait, as long as answers come at once and leave."""
+        frames = self._frames
+        answerer = self._network.answerer
+        unsent_bytes_max = self._network.limits.unsent_bytes_max
+        while frames and self._pending is None and not self.closed:
+            if self._unsent_bytes > unsent_bytes_max:
+                self._send()
+                if self._unsent_bytes > unsent_bytes_max:
+                    break
+            frame = frames.popleft()
+            answer = answerer(self.peer, frame)
+            if isinstance(answer, Pending):
+                self._wait_for(answer, frame)
+                break
+            if answer is not None:
+                self._enqueue(answer)
+                answer = None
+            if type(frame) is memoryview:
+                self._recycle(frame)
+        if self._unsent_bytes and not self._writing:
+            self._send()
+        if not self.is_busy and not self.closed:
+            self._network.on_rest()
+        if not self._reading and not frames and not self.closed:
+            self._resume_reading()
+
+    def _wait_for(self, pending: Pending, frame: bytes | memoryview) -> None:
+        if type(frame) is memoryview:
+            self._current = frame
+        future = asyncio.ensure_future(pending.outcome, loop=self._network.loop)
+        self._pending = future
+        future.add_done_callback(lambda done: self._finish(pending, done))
+
+    def _finish(self, pending: Pending, outcome: asyncio.Future[Any]) -> None:
+        self._pending = None
+        frame, self._current = self._current, None
+        if self.closed:
+            if not outcome.cancelled():
+                outcome.exception()  # nobody is left to be told; keep asyncio from reporting it as forgotten
+            return
+        try:
+            answer = pending.finish(outcome)
+            if answer is not None:
+                self._enqueue(answer)
+            if frame is not None:
+                self._recycle(frame)
+            self._work()
+        except CloseConnection as reason:
+            self.close(str(reason), logging.WARNING)
+
+    def _recycle(self, frame: memoryview) -> None:
+        buffer = frame.obj
+        try:
+            frame.release()
+        except BufferError:
+            return  # somebody keeps a view of the request, and with it the memory
+        self._network.pool.release(buffer)  # type: ignore[arg-type]
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def _enqueue(self, parts: list[Part]) -> None:
+        size = 0
+        for part in parts:
+            if isinstance(part, bytes):
+                size += len(part)
+            elif isinstance(part, (bytearray, memoryview)) or not hasattr(part, "parts"):
+                size += _size(part)
+            else:
+                self._enqueue(list(_flat(parts)))
+                return
+        head = size.to_bytes(4, "big")
+        if type(parts[0]) is bytes:
+            parts[0] = head + parts[0]
+        else:
+            parts.insert(0, head)
+        self._unsent.extend(parts)
+        self._unsent_bytes += size + 4
+
+    def _send(self) -> None:
+        """Send what the socket takes; have the rest sent when it takes more."""
+        unsent = self._unsent
+        limits = self._network.limits
+        try:
+            while unsent:
+                first = unsent[0]
+                if isinstance(first, (bytes, bytearray, memoryview)):
+                    self._send_buffers(limits.buffers_per_call)
+                else:
+                    self._send_region(first, limits.file_bytes_per_call)
+        except (BlockingIOError, InterruptedError):
+            if not self._writing:
+                self._writing = True
+                self._network.loop.add_writer(self._fd, self._on_writable)
+            return
+        except OSError as error:
+            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            return
+        if self._writing:
+            self._writing = False
+            self._network.loop.remove_writer(self._fd)
+
+    def _send_buffers(self, count_max: int) -> None:
+        unsent = self._unsent
+        if len(unsent) == 1:
+            sent = self._sock.send(unsent[0])  # type: ignore[arg-type]
+        else:
+            buffers: list[Any] = []
+            flags = 0
+            for part in unsent:
+                if not isinstance(part, (bytes, bytearray, memoryview)):
+                    flags = _MSG_MORE
+                    break
+                if len(buffers) == count_max:
+                    break
+                buffers.append(part)
+            sent = self._sock.sendmsg(buffers, (), flags)
+        self._unsent_bytes -= sent
+        while sent:
+            part = unsent[0]
+            size = _size(part)
+            if sent < size:
+                unsent[0] = memoryview(part)[sent:]  # type: ignore[arg-type]
+                return
+            sent -= size
+            unsent.popleft()
+        while unsent and not _size(unsent[0]):
+            unsent.popleft()
+
+    def _send_region(self, region: Region, count_max: int) -> None:
+        size = region.size
+        if size:
+            sent = os.sendfile(self._fd, region.fileno(), region.position, min(size, count_max))
+            if sent == 0:
+                raise OSError(5, "a log file is shorter than the records that were read from it")
+            self._unsent_bytes -= sent
+            if sent < size:
+                self._unsent[0] = _RestOfRegion(region, sent)
+                return
+        self._unsent.popleft()
+
+    def _on_writable(self) -> None:
+        self.last_active = self._network.loop.time()
+        self._send()
+        if not self.closed and self._frames and self._pending is None:
+            try:
+                self._work()
+            except CloseConnection as reason:
+                self.close(str(reason), logging.WARNING)
+        elif not self.closed and not self.is_busy:
+            self._network.on_rest()
+            self._resume_reading()
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self, reason: str, level: int = logging.INFO) -> None:
+        """End the connection at once: unsent answers are lost, the request under way is cancelled."""
+        if self.closed:
+            return
+        self.closed = True
+        logger.log(
+            level,
+            "connection %d of %s:%d: %s",
+            self.peer.connection_id,
+            self.peer.host,
+            self.peer.port,
+            reason,
+        )
+        loop = self._network.loop
+        loop.remove_reader(self._fd)
+        loop.remove_writer(self._fd)
+        self._sock.close()
+        self._frames.clear()
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._assembling = None
+        if self._pending is not None:
+            self._pending.cancel()
+        self._network.forget(self)
+
+
+class _RestOfRegion:
+    """A region whose first bytes have been sent. Keeps the original, and so its file, alive."""
+
+    __slots__ = ("_region", "position", "size")
+
+    def __init__(self, region: Region, sent: int) -> None:
+        self._region = region
+        self.position = region.position + sent
+        self.size = region.size - sent
+
+    def fileno(self) -> int:
+        return self._region.fileno()
+
+
+def _flat(parts: Iterable[Part]) -> Iterator[Part]:
+    """Parts that are made of parts (`.parts`) give theirs."""
+    for part in parts:
+        inner = None if isinstance(part, (bytes, bytearray, memoryview)) else getattr(part, "parts", None)
+        if inner is None:
+            yield part
+        else:
+            yield from _flat(inner)
+
+
+def _size(part: Part) -> int:
+    if isinstance(part, (bytes, bytearray)):
+        return len(part)
+    return part.nbytes if isinstance(part, memoryview) else part.size

@@ -1,0 +1,43 @@
+"""The bounds of the network side, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where a number is not configurable, the line says where it comes from."""
+
+    request_bytes_max: int = 100 * 1024 * 1024
+    """`socket.request.max.bytes`; a longer frame closes the connection before anything is allocated."""
+    idle_seconds_max: float = 600.0
+    """`connections.max.idle.ms`, also for a peer that does not read its answers."""
+    connections_max: int = 2**31 - 1
+    """`max.connections`."""
+    connections_per_address_max: int = 2**31 - 1
+    """`max.connections.per.ip`."""
+    backlog: int = 50
+    """`socket.listen.backlog.size`."""
+    send_buffer_bytes: int = -1
+    """`socket.send.buffer.bytes`; -1 leaves it to the system, which adapts it."""
+    receive_buffer_bytes: int = -1
+    """`socket.receive.buffer.bytes`; as above."""
+    scratch_bytes: int = 256 * 1024
+    """What one `recv` may bring: large enough that small requests come many at a time, small enough for the
+    cache.
+    """
+    unsent_bytes_max: int = 1024 * 1024
+    """Answers waiting for a slow reader; above it no further request of that connection is looked at."""
+    pooled_bytes_max: int = 64 * 1024 * 1024
+    """Memory kept for the frames of large requests; more is allocated and freed as needed."""
+    buffers_per_call: int = 64
+    """Buffers handed to one `sendmsg`; IOV_MAX is 1024, but long lists cost more than further calls."""
+    file_bytes_per_call: int = 4 * 1024 * 1024
+    """Bytes of one `sendfile`, so that one reader of cold data cannot hold up everybody else for long."""
+    accepts_per_wakeup: int = 64
+    """Connections accepted in one go before others are served again."""
+    accept_pause_seconds: float = 0.5
+    """How long accepting rests when the process has no file descriptor left."""
+    drain_seconds: float = 3.0
+    """How long a stopping broker waits for requests under way and for answers to leave."""

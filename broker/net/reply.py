@@ -1,0 +1,58 @@
+"""What the network side and those who answer requests say to each other.
+
+An `Answerer` gets one whole frame (without its length) and gives back one of
+- a list of parts, the answer's header and body: sent behind a length that the connection puts in front,
+- None: there is no answer (a produce with acks=0),
+- a `Pending`: the answer comes later; the connection takes no further request until then.
+It raises `CloseConnection` when there is no point in talking on. The frame may be used again once the answer
+is given and no view of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Region(Protocol):
+    """A range of a file, sent by `os.sendfile`."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    def fileno(self) -> int: ...
+
+
+Part = bytes | bytearray | memoryview | Region
+
+
+class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ours
+    """The peer broke the protocol; the text says how. The connection is closed without an answer."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """Who sends: what an answerer may know of a connection."""
+
+    connection_id: int
+    host: str
+    port: int
+    listener: str
+
+
+@dataclass(slots=True)
+class Pending:
+    """An answer to come. When `outcome` is done, `finish` makes the parts of it (or raises CloseConnection).
+    """
+
+    outcome: Awaitable[Any]
+    finish: Callable[[asyncio.Future[Any]], list[Part] | None]
+
+
+Answer = list[Part] | Pending | None
+Answerer = Callable[[Peer, bytes | memoryview], Answer]

@@ -1,0 +1,308 @@
+"""The composition root: a whole broker put together from its parts, started and stopped in one place.
+
+Start:  data directory (lock, layout) - store - extensions - topics and partitions (recovered if the last stop
+was not
+        a clean one) - groups - APIs - listener. `start` returns when clients are served.
+Stop:   listener - waiting requests are answered - requests under way - background tasks and extensions -
+partitions
+        (flushed, closed) - store - data directory, marked clean if every log was closed.
+
+A broker killed at any time starts again: topics are what the store says, records what the logs hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from broker.api.api_versions import ApiVersionsApi
+from broker.api.configs import ConfigsApi
+from broker.api.dispatch import Dispatcher
+from broker.api.fetch import FetchApi
+from broker.api.metadata import MetadataApi
+from broker.api.offsets import OffsetsApi
+from broker.api.produce import ProduceApi
+from broker.api.producer_ids import ProducerIdsApi
+from broker.api.topics import TopicsApi
+from broker.cluster.data_dir import DataDirectory
+from broker.cluster.epoch import next_leader_epoch
+from broker.cluster.metadata import TopicManager
+from broker.cluster.partition import Partition
+from broker.cluster.producer_ids import ProducerIds
+from broker.cluster.store import EmbeddedStore
+from broker.cluster.topic_config import TopicConfigs
+from broker.config import BrokerConfig, parse_listener
+from broker.config_key import ConfigError
+from broker.extension import ApiDeclaration, BrokerContext, Extension
+from broker.groups.coordinator import GroupCoordinator
+from broker.log.partition_log import PartitionLog
+from broker.net.limits import Limits
+from broker.net.listener import Network
+from broker.ports import Clock, Entropy, SystemClock, SystemEntropy
+from protocol.errors import KafkaError
+
+logger = logging.getLogger("headrace.server")
+
+EXECUTOR_THREADS = 4  # recovery, RocksDB, Arrow: they release the GIL; more threads than cores gain nothing
+WILDCARD_HOSTS = ("0.0.0.0", "::", "")
+
+
+class Broker:
+    """One broker. `port` 0 takes a free one; the real one is in `port` after `start`."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        data_dir: Path,
+        host: str = "127.0.0.1",
+        port: int = 9092,
+        extensions: Sequence[Extension] = (),
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self.config = config
+        self.host = host
+        self.port = port
+        self.context: BrokerContext
+        self._data_dir = data_dir
+        self._extensions = tuple(extensions)
+        self._clock = clock or SystemClock()
+        self._entropy = entropy or SystemEntropy()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._undo = contextlib.AsyncExitStack()
+        self._stopping = False
+        self._metadata: TopicManager
+        self._loaded = False
+
+    @property
+    def cluster_id(self) -> str:
+        return self.context.cluster_id
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Serve clients. Raises ConfigError when the data directory or the address cannot be used."""
+        try:
+            await self._start()
+        except BaseException:
+            self._stopping = True
+            await self._undo.aclose()
+            raise
+
+    async def _start(self) -> None:
+        """Each part registers how it is stopped as soon as it is started; `_undo` runs these in reverse."""
+        loop = asyncio.get_running_loop()
+        config, undo = self.config, self._undo
+        network = self._bind(loop)
+        undo.callback(network.close)
+
+        self._directory = DataDirectory(self._data_dir, config["node.id"], self._entropy.uuid())
+        undo.callback(self._release_directory)
+        self._clean_start = self._directory.was_clean
+        executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="broker")
+        undo.callback(executor.shutdown, wait=True)
+        store = EmbeddedStore(self._directory.store_path)
+        undo.push_async_callback(store.close)
+        await store.open()
+
+        keys = [key for extension in self._extensions for key in extension.topic_configs()]
+        self._metadata = TopicManager(
+            store=store,
+            entropy=self._entropy,
+            executor=executor,
+            directory=self._directory,
+            open_log=self._open_log,
+            topic_configs=TopicConfigs(config.topic_defaults(), keys),
+            extensions=self._extensions,
+            default_partitions=config["num.partitions"],
+            leader_epoch=await next_leader_epoch(store, clean=self._clean_start),
+        )
+        undo.push_async_callback(self._metadata.close)
+        self.context = BrokerContext(
+            config=config,
+            clock=self._clock,
+            entropy=self._entropy,
+            store=store,
+            data_dir=self._directory.path,
+            executor=executor,
+            metadata=self._metadata,
+            broker_id=config["node.id"],
+            cluster_id=self._directory.cluster_id,
+            start_task=self._start_task,
+            allocate_producer_id=ProducerIds(store).allocate,
+            advertised=self._advertised,
+        )
+        undo.push_async_callback(self._cancel_tasks)
+        for extension in self._extensions:
+            await extension.start(self.context)
+            self._start_task(extension.run(self.context), f"extension {extension.name}")
+        await self._metadata.load(open_all=not self._clean_start)
+        self._loaded = True
+
+        groups = GroupCoordinator(self.context)
+        undo.push_async_callback(groups.stop)
+        await groups.start()
+        fetches = FetchApi(self.context)
+        declarations = self._declarations(groups, fetches)
+        network.answerer = Dispatcher(declarations)
+
+        async def drain() -> None:
+            network.stop_listening()
+            fetches.stop()
+            await groups.stop()
+            await network.drain(network.limits.drain_seconds)
+            network.close()
+
+        undo.push_async_callback(drain)
+        self._start_task(network.reap_idle(), "close idle connections")
+        self._start_task(self._apply_retention(), "retention")
+        self._start_task(self._flush_logs(), "flush logs")
+        network.start_listening()
+        logger.info("serving on %s:%d, data in %s", self.host, self.port, self._directory.path)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> Network:
+        config = self.config
+        limits = Limits(
+            request_bytes_max=config["socket.request.max.bytes"],
+            idle_seconds_max=config["connections.max.idle.ms"] / 1000,
+            connections_max=config["max.connections"],
+            connections_per_address_max=config["max.connections.per.ip"],
+            backlog=config["socket.listen.backlog.size"],
+            send_buffer_bytes=config["socket.send.buffer.bytes"],
+            receive_buffer_bytes=config["socket.receive.buffer.bytes"],
+        )
+        network = Network(Dispatcher(()), limits, loop=loop)
+        try:
+            network.bind(self.host, self.port)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self.host}:{self.port}: {error.strerror or error}; "
+                "is another broker running there? Choose another port"
+            ) from error
+        self.port = network.port
+        return network
+
+    def _declarations(self, groups: GroupCoordinator, fetches: FetchApi) -> list[ApiDeclaration]:
+        context = self.context
+        declarations = [
+            *ProduceApi(context).declarations(),
+            *fetches.declarations(),
+            *OffsetsApi(context).declarations(),
+            *MetadataApi(context).declarations(),
+            *TopicsApi(context).declarations(),
+            *ConfigsApi(context).declarations(),
+            *ProducerIdsApi(context).declarations(),
+            *groups.apis(),
+        ]
+        for extension in self._extensions:
+            declarations.extend(extension.apis())
+        declarations.extend(ApiVersionsApi(lambda: declarations).declarations())
+        return declarations
+
+    def _open_log(self, partition: Partition) -> PartitionLog:
+        directory = self._directory.prepare_partition_dir(partition.topic, partition.index)
+        return PartitionLog.open(
+            directory,
+            self._metadata.topic_configs.log_config(partition.topic),
+            clock=self._clock,
+            clean=self._clean_start,
+        )
+
+    def _advertised(self) -> tuple[str, int]:
+        configured = self.config["advertised.listeners"]
+        if configured is not None:
+            host, port = parse_listener(configured)
+            return host, port or self.port
+        if self.host in WILDCARD_HOSTS:
+            return socket.gethostname(), self.port
+        return self.host, self.port
+
+    # -- background work -----------------------------------------------------------------------------------
+
+    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run `work` as long as the broker runs; its failure stops the broker."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        logger.critical("%s failed; the broker stops", task.get_name(), exc_info=task.exception())
+        self._failure = task.exception()
+        self._stopped.set()
+
+    async def _cancel_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _apply_retention(self) -> None:
+        await asyncio.sleep(self.config["log.initial.task.delay.ms"] / 1000)
+        while True:
+            for partition in self._metadata.all_partitions():
+                try:
+                    deleted = partition.apply_retention(self._clock.time_ms())
+                except (KafkaError, OSError) as error:
+                    logger.error("retention of %r failed: %s", partition, error)
+                    continue
+                if deleted:
+                    logger.info("retention removed %d segments of %r", deleted, partition)
+                await asyncio.sleep(0)  # let requests in between
+            await asyncio.sleep(self.config["log.retention.check.interval.ms"] / 1000)
+
+    async def _flush_logs(self) -> None:
+        """Bound what has to be scanned after a crash."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self.config["log.flush.offset.checkpoint.interval.ms"] / 1000)
+            for partition in self._metadata.all_partitions():
+                if not partition.is_open:
+                    continue
+                try:
+                    await loop.run_in_executor(self.context.executor, partition.log.flush)
+                except KafkaError as error:
+                    logger.error("%r cannot be flushed: %s", partition, error)
+                except OSError as error:
+                    # What fsync has once reported lost is never known to be on disk afterwards.
+                    partition.fail(f"its log cannot be flushed: {error}")
+
+    # -- stop ----------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Stop cleanly; see the module's contract for the order. Safe to call twice."""
+        if self._stopping:
+            return
+        self._stopping = True
+        await self._undo.aclose()
+        self._stopped.set()
+        logger.info("stopped")
+
+    def _release_directory(self) -> None:
+        """Every log was closed well, or none was opened since the last time they were."""
+        clean = self._clean_start
+        if self._loaded:
+            clean = not any(partition.failure is not None for partition in self._metadata.all_partitions())
+        self._directory.close(clean=clean)
+
+    async def run_forever(self) -> None:
+        """Wait until `stop` is called elsewhere or a background task fails; then everything is stopped.
+
+        Raises what made the broker stop by itself.
+        """
+        await self._stopped.wait()
+        await self.stop()
+        if self._failure is not None:
+            raise self._failure
