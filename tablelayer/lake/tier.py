@@ -106,13 +106,11 @@ class TableChanges:
 
     def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
         from tablelayer.spark.frames import splits_frame
-        from tablelayer.spark.splits import TableRead, plan_splits
+        from tablelayer.spark.splits import ReadMode, TableRead, plan_splits
 
         schema = self._definition.schema
-        mode = "last" if self._definition.is_primary_key_table else "current"
-        read = TableRead(
-            self._bootstrap, str(self._definition.path), schema.columns, schema.primary_key, mode
-        )
+        mode: ReadMode = "last" if self._definition.is_primary_key_table else "current"
+        read = TableRead(self._bootstrap, self._definition, schema.columns, mode)
         return splits_frame(spark, read, plan_splits(start, end))
 
 

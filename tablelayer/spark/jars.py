@@ -274,7 +274,7 @@ def _explain(spoken: Sequence[str]) -> str:
 def main() -> int:
     try:
         java_command()
-        jars = spark_jars(report=lambda line: sys.stderr.write(line + "\n"))
+        jars = spark_jars(report=lambda line: print(line, file=sys.stderr))  # noqa: T201
     except SparkSetupError as error:
         sys.stderr.write(f"{error}\n")
         return 1

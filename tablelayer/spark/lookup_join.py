@@ -8,7 +8,7 @@ as a whole. The answer is the table at the time of the lookup: running a micro-b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table import TableDefinition
 from tablelayer.spark.types import choose_columns, conform, spark_arrow_schema, spark_schema
 from tablelayer.spark.worker import connection
+from tablelayer.spark.worker import table as open_table
 
 
 def lookup_join(
@@ -38,7 +40,7 @@ def lookup_join(
     "inner" drops them. Raises TableError for a table without a primary key and for columns that are missing
     or clash.
     """
-    definition = connection(bootstrap).table(table).definition
+    definition = connection(bootstrap).admin.describe_table(table)
     if not definition.is_primary_key_table:
         raise TableError(
             TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
@@ -63,6 +65,8 @@ def lookup_join(
     if select is None:
         select = [column.name for column in schema.columns if column.name not in keys]
     names = dict(select) if isinstance(select, Mapping) else {name: name for name in select}
+    if not names:
+        raise ValueError("select=[]: name the columns to add, or leave it out for all")
     columns = choose_columns(schema, list(names))
     clashes = [name for name in names.values() if name in frame.columns]
     if clashes or len(set(names.values())) < len(names):
@@ -78,7 +82,7 @@ def lookup_join(
     on_keys = {key: name for name, key in on.items()}
     lookup = BatchLookup(
         bootstrap,
-        table,
+        definition,
         tuple(on_keys[key] for key in keys),
         tuple(names),
         tuple(names.values()),
@@ -87,30 +91,24 @@ def lookup_join(
     return frame.mapInArrow(lookup, output)
 
 
+@dataclass(frozen=True, slots=True)
 class BatchLookup:
-    """The worker's side: one lookup per Arrow batch. `key_columns` are the frame's, in the primary key's
-    order.
+    """The worker's side: one lookup per Arrow batch.
+
+    `key_columns` are the frame's, in the primary key's order; `columns` the table's, `new_names` what they
+    are called in the result.
     """
 
-    def __init__(
-        self,
-        bootstrap: str,
-        table: str,
-        key_columns: tuple[str, ...],
-        columns: tuple[str, ...],
-        new_names: tuple[str, ...],
-        matched_only: bool,
-    ) -> None:
-        self.bootstrap = bootstrap
-        self.table = table
-        self.key_columns = key_columns
-        self.columns = columns
-        self.new_names = new_names
-        self.matched_only = matched_only
+    bootstrap: str
+    definition: TableDefinition
+    key_columns: tuple[str, ...]
+    columns: tuple[str, ...]
+    new_names: tuple[str, ...]
+    matched_only: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        table = connection(self.bootstrap).table(self.table)
-        schema = table.definition.schema
+        table = open_table(self.bootstrap, self.definition)
+        schema = self.definition.schema
         target = spark_arrow_schema([replace(schema.column(name), nullable=True) for name in self.columns])
         for batch in batches:
             if batch.num_rows:
@@ -118,11 +116,10 @@ class BatchLookup:
 
     def join(self, batch: pa.RecordBatch, table: Any, target: pa.Schema) -> pa.RecordBatch:
         """One batch, joined. Keys that occur often are asked for once."""
-        definition = table.definition
         keys = pa.table(
             {
                 column.name: batch.column(name).cast(column.type.arrow())
-                for column, name in zip(definition.schema.key_columns, self.key_columns, strict=True)
+                for column, name in zip(self.definition.schema.key_columns, self.key_columns, strict=True)
             }
         )
         distinct, positions = distinct_keys(keys)

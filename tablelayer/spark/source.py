@@ -29,6 +29,7 @@ from tablelayer.model.schema import Column
 from tablelayer.spark.splits import ReadMode, Split, TableRead, plan_splits, read_split
 from tablelayer.spark.types import CHANGELOG_ARROW_FIELDS, choose_columns, spark_schema
 from tablelayer.spark.worker import connection
+from tablelayer.spark.worker import table as open_table
 
 _OPTIONS = ("bootstrap.servers", "table", "columns", "mode", "starting.offsets", "ending.offsets")
 _METADATA_COLUMNS = frozenset(field.name for field in CHANGELOG_ARROW_FIELDS)
@@ -109,7 +110,7 @@ class HeadraceDataSource(DataSource):
 
     def schema(self) -> Any:
         options = ReadOptions.parse(self.options)
-        definition = connection(options.bootstrap).table(options.table).definition
+        definition = connection(options.bootstrap).admin.describe_table(options.table)
         columns = choose_columns(definition.schema, options.columns)
         return spark_schema(columns, changelog=options.mode == "changelog")
 
@@ -121,13 +122,11 @@ class HeadraceReader(DataSourceReader):
     """Plans on the driver, reads in the executors."""
 
     def __init__(self, options: ReadOptions, names: list[str]) -> None:
-        definition = connection(options.bootstrap).table(options.table).definition
+        definition = connection(options.bootstrap).admin.describe_table(options.table)
         columns: list[Column] = choose_columns(
             definition.schema, [name for name in names if name not in _METADATA_COLUMNS]
         )
-        read = TableRead(
-            options.bootstrap, options.table, tuple(columns), definition.schema.primary_key, options.mode
-        )
+        read = TableRead(options.bootstrap, definition, tuple(columns), options.mode)
         if list(read.arrow_schema().names) != names:
             raise TableError(
                 TableErrorCode.INVALID_PROJECTION,
@@ -138,7 +137,7 @@ class HeadraceReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[SplitPartition]:
-        table = connection(self.options.bootstrap).table(self.options.table)
+        table = open_table(self.options.bootstrap, self.read_plan.definition)
         start = (
             self.options.start if isinstance(self.options.start, dict) else table.offsets(self.options.start)
         )
@@ -149,6 +148,8 @@ class HeadraceReader(DataSourceReader):
         return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SplitPartition)
-        if partition.split.end_offset > partition.split.start_offset:
+        if (
+            isinstance(partition, SplitPartition)
+            and partition.split.end_offset > partition.split.start_offset
+        ):
             yield from read_split(self.read_plan, partition.split)

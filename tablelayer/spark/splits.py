@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition
 from tablelayer.spark.types import CHANGELOG_ARROW_FIELDS, conform, spark_arrow_schema
-from tablelayer.spark.worker import connection
+from tablelayer.spark.worker import table as open_table
 
 ReadMode = Literal["changelog", "current", "last"]
 
@@ -52,10 +53,13 @@ class TableRead:
     """What every split of one read has in common; travels to the executors."""
 
     bootstrap: str
-    path: str
+    definition: TableDefinition
     columns: tuple[Column, ...]
-    primary_key: tuple[str, ...]
     mode: ReadMode
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        return self.definition.schema.primary_key
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of the batches that `read_split` yields."""
@@ -75,7 +79,7 @@ def plan_splits(start: Mapping[int, int], end: Mapping[int, int]) -> list[Split]
 
 def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
     """The split's rows, in `read.arrow_schema()`. Raises the table client's errors."""
-    table = connection(read.bootstrap).table(read.path)
+    table = open_table(read.bootstrap, read.definition)
     schema = read.arrow_schema()
     names = [column.name for column in read.columns]
     until = {split.bucket: split.end_offset}

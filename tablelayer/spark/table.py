@@ -52,7 +52,7 @@ class TableBuilder:
 
     def to_df(self) -> Any:
         """The DataFrame. Raises TableError for a table or a column that is not there."""
-        definition = connection(self.bootstrap).table(self.path).definition
+        definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema.names
         reader = self.spark.read.format("headrace").option("bootstrap.servers", self.bootstrap)
         reader = reader.option("table", self.path).option("mode", self.mode)

@@ -11,9 +11,22 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tablelayer.client import Connection
+    from tablelayer.client import Connection, Table
+    from tablelayer.model.table import TableDefinition
 
 _connections: dict[tuple[int, str], Connection] = {}
+
+
+_tables: dict[tuple[int, str, object], Table] = {}
+
+
+def table(bootstrap: str, definition: TableDefinition) -> Table:
+    """The process's handle of this very table: one that was dropped and created again is another table."""
+    key = (os.getpid(), bootstrap, definition.table_id)
+    found = _tables.get(key)
+    if found is None:
+        found = _tables[key] = connection(bootstrap).open_table(definition)
+    return found
 
 
 def connection(bootstrap: str) -> Connection:
