@@ -51,7 +51,7 @@ class Deadlines:
     def _arm(self) -> None:
         while self._heap and self._when.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
-        if not self._heap:
+        if self._closed or not self._heap:
             return
         when = self._heap[0][0]
         if self._handle is not None:
@@ -65,10 +65,13 @@ class Deadlines:
     def _fire(self) -> None:
         self._handle = None
         now = self._clock.monotonic()
+        due = []
         while self._heap and self._heap[0][0] <= now:
             when, key = heapq.heappop(self._heap)
             if self._when.get(key) == when:
                 del self._when[key]
-                self._due(key)
-        if not self._closed:
-            self._arm()
+                due.append(key)
+        # What these put at once goes to the next turn of the loop: nobody can hold it here.
+        for key in due:
+            self._due(key)
+        self._arm()

@@ -1,9 +1,9 @@
 """The coordinator's records as Kafka writes them on `__consumer_offsets`.
 
 A group belongs to the partition that Java's `String.hashCode` of its name selects, as in Kafka, so a data
-directory means the same to both. Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or 1
-when an explicit expiry has to be kept. A null value is a tombstone. Records of kinds unknown here (Kafka 4's
-KIP-848 groups) are skipped when reading.
+directory means the same to both. Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or
+1 when an explicit expiry has to be kept. A null value is a tombstone. Records of kinds unknown here (Kafka
+4's KIP-848 groups) are skipped when reading.
 
 The functions are pure except `read_partition` and `append`, which touch the log of one partition.
 """

@@ -56,7 +56,8 @@ def _tick(step: Rebalance, event: Tick) -> None:
         if member_id in group.pending_members:
             step.pending_deadline_passed(member_id)
     for member in [member for member in group.members.values() if member.deadline <= now]:
-        if group.members.get(member.member_id) is member:
+        # What happened to the others may have removed it or begun its session anew.
+        if group.members.get(member.member_id) is member and member.deadline <= now:
             step.member_deadline_passed(member)
     group.next_wake = group.earliest_deadline()
 

@@ -1,0 +1,358 @@
+"""The group coordinator: the thin shell around `broker.groups.state`.
+
+It owns the groups, feeds them requests and the passing of time, and carries out their effects: a reply
+resolves the request that waits for it, an append goes to the journal before anything that depends on it
+happens.
+
+Invariants
+- Nothing is acknowledged before its journal record is appended; a failed append changes nothing but the
+  answer.
+- A group is served only after its journal partition has been read in full (COORDINATOR_LOAD_IN_PROGRESS until
+  then). A partition that cannot be read answers COORDINATOR_NOT_AVAILABLE: to show its groups as empty would
+  send consumers back to the beginning.
+- A waiting request is an entry in `_waiting`; it goes with its answer or with its client.
+- The journal is rewritten (live content appended again, what is before it deleted) when it has grown to
+  several times its live content, after loading and while running, so it does not grow for ever.
+
+Everything runs on the event loop; only reading the journal at start runs in the executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from broker.groups import journal
+from broker.groups.deadlines import Deadlines
+from broker.groups.events import (
+    Abandoned,
+    Appended,
+    Effect,
+    Event,
+    ExpireOffsets,
+    ForgetTopic,
+    Reply,
+    Result,
+    Tick,
+)
+from broker.groups.model import NEVER, Group, JournalRecord, Limits, Now, Phase
+from broker.groups.replay import Replay, live_records
+from broker.groups.state import step
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+    from broker.config import BrokerConfig
+    from broker.extension import ApiDeclaration, BrokerContext
+
+logger = logging.getLogger("headrace.groups")
+
+R = TypeVar("R")
+
+# Kafka's own settings for this topic, as far as they apply: whole groups must fit into one record, and small
+# segments let a rewrite give disk space back.
+TOPIC_CONFIG = {"segment.bytes": str(16 << 20), "max.message.bytes": str(64 << 20)}
+REWRITE_RECORDS_MIN = 10_000
+REWRITE_FACTOR = 4
+GROUPS_PER_TURN = 100
+
+
+def limits_of(config: BrokerConfig) -> Limits:
+    return Limits(
+        initial_rebalance_delay_ms=config["group.initial.rebalance.delay.ms"],
+        session_timeout_ms_min=config["group.min.session.timeout.ms"],
+        session_timeout_ms_max=config["group.max.session.timeout.ms"],
+        group_size_max=config["group.max.size"],
+        offset_metadata_size_max=config["offset.metadata.max.bytes"],
+        offsets_retention_ms=config["offsets.retention.minutes"] * 60_000,
+    )
+
+
+class _Waiter:
+    """A request between its arrival and its answer; `future` once it is known that others must act first."""
+
+    __slots__ = ("future", "group_id", "respond", "result")
+
+    def __init__(self, group_id: str, respond: Callable[[Any], Any]) -> None:
+        self.group_id = group_id
+        self.respond = respond
+        self.result: Result | None = None
+        self.future: asyncio.Future[Any] | None = None
+
+
+class GroupCoordinator:
+    def __init__(self, context: BrokerContext, limits: Limits | None = None) -> None:
+        self.context = context
+        self.limits = limits if limits is not None else limits_of(context.config)
+        self.groups: dict[str, Group] = {}
+        self._partitions: Sequence[Partition] = ()
+        self._loading: set[int] = set()
+        self._failed: set[int] = set()
+        self._rewrite_at: dict[int, int] = {}
+        self._rewriting: set[int] = set()
+        self._creation = asyncio.Lock()
+        self._deadlines = Deadlines(context.clock, self._tick)
+        self._expiry: asyncio.TimerHandle | None = None
+        self._waiting: dict[int, _Waiter] = {}
+        self._last_token = 0
+        self._stopped = False
+
+    def apis(self) -> Sequence[ApiDeclaration]:
+        """The consumer group APIs, to be registered with the broker."""
+        from broker.groups.handlers import GroupHandlers
+
+        return GroupHandlers(self).declarations()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to load the journal in the background; returns before it is loaded."""
+        if self.context.metadata.topic(journal.TOPIC) is not None:
+            self._partitions = self.context.metadata.partitions(journal.TOPIC)
+            self._loading = set(range(len(self._partitions)))
+            self.context.start_task(self._load_all(), "load consumer groups")
+        self._arm_expiry()
+
+    async def stop(self) -> None:
+        """Stop serving. Requests that still wait are told to find another coordinator."""
+        self._stopped = True
+        self._deadlines.close()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        for waiter in self._waiting.values():
+            if waiter.future is not None and not waiter.future.done():
+                waiter.future.set_exception(
+                    KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is stopping")
+                )
+        self._waiting.clear()
+
+    async def ensure_topic(self) -> None:
+        """Create `__consumer_offsets` if this is its first use. Raises KafkaError."""
+        if self._partitions:
+            return
+        async with self._creation:
+            if self._partitions:
+                return
+            metadata = self.context.metadata
+            if metadata.topic(journal.TOPIC) is None:
+                count = self.context.config["offsets.topic.num.partitions"]
+                await metadata.create_topic(journal.TOPIC, count, TOPIC_CONFIG)
+            self._partitions = metadata.partitions(journal.TOPIC)
+
+    @property
+    def has_journal(self) -> bool:
+        return bool(self._partitions)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def now(self) -> Now:
+        return Now(self.context.clock.monotonic(), self.context.clock.time_ms())
+
+    def unavailable(self, group_id: str) -> ErrorCode:
+        """NONE, or why the group cannot be served now."""
+        if self._stopped:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if not self._loading and not self._failed:
+            return ErrorCode.NONE
+        index = journal.partition_of(group_id, len(self._partitions))
+        if index in self._loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if index in self._failed else ErrorCode.NONE
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def submit(
+        self, group_id: str, event_for: Callable[[int], Event], respond: Callable[[Any], R]
+    ) -> R | asyncio.Future[R]:
+        """Let a request happen. `event_for` makes its event from a token, `respond` its answer from the result.
+
+        Gives the answer, or a future of it if others have to act first. Whoever drops that future cancels it.
+        """
+        self._last_token += 1
+        token = self._last_token
+        waiter = self._waiting[token] = _Waiter(group_id, respond)
+        try:
+            self._run(group_id, event_for(token))
+        except BaseException:
+            self._waiting.pop(token, None)
+            raise
+        if waiter.result is not None:
+            return respond(waiter.result)
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: self._let_go(token, done))
+        waiter.future = future
+        return future
+
+    def _let_go(self, token: int, future: asyncio.Future[Any]) -> None:
+        waiter = self._waiting.pop(token, None)
+        if waiter is not None and future.cancelled() and not self._stopped:
+            self._run(waiter.group_id, Abandoned(token))
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted: drop what was committed for it."""
+        for group_id, group in list(self.groups.items()):
+            if topic in group.offsets:
+                self._run(group_id, ForgetTopic(topic))
+
+    # -- steps and effects -----------------------------------------------------------------------------------
+
+    def _run(self, group_id: str, event: Event) -> None:
+        group = self.groups.get(group_id)
+        if group is None:
+            group = self.groups[group_id] = Group(group_id)
+        now = self.now()
+        effects: deque[Effect] = deque(step(group, event, now, self.limits))
+        while effects:
+            effect = effects.popleft()
+            if isinstance(effect, Reply):
+                self._answer(effect.token, effect.result)
+            else:
+                error = self._append(group_id, effect.records, now)
+                effects.extendleft(reversed(step(group, Appended(effect.pending, error), now, self.limits)))
+        if group.phase is Phase.DEAD or group.is_disposable:
+            self.groups.pop(group_id, None)
+            self._deadlines.forget(group_id)
+        elif group.next_wake != NEVER:
+            self._deadlines.wake(group_id, group.next_wake)
+
+    def _answer(self, token: int, result: Result) -> None:
+        waiter = self._waiting.pop(token, None)
+        if waiter is None:
+            return  # its client is gone
+        if waiter.future is None:
+            waiter.result = result
+        elif not waiter.future.done():
+            waiter.future.set_result(waiter.respond(result))
+
+    def _tick(self, group_id: str) -> None:
+        if group_id in self.groups:
+            self._run(group_id, Tick())
+
+    # -- the journal -----------------------------------------------------------------------------------------
+
+    def _append(self, group_id: str, records: Sequence[JournalRecord], now: Now) -> ErrorCode:
+        if not self._partitions:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        index = journal.partition_of(group_id, len(self._partitions))
+        partition = self._partitions[index]
+        try:
+            journal.append(partition, records, now.time_ms)
+        except KafkaError as error:
+            logger.error("group %s: its change cannot be stored: %s", group_id, error)
+            return _answer_for(error.code)
+        if partition.high_watermark - partition.log.log_start_offset >= self._rewrite_at.get(
+            index, REWRITE_RECORDS_MIN
+        ):
+            self._rewrite_if_worth_it(index)
+        return ErrorCode.NONE
+
+    async def _load_all(self) -> None:
+        started = self.context.clock.monotonic()
+        for index in sorted(self._loading):
+            await self._load(index)
+        logger.info(
+            "loaded %d consumer groups from %d partitions in %.0f ms",
+            len(self.groups),
+            len(self._partitions),
+            (self.context.clock.monotonic() - started) * 1000,
+        )
+
+    async def _load(self, index: int) -> None:
+        partition = self._partitions[index]
+        try:
+            partition.log  # noqa: B018  opened here, on the event loop, which owns it
+            groups = await asyncio.get_running_loop().run_in_executor(
+                self.context.executor, _read_groups, partition, self.now()
+            )
+        except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
+            logger.error("%s-%d cannot be read; its groups are not served: %s", journal.TOPIC, index, error)
+            self._failed.add(index)
+        else:
+            self.groups.update(groups)
+            for group_id, group in groups.items():
+                if group.next_wake != NEVER:
+                    self._deadlines.wake(group_id, group.next_wake)
+            self._rewrite_if_worth_it(index)
+        finally:
+            self._loading.discard(index)
+
+    def _groups_of(self, index: int) -> Iterable[Group]:
+        count = len(self._partitions)
+        return [group for name, group in self.groups.items() if journal.partition_of(name, count) == index]
+
+    def _rewrite_if_worth_it(self, index: int) -> None:
+        live = sum(
+            (group.journalled is not None) + sum(len(partitions) for partitions in group.offsets.values())
+            for group in self._groups_of(index)
+        )
+        threshold = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * live)
+        partition = self._partitions[index]
+        kept = partition.high_watermark - partition.log.log_start_offset
+        self._rewrite_at[index] = max(threshold, 2 * kept)
+        if kept >= threshold and index not in self._rewriting:
+            self._rewriting.add(index)
+            self.context.start_task(self._rewrite(index), f"rewrite {journal.TOPIC}-{index}")
+
+    async def _rewrite(self, index: int) -> None:
+        """Append the live content again, then delete everything before it.
+
+        A crash in between leaves some records twice, which says the same. Each group is written in one turn
+        of the event loop, from its state at that time, so its records are never older than what precedes
+        them.
+        """
+        partition = self._partitions[index]
+        start = partition.high_watermark
+        try:
+            for turn, group in enumerate(self._groups_of(index)):
+                if self.groups.get(group.group_id) is group and (records := list(live_records(group))):
+                    journal.append(partition, records, self.context.clock.time_ms())
+                if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
+                    await asyncio.sleep(0)
+            partition.log.delete_records(start)
+        except KafkaError as error:
+            logger.warning("%s-%d cannot be rewritten now: %s", journal.TOPIC, index, error)
+            return
+        finally:
+            self._rewriting.discard(index)
+        kept = partition.high_watermark - start
+        self._rewrite_at[index] = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * kept)
+        logger.info("rewrote %s-%d: %d records are left of %d", journal.TOPIC, index, kept, start + kept)
+
+    # -- expiry ----------------------------------------------------------------------------------------------
+
+    def _arm_expiry(self) -> None:
+        interval_s = self.context.config["offsets.retention.check.interval.ms"] / 1000
+        self._expiry = asyncio.get_running_loop().call_later(interval_s, self._begin_expiry)
+
+    def _begin_expiry(self) -> None:
+        self.context.start_task(self.expire_offsets(), "expire committed offsets")
+
+    async def expire_offsets(self) -> None:
+        """Drop the offsets whose retention is over, a few groups at a time, and come back later."""
+        for turn, group_id in enumerate(list(self.groups)):
+            if group_id in self.groups:
+                self._run(group_id, ExpireOffsets())
+            if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
+                await asyncio.sleep(0)
+        if not self._stopped:
+            self._arm_expiry()
+
+
+def _read_groups(partition: Partition, now: Now) -> dict[str, Group]:
+    replay = Replay()
+    replay.apply(journal.read_partition(partition))
+    return replay.groups(now)
+
+
+def _answer_for(code: ErrorCode) -> ErrorCode:
+    """What a client is told when the journal refused a record: something it retries, if that can help."""
+    if code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    if code is ErrorCode.INVALID_REQUEST:
+        return code
+    return ErrorCode.COORDINATOR_NOT_AVAILABLE
