@@ -1,0 +1,342 @@
+"""Rows to JSON and back, whole batches at a time, exact to the last digit.
+
+Out (``rows_to_json``): one compact JSON object per row, all columns in order, null written as null.
+
+In (``json_to_rows``): one JSON object per row. A missing field is null; of a field that comes twice the
+last counts.
+
+| type | written as | read from |
+|---|---|---|
+| integers | number | number or string; 12.0 and 1.2e1 are 12, 12.5 is refused |
+| DECIMAL | number with all digits of its scale | number or string, exact; digits beyond the scale must be 0 |
+| FLOAT, DOUBLE | shortest number that reads back the same; "NaN", "Infinity" | number or string |
+| BOOLEAN | true, false | these, or strings of these words |
+| CHAR, STRING | string | string; a number, boolean, object or array gives its text as it stands |
+| DATE | "2024-09-19" | the same; years beyond 9999 signed, as in "+10000-01-01" |
+| TIME | "12:00:00", a fraction as the type has it | the same; seconds may be left out |
+| TIMESTAMP | "2024-09-19T12:00:00.000", 6 or 9 digits when needed | the same; Z but no other zone |
+| TIMESTAMP_LTZ | the same with Z | with Z or an offset such as +02:00, which is required |
+| BINARY, BYTES | base64 | base64, padded |
+
+Nothing is rounded or cut: what does not fit is a ``RowError`` with the row's index, the column and the
+reason, and then nothing of the batch comes out. Rows of invalid UTF-8, and lone surrogates in a column's
+text, are refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tablelayer.model import json_scan, json_values
+from tablelayer.model.errors import RowError
+from tablelayer.model.json_write import rows_to_json
+from tablelayer.model.options import UnknownFields
+from tablelayer.model.schema import Column, Schema
+from tablelayer.model.types import INTEGER_BITS, DataType, TypeKind
+
+__all__ = ["json_to_rows", "rows_to_json", "warm"]
+
+_UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+_EXCERPT_LENGTH = 60
+
+
+def json_to_rows(
+    values: pa.Array,
+    schema: Schema | Sequence[Column],
+    *,
+    unknown_fields: UnknownFields = UnknownFields.IGNORE,
+    require_all: bool = False,
+) -> pa.RecordBatch:
+    """The rows of n JSON objects.
+
+    values: n binary or string values, UTF-8. schema: the columns wanted, in order; fields of other names
+    are ignored or, with ``unknown_fields`` FAIL, refused. ``require_all`` refuses rows that lack a column.
+    Gives a record batch of n rows. Raises RowError for the first row that does not fit.
+    """
+    columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
+    data, offsets = _bytes_of(values)
+    names = [column.name.encode() for column in columns]
+    count = len(offsets) - 1
+    starts = np.zeros((len(columns), count), dtype=np.int32)
+    lengths = np.zeros((len(columns), count), dtype=np.int32)
+    kinds = np.zeros((len(columns), count), dtype=np.uint8)
+    failure = np.zeros(3, dtype=np.int64)
+    fail_unknown = unknown_fields == UnknownFields.FAIL
+    good = json_scan.scan(
+        data, offsets, *json_scan.field_table(names), fail_unknown, starts, lengths, kinds, failure
+    )
+    scan_failure = failure.copy()
+    # After a failed scan the rows before it are still converted: one of them may be the first that does not
+    # fit.
+    found = [
+        _Field(column, data, starts[i, :good], lengths[i, :good], kinds[i, :good])
+        for i, column in enumerate(columns)
+    ]
+    arrays: list[pa.Array] = []
+    worst: RowError | None = None
+    for field in found:
+        try:
+            field.check_presence(require_all)
+            arrays.append(field.convert())
+        except RowError as error:
+            if worst is None or error.index < worst.index:
+                worst = error
+    if worst is not None:
+        raise worst
+    if good < count:
+        raise _scan_error(good, data, offsets, scan_failure)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.field() for column in columns]))
+
+
+def warm() -> None:
+    """Compile (or load from the cache) all kernels of this module."""
+    from tablelayer.model import types
+
+    kinds = [
+        types.BOOLEAN, types.INT, types.DOUBLE, types.char(9), types.decimal(38, 2), types.DATE,
+        types.time(3), types.timestamp(3), types.timestamp_ltz(6), types.binary(2), types.BYTES,
+    ]  # fmt: skip
+    columns = [Column(index, f"c{index}", kind) for index, kind in enumerate(kinds)]
+    text = (
+        '{"c0":true,"c1":1,"c2":1.5,"c3":"a","c4":1.25,"c5":"2024-09-19","c6":"12:00","c7":"2024-09-19T12:00:00",'
+        '"c8":"2024-09-19T12:00:00Z","c9":"AAA=","c10":"AAA="}'
+    )
+    rows_to_json(json_to_rows(pa.array([text.encode()], pa.binary()), columns))
+
+
+def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """A writable copy of the values' bytes, and int64 offsets into it. Refuses null values and invalid
+    UTF-8.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if values.null_count:
+        index = int(np.flatnonzero(np.asarray(values.is_null()))[0])
+        raise RowError(index, None, "the value is null; a row is a JSON object")
+    if values.type != pa.binary():
+        values = values.cast(pa.binary())
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise _utf8_error(values) from None
+    if len(values) == 0:
+        return np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    _, offset_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
+    offsets = offsets.astype(np.int64)
+    size = int(offsets[-1] - offsets[0])
+    data = np.empty(size + 1, dtype=np.uint8)  # never empty, so that its address is always valid
+    data[size] = 0
+    if size:
+        data[:size] = np.frombuffer(data_buffer, dtype=np.uint8, count=size, offset=int(offsets[0]))
+    offsets -= offsets[0]
+    return data, offsets
+
+
+def _utf8_error(values: pa.Array) -> RowError:
+    for index, value in enumerate(values.to_pylist()):
+        try:
+            value.decode()
+        except UnicodeDecodeError as error:
+            byte = value[error.start]
+            return RowError(
+                index, None, f"byte 0x{byte:02x} at position {error.start} is not UTF-8: {error.reason}"
+            )
+    return RowError(0, None, "the batch is not UTF-8")
+
+
+class _Field:
+    """One wanted column: what the scan found of it in each row, and its conversion."""
+
+    def __init__(
+        self, column: Column, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, kinds: np.ndarray
+    ) -> None:
+        self.column = column
+        self.data = data
+        self.starts = starts
+        self.lengths = lengths
+        self.kinds = kinds
+        self.failure = np.zeros(1, dtype=np.int64)
+
+    def check_presence(self, require_all: bool) -> None:
+        absent = None
+        if not self.column.nullable:
+            absent = self.kinds <= json_scan.NULL
+        elif require_all:
+            absent = self.kinds == json_scan.MISSING
+        if absent is None or not absent.any():
+            return
+        row = int(np.argmax(absent))
+        missing = self.kinds[row] == json_scan.MISSING
+        # A row further up may hold a value that does not fit: that one is the first.
+        _Field(self.column, self.data, self.starts[:row], self.lengths[:row], self.kinds[:row]).convert()
+        what = "the field is missing" if missing else "the value is null"
+        raise RowError(
+            row, self.column.name, what if self.column.nullable else f"{what}, but the column is NOT NULL"
+        )
+
+    def convert(self) -> pa.Array:
+        """The column's values. Raises RowError for the first that does not fit."""
+        data_type = self.column.type
+        arguments = (self.data, self.starts, self.lengths, self.kinds)
+        count = len(self.starts)
+        match data_type.kind:
+            case TypeKind.TINYINT | TypeKind.SMALLINT | TypeKind.INT | TypeKind.BIGINT:
+                bits = INTEGER_BITS[data_type.kind]
+                integers = np.zeros(count, dtype=np.int64)
+                self.check(json_values.integers(*arguments, bits, integers, self.failure))
+                return self.array(integers.astype(_NUMPY_INTEGERS[bits], copy=False))
+            case TypeKind.DECIMAL:
+                words = np.zeros((count, 2), dtype=np.int64)
+                precision, scale = data_type.precision, data_type.scale
+                self.check(json_values.decimals(*arguments, precision, scale, words, self.failure))
+                return self.array(words)
+            case TypeKind.CHAR:
+                self.fail_at(json_values.longer_than(*arguments, data_type.length), json_values.TOO_LONG)
+                return self.text(data_type.arrow())
+            case TypeKind.STRING:
+                return self.text(data_type.arrow())
+            case TypeKind.DATE:
+                days = np.zeros(count, dtype=np.int32)
+                self.check(json_values.dates(*arguments, days, self.failure))
+                return self.array(days)
+            case TypeKind.TIMESTAMP | TypeKind.TIMESTAMP_LTZ:
+                ticks = np.zeros(count, dtype=np.int64)
+                zoned = data_type.kind is TypeKind.TIMESTAMP_LTZ
+                units = _UNITS_PER_SECOND[data_type.unit]
+                self.check(
+                    json_values.timestamps(*arguments, data_type.precision, units, zoned, ticks, self.failure)
+                )
+                return self.array(ticks)
+            case TypeKind.TIME:
+                ticks = np.zeros(count, dtype=np.int64)
+                units = _UNITS_PER_SECOND[data_type.unit]
+                self.check(json_values.times(*arguments, data_type.precision, units, ticks, self.failure))
+                return self.array(ticks.astype(np.int32) if data_type.precision <= 3 else ticks)
+            case TypeKind.BOOLEAN:
+                flags = np.zeros(count, dtype=np.bool_)
+                self.check(json_values.booleans(*arguments, flags, self.failure))
+                return self.array(np.packbits(flags, bitorder="little"))
+            case TypeKind.FLOAT | TypeKind.DOUBLE:
+                return self.floats(data_type)
+            case TypeKind.BINARY | TypeKind.BYTES:
+                return self.binary(data_type)
+
+    def check(self, row: int) -> None:
+        self.fail_at(row, int(self.failure[0]))
+
+    def fail_at(self, row: int, code: int) -> None:
+        if row >= 0:
+            raise RowError(row, self.column.name, _value_reason(code, self.column.type, self.excerpt(row)))
+
+    def excerpt(self, row: int) -> str:
+        """The offending value as a person would write it, shortened."""
+        start, length = int(self.starts[row]), int(self.lengths[row])
+        text = self.data[start : start + length].tobytes().decode(errors="replace")
+        if len(text) > _EXCERPT_LENGTH:
+            text = text[:_EXCERPT_LENGTH] + "..."
+        return f"'{text}'" if self.kinds[row] == json_scan.STRING else text
+
+    def validity(self) -> tuple[pa.Buffer | None, int]:
+        nulls = self.kinds <= json_scan.NULL
+        null_count = int(np.count_nonzero(nulls))
+        if null_count == 0:
+            return None, 0
+        return pa.py_buffer(np.packbits(~nulls, bitorder="little")), null_count
+
+    def array(self, values: np.ndarray) -> pa.Array:
+        bitmap, null_count = self.validity()
+        buffers = [bitmap, pa.py_buffer(values)]
+        return pa.Array.from_buffers(self.column.type.arrow(), len(self.starts), buffers, null_count)
+
+    def text(self, arrow_type: pa.DataType) -> pa.Array:
+        offsets = np.empty(len(self.starts) + 1, dtype=np.int64)
+        json_values.text_offsets(self.starts, self.lengths, self.kinds, offsets)
+        out = np.empty(int(offsets[-1]), dtype=np.uint8)
+        json_values.copy_texts(self.data, self.starts, offsets, out)
+        bitmap, null_count = self.validity()
+        # The texts are parts of one batch of less than 2 GiB: their offsets fit in 32 bits.
+        buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out)]
+        return pa.Array.from_buffers(arrow_type, len(self.starts), buffers, null_count)
+
+    def floats(self, data_type: DataType) -> pa.Array:
+        infinite = np.zeros(len(self.starts), dtype=np.bool_)
+        self.check(
+            json_values.float_texts(self.data, self.starts, self.lengths, self.kinds, infinite, self.failure)
+        )
+        result = pc.cast(self.text(pa.string()), data_type.arrow())
+        overflow = np.asarray(pc.fill_null(pc.is_inf(result), False)) & ~infinite
+        if overflow.any():
+            self.fail_at(int(np.argmax(overflow)), json_values.OUT_OF_RANGE)
+        return result
+
+    def binary(self, data_type: DataType) -> pa.Array:
+        count = len(self.starts)
+        size = data_type.length if data_type.kind is TypeKind.BINARY else -1
+        text_size = int(self.lengths[self.kinds == json_scan.STRING].sum(dtype=np.int64))
+        capacity = count * size if size >= 0 else text_size // 4 * 3
+        out = np.zeros(capacity, dtype=np.uint8)
+        offsets = np.zeros(count + 1, dtype=np.int64)
+        self.check(
+            json_values.decode_base64(
+                self.data, self.starts, self.lengths, self.kinds, size, offsets, out, self.failure
+            )
+        )
+        if size >= 0:
+            return self.array(out)
+        bitmap, null_count = self.validity()
+        buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out[: offsets[-1]])]
+        return pa.Array.from_buffers(data_type.arrow(), count, buffers, null_count)
+
+
+def _value_reason(code: int, data_type: DataType, value: str) -> str:
+    if code == json_values.INEXACT:
+        if data_type.kind is TypeKind.DECIMAL:
+            return (
+                f"{value} has more than {data_type.scale} digits after the point; {data_type} keeps no more"
+            )
+        return f"{value} is not a whole number, as {data_type} needs"
+    if code == json_values.ZONE_MISSING:
+        return f"{value} has no time zone, which {data_type} needs: end it with Z or an offset such as +02:00"
+    if code == json_values.ZONE_NOT_ALLOWED:
+        return f"{value} has a zone offset, but {data_type} has no zone: leave it out, or use TIMESTAMP_LTZ"
+    texts = {
+        json_values.WRONG_KIND: f"{value} is not a value of {data_type}",
+        json_values.NOT_A_NUMBER: f"{value} is not a number, as {data_type} needs",
+        json_values.OUT_OF_RANGE: f"{value} is out of the range of {data_type}",
+        json_values.NOT_A_DATE: f"{value} is not a date; write it as 2024-09-19",
+        json_values.NOT_A_TIME: f"{value} is not a time; write it as 12:00:00",
+        json_values.NOT_A_TIMESTAMP: f"{value} is not a timestamp; write it as 2024-09-19T12:00:00.000",
+        json_values.TOO_PRECISE: f"{value} has more digits of a second than {data_type} keeps",
+        json_values.TOO_LONG: f"{value} is longer than {data_type} allows",
+        json_values.NOT_BASE64: f"{value} is not base64 with padding",
+        json_values.WRONG_SIZE: f"{value} has not the {data_type.length} bytes of {data_type}",
+        json_values.NOT_A_BOOLEAN: f"{value} is not true or false",
+    }
+    return texts[code]
+
+
+def _scan_error(row: int, data: np.ndarray, offsets: np.ndarray, failure: Any) -> RowError:
+    code, position, length = (int(number) for number in failure)
+    where = position - int(offsets[row])
+    rest = data[position : min(int(offsets[row + 1]), position + 20)].tobytes().decode(errors="replace")
+    texts = {
+        json_scan.NOT_AN_OBJECT: f"a row is a JSON object, beginning with '{{', not {rest!r}",
+        json_scan.UNEXPECTED_END: "the JSON ends in the middle",
+        json_scan.UNEXPECTED_CHARACTER: f"at byte {where} the JSON is wrong: {rest!r}",
+        json_scan.CONTROL_CHARACTER: f"a control character in the string at byte {where}: JSON escapes it",
+        json_scan.BAD_ESCAPE: f"at byte {where} there is no such escape in JSON: {rest!r}",
+        json_scan.LONE_SURROGATE: f"at byte {where} half of a surrogate pair is no character: {rest!r}",
+        json_scan.TOO_DEEP: f"nested deeper than {json_scan.MAX_DEPTH} levels",
+        json_scan.TRAILING_TEXT: f"text after the end of the object, at byte {where}: {rest!r}",
+    }
+    if code == json_scan.UNKNOWN_FIELD:
+        name = data[position : position + length].tobytes().decode(errors="replace")[:_EXCERPT_LENGTH]
+        return RowError(row, name, "the table has no such column, and table.kafka.unknown-fields is 'fail'")
+    return RowError(row, None, texts[code])

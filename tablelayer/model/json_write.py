@@ -1,0 +1,509 @@
+"""Rows to JSON text: one compiled pass that writes each row once, from the Arrow buffers into one output
+buffer.
+
+The formats are in json_rows. The kernel reads the columns through their addresses, because their number and
+types differ from table to table and it must not be compiled anew for each; the arrays are kept alive by the
+caller meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from tablelayer.model.json_scan import Array, Bytes, Int64
+
+# How a column is written. Everything that is not in this list is brought to one of these first.
+(
+    _INT8,
+    _INT16,
+    _INT32,
+    _INT64,
+    _BOOLEAN,
+    _DECIMAL,
+    _DATE,
+    _TIME32,
+    _TIME64,
+    _TIMESTAMP,
+    _STRING,
+    _RAW,
+    _BASE64,
+) = range(13)
+
+# Columns of the table that describes the columns to the kernel.
+_KIND, _OFFSET, _VALIDITY, _VALUES, _DATA, _SCALE, _UNITS, _ZONED, _NAME_START, _NAME_END = range(10)
+_DESCRIPTION_WIDTH = 10
+
+# The longest text of a value, by kind; strings, raw text and base64 are counted.
+_MAX_LENGTH = {
+    _INT8: 4, _INT16: 6, _INT32: 11, _INT64: 20, _BOOLEAN: 5, _DECIMAL: 41, _DATE: 17,
+    _TIME32: 20, _TIME64: 20, _TIMESTAMP: 44,
+}  # fmt: skip
+_UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+_HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+_BASE64_LETTERS = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
+)
+# What follows the backslash: 0 for characters written as they are, 'u' for those without a short escape.
+_ESCAPES = np.zeros(256, dtype=np.uint8)
+_ESCAPES[:32] = ord("u")
+for _character, _letter in {
+    '"': '"',
+    "\\": "\\",
+    "\b": "b",
+    "\f": "f",
+    "\n": "n",
+    "\r": "r",
+    "\t": "t",
+}.items():
+    _ESCAPES[ord(_character)] = ord(_letter)
+_DIGIT_PAIRS = np.frombuffer("".join(f"{pair:02d}" for pair in range(100)).encode(), dtype=np.uint8)
+
+
+def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
+    """The rows as compact JSON objects, UTF-8: n binary values (large_binary from 2 GiB on).
+
+    Equal to ``json.dumps(row, separators=(",", ":"), ensure_ascii=False)`` of rows with the values as in
+    json_rows. Raises ValueError for an Arrow type that no table column has.
+    """
+    count = batch.num_rows
+    columns = [_prepare(column) for column in batch.columns]
+    prefixes = [
+        ("," if index else "{").encode() + json.dumps(name, ensure_ascii=False).encode() + b":"
+        for index, name in enumerate(batch.schema.names)
+    ]
+    names = np.frombuffer(b"".join(prefixes) + b"\0", dtype=np.uint8)
+    table = np.zeros((len(columns), _DESCRIPTION_WIDTH), dtype=np.int64)
+    capacity = 2 * count
+    name_start = 0
+    for index, (prefix, (kind, array)) in enumerate(zip(prefixes, columns, strict=True)):
+        _describe(table[index], kind, array)
+        table[index, _NAME_START] = name_start
+        name_start += len(prefix)
+        table[index, _NAME_END] = name_start
+        capacity += count * (len(prefix) + 4)  # 4: null, or the quotes
+        if kind in _MAX_LENGTH:
+            capacity += count * _MAX_LENGTH[kind]
+        elif kind == _BASE64:
+            capacity += _byte_length(array) // 3 * 4 + 4 * count
+        else:
+            capacity += _escaped_length(table[index], count)
+    out = np.empty(capacity, dtype=np.uint8)
+    offsets = np.empty(count + 1, dtype=np.int64)
+    size = int(_write_rows(table, names, count, out, offsets))
+    if size > capacity:
+        raise AssertionError(f"{size} bytes of JSON in a buffer of {capacity}")
+    if size < capacity * 3 // 4:
+        out = out[:size].copy()  # what is kept should not cost more memory than it has bytes
+    data = pa.py_buffer(out[:size])
+    if size < 2**31:
+        return pa.Array.from_buffers(
+            pa.binary(), count, [None, pa.py_buffer(offsets.astype(np.int32)), data], 0
+        )
+    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), data], 0)
+
+
+def _prepare(array: pa.Array) -> tuple[int, pa.Array]:
+    """How a column is written, and the array to write it from."""
+    kind = array.type
+    simple = {
+        pa.int8(): _INT8, pa.int16(): _INT16, pa.int32(): _INT32, pa.int64(): _INT64, pa.bool_(): _BOOLEAN,
+        pa.date32(): _DATE, pa.string(): _STRING, pa.binary(): _BASE64,
+    }.get(kind)  # fmt: skip
+    if simple is not None:
+        return simple, array
+    if pa.types.is_decimal128(kind):
+        return _DECIMAL, array
+    if pa.types.is_floating(kind):
+        text = pc.cast(array, pa.string())
+        finite = pc.fill_null(pc.is_finite(array), True)
+        if not pc.all(finite).as_py():
+            words = pc.if_else(
+                pc.is_nan(array), '"NaN"', pc.if_else(pc.greater(array, 0), '"Infinity"', '"-Infinity"')
+            )
+            text = pc.if_else(finite, text, words)
+        return _RAW, text
+    if pa.types.is_time32(kind):
+        return _TIME32, array
+    if pa.types.is_time64(kind):
+        return _TIME64, array
+    if pa.types.is_timestamp(kind):
+        return _TIMESTAMP, array
+    if pa.types.is_fixed_size_binary(kind):
+        return _BASE64, array.cast(pa.binary())
+    if pa.types.is_large_string(kind):
+        return _STRING, array.cast(pa.string())
+    if pa.types.is_large_binary(kind):
+        return _BASE64, array.cast(pa.binary())
+    raise ValueError(f"no column of a table has the Arrow type {kind}")
+
+
+def _describe(row: np.ndarray, kind: int, array: pa.Array) -> None:
+    buffers = array.buffers()
+    row[_KIND] = kind
+    row[_OFFSET] = array.offset
+    row[_VALIDITY] = buffers[0].address if buffers[0] is not None and array.null_count else 0
+    row[_VALUES] = buffers[1].address if buffers[1] is not None else 0
+    if len(buffers) == 3:
+        row[_DATA] = buffers[2].address if buffers[2] is not None else 0
+    if kind == _DECIMAL:
+        row[_SCALE] = array.type.scale
+    elif kind in (_TIME32, _TIME64, _TIMESTAMP):
+        row[_UNITS] = _UNITS_PER_SECOND[array.type.unit]
+        row[_ZONED] = int(kind == _TIMESTAMP and array.type.tz is not None)
+
+
+def _byte_length(array: pa.Array) -> int:
+    offsets = np.frombuffer(array.buffers()[1], dtype=np.int32) if len(array) else np.zeros(1, dtype=np.int32)
+    return int(offsets[array.offset + len(array)]) - int(offsets[array.offset]) if len(array) else 0
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """An int64 address as a pointer that carray takes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _int32_at(address: int, index: int) -> Int64:
+    return carray(_pointer(address + index * 4), 1, np.int32)[0]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _int64_at(address: int, index: int) -> Int64:
+    return carray(_pointer(address + index * 8), 1, np.int64)[0]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _byte_at(address: int, index: int) -> Int64:
+    return carray(_pointer(address + index), 1, np.uint8)[0]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _bit_at(address: int, index: int) -> Int64:
+    return (_byte_at(address, index >> 3) >> (index & 7)) & 1
+
+
+@njit(cache=True, nogil=True)
+def _escaped_length(row: Array, count: int) -> Int64:
+    """The bytes that ``count`` strings of a column take at most, with their escapes."""
+    if count == 0:
+        return 0
+    first = np.int64(_int32_at(row[_VALUES], row[_OFFSET]))
+    last = np.int64(_int32_at(row[_VALUES], row[_OFFSET] + count))
+    if last == first:
+        return 0
+    text = carray(_pointer(row[_DATA] + first), last - first, np.uint8)
+    controls = 0
+    marked = 0
+    for byte in text:
+        controls += byte < 32
+        marked += (byte == 34) | (byte == 92)
+    # Nothing to escape: negative scale marks a column that is copied as it is.
+    row[_SCALE] = -1 if controls + marked == 0 else 0
+    return (last - first) + 5 * controls + marked
+
+
+@njit(cache=True, nogil=True)
+def _put_unsigned(out: Bytes, position: int, value: Any, width: int) -> Int64:
+    """Write ``value`` (uint64) with at least ``width`` digits; the position after it."""
+    hundred = np.uint64(100)
+    length = 1
+    bound = np.uint64(10)
+    while length < 20 and value >= bound:
+        length += 1
+        if length < 20:
+            bound *= np.uint64(10)
+    length = max(length, width)
+    end = position + length
+    at = end
+    while at - position >= 2:
+        quotient = value // hundred
+        pair = np.int64(value - quotient * hundred) * 2
+        out[at - 1] = _DIGIT_PAIRS[pair + 1]
+        out[at - 2] = _DIGIT_PAIRS[pair]
+        at -= 2
+        value = quotient
+    if at > position:
+        out[position] = 48 + np.uint8(value % np.uint64(10))
+    return end
+
+
+@njit(cache=True, nogil=True)
+def _put_signed(out: Bytes, position: int, value: Any) -> Int64:
+    magnitude = np.uint64(value)
+    if value < 0:
+        out[position] = 45
+        position += 1
+        magnitude = ~magnitude + np.uint64(1)
+    return _put_unsigned(out, position, magnitude, 1)
+
+
+@njit(cache=True, nogil=True)
+def _put_two(out: Bytes, position: int, value: Any) -> Int64:
+    out[position] = _DIGIT_PAIRS[value * 2]
+    out[position + 1] = _DIGIT_PAIRS[value * 2 + 1]
+    return position + 2
+
+
+@njit(cache=True, nogil=True)
+def _put_decimal(out: Bytes, position: int, low: Any, high: Any, scale: int) -> Int64:
+    """Write a 128-bit unscaled value with ``scale`` digits after the point."""
+    low = np.uint64(low)
+    if high < 0:
+        out[position] = 45
+        position += 1
+        low = ~low + np.uint64(1)
+        high = ~high + (1 if low == np.uint64(0) else 0)
+    upper = np.uint64(high)
+    start = position
+    if upper == np.uint64(0):
+        position = _put_unsigned(out, position, low, scale + 1)
+    else:
+        # Long division of four 32-bit limbs by 10^9: three times 9 digits and the rest.
+        mask = np.uint64(0xFFFFFFFF)
+        shift = np.uint64(32)
+        billion = np.uint64(1_000_000_000)
+        limbs = (upper >> shift, upper & mask, low >> shift, low & mask)
+        first, second, third, fourth = limbs
+        parts = np.empty(5, dtype=np.uint64)
+        for index in range(4):
+            value = first
+            first = value // billion
+            rest = value - first * billion
+            value = (rest << shift) | second
+            second = value // billion
+            rest = value - second * billion
+            value = (rest << shift) | third
+            third = value // billion
+            rest = value - third * billion
+            value = (rest << shift) | fourth
+            fourth = value // billion
+            parts[index] = value - fourth * billion
+        parts[4] = fourth
+        top = 4
+        while top > 0 and parts[top] == np.uint64(0):
+            top -= 1
+        position = _put_unsigned(out, position, parts[top], 1)
+        for index in range(top - 1, -1, -1):
+            position = _put_unsigned(out, position, parts[index], 9)
+        missing = scale + 1 - (position - start)
+        if missing > 0:
+            for index in range(position - 1, start - 1, -1):
+                out[index + missing] = out[index]
+            for index in range(start, start + missing):
+                out[index] = 48
+            position += missing
+    if scale > 0:
+        for index in range(position - 1, position - scale - 1, -1):
+            out[index + 1] = out[index]
+        out[position - scale] = 46
+        position += 1
+    return position
+
+
+@njit(cache=True, nogil=True)
+def _put_date(out: Bytes, position: int, days: Any) -> Int64:
+    """Write a date of the proleptic Gregorian calendar (Howard Hinnant's civil_from_days)."""
+    shifted = days + 719_468
+    era = shifted // 146_097
+    day_of_era = shifted - era * 146_097
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month_index = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month_index + 2) // 5 + 1
+    month = month_index + 3 if month_index < 10 else month_index - 9
+    year = year_of_era + era * 400 + (1 if month <= 2 else 0)
+    if 0 <= year <= 9999:
+        position = _put_two(out, position, year // 100)
+        position = _put_two(out, position, year % 100)
+    else:
+        out[position] = 45 if year < 0 else 43
+        position = _put_unsigned(out, position + 1, np.uint64(abs(year)), 4)
+    out[position] = 45
+    position = _put_two(out, position + 1, month)
+    out[position] = 45
+    return _put_two(out, position + 1, day)
+
+
+@njit(cache=True, nogil=True)
+def _put_time(out: Bytes, position: int, seconds: Any, part: Any, units: int) -> Int64:
+    """Write HH:MM:SS and the fraction: none for whole-second units, else 3 digits, or 6 or 9 when needed."""
+    position = _put_two(out, position, seconds // 3600)
+    out[position] = 58
+    position = _put_two(out, position + 1, seconds // 60 % 60)
+    out[position] = 58
+    position = _put_two(out, position + 1, seconds % 60)
+    if units == 1:
+        return position
+    digits = 3 if units == 1_000 else 6 if units == 1_000_000 else 9
+    while digits > 3 and part % 1000 == 0:
+        part //= 1000
+        digits -= 3
+    out[position] = 46
+    return _put_unsigned(out, position + 1, np.uint64(part), digits)
+
+
+@njit(cache=True, nogil=True)
+def _put_escaped(out: Bytes, position: int, text: Bytes) -> Int64:
+    for byte in text:
+        escape = _ESCAPES[byte]
+        if escape == 0:
+            out[position] = byte
+            position += 1
+            continue
+        out[position] = 92
+        out[position + 1] = escape
+        position += 2
+        if escape == 117:
+            out[position] = 48
+            out[position + 1] = 48
+            out[position + 2] = _HEX[byte >> 4]
+            out[position + 3] = _HEX[byte & 15]
+            position += 4
+    return position
+
+
+@njit(cache=True, nogil=True)
+def _put_base64(out: Bytes, position: int, data: Bytes) -> Int64:
+    length = len(data)
+    index = 0
+    while index + 2 < length:
+        bits = (np.int64(data[index]) << 16) | (np.int64(data[index + 1]) << 8) | np.int64(data[index + 2])
+        out[position] = _BASE64_LETTERS[bits >> 18]
+        out[position + 1] = _BASE64_LETTERS[(bits >> 12) & 63]
+        out[position + 2] = _BASE64_LETTERS[(bits >> 6) & 63]
+        out[position + 3] = _BASE64_LETTERS[bits & 63]
+        position += 4
+        index += 3
+    if index < length:
+        bits = np.int64(data[index]) << 16
+        if index + 1 < length:
+            bits |= np.int64(data[index + 1]) << 8
+        out[position] = _BASE64_LETTERS[bits >> 18]
+        out[position + 1] = _BASE64_LETTERS[(bits >> 12) & 63]
+        out[position + 2] = _BASE64_LETTERS[(bits >> 6) & 63] if index + 1 < length else 61
+        out[position + 3] = 61
+        position += 4
+    return position
+
+
+@njit(cache=True, nogil=True)
+def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Array) -> Int64:
+    """Write all rows; offsets: int64[n + 1]. Returns the bytes written."""
+    position = np.int64(0)
+    width = len(table)
+    offsets[0] = 0
+    for row in range(count):
+        if width == 0:
+            out[position] = 123
+            position += 1
+        for column in range(width):
+            description = table[column]
+            for index in range(description[_NAME_START], description[_NAME_END]):
+                out[position] = names[index]
+                position += 1
+            at = row + description[_OFFSET]
+            if description[_VALIDITY] != 0 and _bit_at(description[_VALIDITY], at) == 0:
+                out[position] = 110
+                out[position + 1] = 117
+                out[position + 2] = 108
+                out[position + 3] = 108
+                position += 4
+                continue
+            kind = description[_KIND]
+            values = description[_VALUES]
+            if kind in (_STRING, _RAW, _BASE64):
+                start = np.int64(_int32_at(values, at))
+                length = np.int64(_int32_at(values, at + 1)) - start
+                quoted = kind != _RAW
+                if quoted:
+                    out[position] = 34
+                    position += 1
+                if length > 0:
+                    text = carray(_pointer(description[_DATA] + start), length, np.uint8)
+                    if kind == _BASE64:
+                        position = _put_base64(out, position, text)
+                    elif kind == _RAW or description[_SCALE] < 0:
+                        for index in range(length):
+                            out[position + index] = text[index]
+                        position += length
+                    else:
+                        position = _put_escaped(out, position, text)
+                if quoted:
+                    out[position] = 34
+                    position += 1
+            elif kind == _INT64:
+                position = _put_signed(out, position, _int64_at(values, at))
+            elif kind == _INT32:
+                position = _put_signed(out, position, np.int64(_int32_at(values, at)))
+            elif kind == _DECIMAL:
+                low = _int64_at(values, 2 * at)
+                high = _int64_at(values, 2 * at + 1)
+                position = _put_decimal(out, position, low, high, description[_SCALE])
+            elif kind == _DATE:
+                out[position] = 34
+                position = _put_date(out, position + 1, np.int64(_int32_at(values, at)))
+                out[position] = 34
+                position += 1
+            elif kind == _TIMESTAMP:
+                units = description[_UNITS]
+                ticks = _int64_at(values, at)
+                seconds = ticks // units
+                days = seconds // 86_400
+                out[position] = 34
+                position = _put_date(out, position + 1, days)
+                out[position] = 84
+                position = _put_time(
+                    out, position + 1, seconds - days * 86_400, ticks - seconds * units, units
+                )
+                if description[_ZONED] != 0:
+                    out[position] = 90
+                    position += 1
+                out[position] = 34
+                position += 1
+            elif kind in (_TIME32, _TIME64):
+                units = description[_UNITS]
+                ticks = np.int64(_int32_at(values, at)) if kind == _TIME32 else _int64_at(values, at)
+                # A time of day is below 24 h; anything else would not fit in the text.
+                seconds = ticks // units % 86_400
+                out[position] = 34
+                position = _put_time(out, position + 1, seconds, ticks - ticks // units * units, units)
+                out[position] = 34
+                position += 1
+            elif kind == _BOOLEAN:
+                if _bit_at(values, at) != 0:
+                    out[position] = 116
+                    out[position + 1] = 114
+                    out[position + 2] = 117
+                    position += 3
+                else:
+                    out[position] = 102
+                    out[position + 1] = 97
+                    out[position + 2] = 108
+                    out[position + 3] = 115
+                    position += 4
+                out[position] = 101
+                position += 1
+            elif kind == _INT8:
+                position = _put_signed(out, position, np.int64(np.int8(_byte_at(values, at))))
+            else:
+                low_byte = np.int64(_byte_at(values, 2 * at))
+                high_byte = np.int64(np.int8(_byte_at(values, 2 * at + 1)))
+                position = _put_signed(out, position, (high_byte << 8) | low_byte)
+        out[position] = 125
+        position += 1
+        offsets[row + 1] = position
+    return position
