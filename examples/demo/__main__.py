@@ -1,0 +1,38 @@
+"""`python -m examples.demo`: ten steps, each timed and checked. Exit code 0 only if every check holds."""
+
+from __future__ import annotations
+
+import sys
+
+from examples.demo.steps import Demo
+from examples.stage import Stage, StepFailedError
+
+
+def main() -> int:
+    stage = Stage("Headrace: Kafka clients, tables, Spark and the lake")
+    demo = Demo(stage)
+    steps = (
+        ("Set-up: TPC-H data, Spark and its jars", demo.set_up),
+        ("The server: one process, nothing else", demo.start_server),
+        ("Tables, in SQL", demo.create_tables),
+        ("Data in by three doors", demo.load),
+        ("The pipeline: stopped half way, started again", demo.run_half),
+        ("The fright: kill -9 of the server", demo.fright),
+        ("Ask it", demo.ask),
+        ("The lake: tiered into Iceberg, exactly once", demo.tier),
+        ("Union read: lake and log, while rows arrive", demo.union),
+        ("The check: against DuckDB, to the cent", demo.verify),
+    )
+    try:
+        for title, run in steps:
+            with stage.step(title):
+                run()
+    except StepFailedError as error:
+        stage.fail(error)
+    finally:
+        demo.close()
+    return stage.summary()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,418 @@
+"""The ten steps of `make demo`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from examples import server as processes
+from examples.demo import data
+from examples.demo.kafka_clients import produce, read_with_group
+from examples.demo.pipeline import Pipeline
+from examples.demo.truth import Answer, Truth
+from examples.server import ROOT, Server
+from examples.stage import Stage, StepFailedError
+from tablelayer.client import ChangeType, Connection, connect
+from tablelayer.lake.union_read import union_read
+from tablelayer.spark.jars import spark_jars
+from tablelayer.spark.session import session
+
+WORK = ROOT / ".demo"
+LATE_ORDERS = 10_000
+"""Kept back so that rows still arrive during the union read."""
+TABLE = "shop.enriched_orders"
+REPLAYED = re.compile(
+    r"table (\S+) bucket (\d+): kept ([\d,]+) rows up to offset ([\d,]+), replayed ([\d,]+) rows up to offset"
+    r" ([\d,]+)"
+)
+
+
+@dataclass
+class Demo:
+    """State that the steps share."""
+
+    stage: Stage
+    work: Path = WORK
+    server: Server = field(init=False)
+    truth: Truth = field(init=False)
+    spark: Any = None
+    client: Connection | None = None
+    pipeline: Pipeline | None = None
+    orders: list[bytes] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
+
+    # ---- 1 to 4: a server with data in it
+
+    def set_up(self) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir(parents=True)
+        folder = self.work / "tpch"
+        data.generate(folder)
+        self.truth = Truth(folder)
+        self.orders = data.orders_json(folder)
+        self.keys = data.order_keys(folder)
+        nations, customers = data.nations(folder), data.customers(folder)
+        self.stage.say(
+            f"TPC-H at scale factor {data.SCALE_FACTOR}: {len(self.orders):,} orders,"
+            f" {customers.num_rows:,} customers, {len(nations)} nations"
+        )
+        spark_jars(report=self.stage.say)
+        self.spark = session("headrace demo", memory="1g", log_file=self.work / "spark.log")
+        self.stage.say(f"Spark {self.spark.version} is up, with the Kafka connector and Iceberg")
+        self.spark.range(1).count()  # the first job of a session is slow; not in somebody's measured step
+
+    def start_server(self) -> None:
+        self.server = Server(
+            self.work / "data",
+            self.work / "server.log",
+            {
+                "datalake.iceberg.warehouse": str(self.work / "warehouse"),
+                "group.initial.rebalance.delay.ms": "0",
+                "num.partitions": "4",
+            },
+        )
+        self.stage.command(["headrace", *self.server.words()])
+        self.stage.say(f"[bold]{self.server.start()}[/]")
+        self.client = connect(self.server.address)
+
+    def create_tables(self) -> None:
+        statements = (Path(__file__).parent / "tables.sql").read_text()
+        self.stage.command(["headrace", "sql", "-e", '"$(cat examples/demo/tables.sql)"'])
+        processes.run("sql", "--server", self.server.address, "-e", statements)
+        listed = self.sql("USE shop; SHOW TABLES")
+        expected = ("orders", "customer", "nation", "enriched_orders", "order_events")
+        self.stage.check("five tables by SQL", all(name in listed for name in expected))
+        words = ["topics", "create", "clicks", "--server", self.server.address]
+        self.stage.command(["headrace", *words[:3]])
+        processes.run(*words)
+
+    def load(self) -> None:
+        folder = self.truth.folder
+        values = ", ".join(f"({key}, '{name}')" for key, name in data.nations(folder))
+        processes.run(
+            "sql", "--server", self.server.address, "-e", f"INSERT INTO shop.nation VALUES {values}"
+        )
+        customers = data.customers(folder)
+        begun = time.monotonic()
+        self.connection.table("shop.customer").upsert(customers)
+        took = {"nation, by SQL INSERT": (25, None)}
+        took["customer, by the table client in Arrow"] = (customers.num_rows, time.monotonic() - begun)
+        begun = time.monotonic()
+        sent = produce(self.server.address, "shop.orders", self.orders[:-LATE_ORDERS])
+        took["orders, as JSON by confluent-kafka"] = (sent, time.monotonic() - begun)
+        produce(self.server.address, "clicks", [b"no", b"schema", b"here"])
+        self.stage.rows(
+            ["door", "rows", "seconds", "rows/s"],
+            [
+                (door, f"{rows:,}", seconds and f"{seconds:.2f}", seconds and f"{rows / seconds:,.0f}")
+                for door, (rows, seconds) in took.items()
+            ],
+        )
+        counts = {
+            name: self.connection.table(f"shop.{name}").count() for name in ("nation", "customer", "orders")
+        }
+        self.stage.check(
+            "every row that was sent is in its table",
+            counts == {"nation": 25, "customer": customers.num_rows, "orders": sent},
+            ", ".join(f"{name} {count:,}" for name, count in counts.items()),
+        )
+
+    # ---- 5 and 6: the pipeline, and the fright
+
+    def run_half(self) -> None:
+        self.pipeline = Pipeline(self.spark, self.server.address, self.work / "checkpoint")
+        table = self.connection.table(TABLE)
+        half = len(self.orders) // 2
+        self.pipeline.start()
+        with self.stage.progress("enriching", len(self.orders) - LATE_ORDERS) as show:
+            seen = self.pipeline.wait(table.count, half, show)
+        self.pipeline.stop()
+        self.stage.say(f"stopped half way, at {seen:,} rows; the checkpoint knows how far it came")
+        self.pipeline.start()
+        self.stage.say("started again from the checkpoint")
+
+    def fright(self) -> None:
+        assert self.pipeline is not None
+        table = self.connection.table(TABLE)
+        target = len(self.orders) - LATE_ORDERS
+        before_kill = self.server.log_path.stat().st_size
+        run_id = str(self.pipeline.query.runId)
+        with self.stage.progress("enriching", target) as show:
+            self.pipeline.wait(table.count, target * 2 // 3, show)
+            at = self.pipeline.wait(table.count, 0, show)
+            self.server.kill()
+            killed = time.monotonic()
+            self.stage.say(f"[bold red]kill -9[/] of the server at {at:,} rows, in the middle of the stream")
+            time.sleep(1.5)
+            ready = self.server.start()
+            self.stage.say(f"[bold]{ready}[/]")
+            self.pipeline.wait(table.count, at + 1, show)
+            self.stage.say(f"the first new row {time.monotonic() - killed:.1f} s after the kill")
+            self.pipeline.wait(table.count, target, show)
+        same = self.pipeline.query.isActive and str(self.pipeline.query.runId) == run_id
+        self.stage.check("the pipeline went on by itself", same, "the same run of the same query")
+        batches = self.pipeline.batches()
+        self.pipeline.drain()
+        self.stage.say(
+            "micro-batches since the restart: "
+            + ", ".join(f"{rows:,} in {seconds:.1f} s" for _, rows, seconds in batches)
+        )
+        found = [match.groups() for match in REPLAYED.finditer(self.server.said(before_kill))]
+        mine = [entry for entry in found if entry[0] == TABLE]
+        self.stage.rows(
+            ["bucket", "rows kept", "up to offset", "rows replayed", "up to offset"],
+            [row[1:] for row in mine],
+        )
+        kept, replayed = (sum(int(row[column].replace(",", "")) for row in mine) for column in (2, 4))
+        self.stage.check(
+            "the key-value state was kept, only the log's tail replayed",
+            len(mine) == 4 and kept > 0,
+            f"{kept:,} rows kept, {replayed:,} replayed",
+        )
+        count = table.count()
+        self.stage.check("nothing is lost or double after all that", count == target, f"{count:,} rows")
+
+    # ---- 7: questions
+
+    def ask(self) -> None:
+        key = self.keys[6]
+        self.sql(
+            f"SELECT order_key, total_price, cust_name, nation_name FROM {TABLE} WHERE order_key = {key}"
+        )
+        rows = ", ".join(
+            f"({k}, {n}, '{e}')" for k in (1, 7) for n, e in enumerate(("placed", "paid", "sent"))
+        )
+        self.sql(f"INSERT INTO shop.order_events VALUES {rows}", show=False)
+        found = self.connection.table("shop.order_events").prefix_lookup([{"order_key": 7}])
+        self.sql("SELECT * FROM shop.order_events WHERE order_key = 7")
+        self.stage.check(
+            "a prefix lookup finds an order's events in order",
+            found.column("event").to_pylist() == ["placed", "paid", "sent"],
+        )
+        self.sql(f"SELECT order_key, total_price, nation_name FROM {TABLE} LIMIT 3")
+        counted = self.sql(f"SELECT COUNT(*) FROM {TABLE}")
+        expected = len(self.orders) - LATE_ORDERS
+        self.stage.check("COUNT(*) answers", str(expected) in re.sub(r"[,_ ]", "", counted))
+        price = Decimal("123456.78")
+        self.sql(f"UPDATE {TABLE} SET total_price = {price} WHERE order_key = {key}")
+        updated = self.connection.table(TABLE).lookup_one({"order_key": key})
+        self.stage.check(
+            "UPDATE by key changed one column",
+            updated is not None and updated["total_price"] == price and updated["cust_name"] is not None,
+        )
+        self.sql(f"DELETE FROM {TABLE} WHERE order_key = {key}")
+        self.stage.check("DELETE by key", self.connection.table(TABLE).lookup_one({"order_key": key}) is None)
+        self.truth.delete(key)
+        other = self.keys[7]
+        self.sql(f"UPDATE {TABLE} SET total_price = 0.01 WHERE order_key = {other}", show=False)
+        self.truth.update(other, Decimal("0.01"))
+        self.changelog_of(key)
+
+    def changelog_of(self, key: int) -> None:
+        """One key's changes, by a consumer group and by the table client."""
+        seen = read_with_group(
+            self.server.address, "auditors", TABLE, {"order_key": key}, until_tombstone=True
+        )
+        self.stage.rows(
+            ["partition", "offset", "value"],
+            [
+                (p, o, "(tombstone)" if row is None else json.dumps(row, separators=(",", ":"))[:90] + "...")
+                for p, o, row in seen.of_key
+            ],
+            title=f"order {key} as Kafka consumer group 'auditors' sees it",
+        )
+        changes: list[tuple[int, int, str, Any]] = []
+        for part in self.connection.table(TABLE).scan(
+            columns=["order_key", "total_price"], start="earliest", until="latest"
+        ):
+            keys = part.batch.column("order_key").to_numpy()
+            for index in (keys == key).nonzero()[0].tolist():
+                kind = ChangeType(part.change_types[index]).name
+                price = part.batch.column("total_price")[index].as_py()
+                changes.append((part.bucket, int(part.offsets[index]), kind, price))
+        self.stage.rows(
+            ["bucket", "offset", "change", "total_price"],
+            changes,
+            title=f"order {key} as the table client sees it",
+        )
+        kinds = [kind for _, _, kind, _ in changes]
+        self.stage.check(
+            "the changelog of the key ends with -U +U -D",
+            kinds[:1] == ["INSERT"] and kinds[-3:] == ["UPDATE_BEFORE", "UPDATE_AFTER", "DELETE"],
+        )
+        visible = [(bucket, offset) for bucket, offset, kind, _ in changes if kind != "UPDATE_BEFORE"]
+        self.stage.check(
+            "the consumer group sees the same rows at the same offsets, the delete as a tombstone",
+            [(p, o) for p, o, _ in seen.of_key] == visible and seen.of_key[-1][2] is None,
+        )
+
+    # ---- 8 to 10: the lake
+
+    def tier(self) -> None:
+        first = self.run_tier()
+        self.stage.check("a round goes into the lake", "changes into snapshot" in first)
+        self.stage.check("the lake holds what the table holds", self.lake_equals_table())
+        snapshots = self.snapshots()
+        self.run_tier()
+        self.stage.check("running it again changes nothing", self.snapshots() == snapshots)
+        table = self.connection.table(TABLE)
+        some = self.keys[1_000:2_000]
+        prices = [Decimal(key % 1_000) + Decimal("0.99") for key in some]
+        table.partial(
+            [{"order_key": k, "total_price": p} for k, p in zip(some, prices, strict=True)],
+            columns=["order_key", "total_price"],
+        )
+        gone = self.keys[3_000:3_500]
+        table.delete([{"order_key": key} for key in gone])
+        for key, price in zip(some, prices, strict=True):
+            self.truth.update(key, price)
+        for key in gone:
+            self.truth.delete(key)
+        self.stage.say(f"{len(some):,} orders updated, {len(gone):,} deleted; now two tierers at once")
+        outcomes = self.run_tierers(2)
+        winners = sum("changes into snapshot" in text for text in outcomes)
+        self.stage.check("of two tierers one did the round", winners == 1)
+        self.stage.check("the lake followed the updates and deletes, nothing twice", self.lake_equals_table())
+        self.show_snapshots()
+
+    def run_tier(self) -> str:
+        self.stage.command(["headrace", "tier", "--once"])
+        begun = time.monotonic()
+        said = processes.run("tier", "--once", "--server", self.server.address, timeout_s=240)
+        self.stage.say(f"{said.strip()} [dim]({time.monotonic() - begun:.1f} s with Spark's start)[/]")
+        return said
+
+    def run_tierers(self, count: int) -> list[str]:
+        words = ("tier", "--once", "--server", self.server.address)
+        running = [processes.start(*words) for _ in range(count)]
+        outcomes = [process.communicate(timeout=240)[0].strip() for process in running]
+        for number, text in enumerate(outcomes, 1):
+            self.stage.say(f"tierer {number}: {text}")
+        return outcomes
+
+    def lake_equals_table(self) -> bool:
+        """Compare every row of the lake alone with the table client's view of the table."""
+        lake = union_read(self.spark, self.server.address, f"{TABLE}$lake").toArrow()
+        table = self.connection.table(TABLE).to_arrow()
+        order = [("order_key", "ascending")]
+        return bool(lake.sort_by(order).cast(table.schema).equals(table.sort_by(order)))
+
+    def snapshots(self) -> int:
+        return int(self.spark.sql(f"SELECT count(*) FROM lake.{TABLE}.snapshots").first()[0])
+
+    def show_snapshots(self) -> None:
+        found = self.spark.sql(
+            f"SELECT snapshot_id, operation, summary['headrace.epoch'], summary['headrace.offsets']"
+            f" FROM lake.{TABLE}.snapshots ORDER BY committed_at"
+        ).collect()
+        self.stage.rows(
+            ["Iceberg snapshot", "operation", "epoch", "tiered offsets"],
+            [tuple(row) for row in found],
+            title="offsets are inside the lake's own snapshots",
+        )
+
+    def union(self) -> None:
+        assert self.pipeline is not None
+        late = self.orders[-LATE_ORDERS:]
+        self.pipeline.start()
+        sender = threading.Thread(target=self.trickle, args=(late,), name="late orders")
+        sender.start()
+        table = self.connection.table(TABLE)
+        begin = table.count()
+        self.pipeline.wait(table.count, begin + 1, lambda _: None)
+        pinned = union_read(self.spark, self.server.address, TABLE)
+        counts = [pinned.count()]
+        lake = union_read(self.spark, self.server.address, f"{TABLE}$lake").count()
+        self.pipeline.wait(table.count, counts[0] + 1, lambda _: None)
+        counts.append(pinned.count())
+        later = union_read(self.spark, self.server.address, TABLE).count()
+        sender.join()
+        self.stage.rows(
+            ["what", "rows"],
+            [
+                ("enriched_orders$lake, the lake alone", f"{lake:,}"),
+                ("enriched_orders, lake and log", f"{counts[0]:,}"),
+                ("the same DataFrame again, while rows arrive", f"{counts[1]:,}"),
+                ("enriched_orders, asked anew", f"{later:,}"),
+            ],
+        )
+        self.stage.check("a union read holds still while rows arrive", counts[0] == counts[1])
+        self.stage.check(
+            "it sees more than the lake, and a new one sees more again", lake < counts[0] < later
+        )
+        everything = len(self.orders) - len(self.truth.deleted)
+        self.pipeline.wait(table.count, everything, lambda _: None)
+        self.pipeline.drain()
+
+    def trickle(self, late: list[bytes]) -> None:
+        """The last orders, a few at a time."""
+        step = len(late) // 10
+        for start in range(0, len(late), step):
+            produce(self.server.address, "shop.orders", late[start : start + step])
+            time.sleep(0.7)
+
+    def verify(self) -> None:
+        from pyspark.sql import functions as f
+
+        orders = union_read(self.spark, self.server.address, TABLE)
+        grouped = orders.groupBy("nation_name", "cust_mktsegment").agg(
+            f.sum("total_price").alias("revenue"), f.count("*").alias("orders")
+        )
+        ours: Answer = {(row[0], row[1]): (row[2], row[3]) for row in grouped.collect()}
+        theirs = self.truth.answer()
+        best = sorted(theirs, key=lambda group: theirs[group][0], reverse=True)[:5]
+        self.stage.rows(
+            ["nation", "segment", "revenue (union read)", "revenue (DuckDB)", "orders", "orders"],
+            [
+                (
+                    *group,
+                    ours.get(group, (None, 0))[0],
+                    theirs[group][0],
+                    ours.get(group, (0, None))[1],
+                    theirs[group][1],
+                )
+                for group in best
+            ],
+            title=f"the first 5 of {len(theirs)} groups",
+        )
+        total = sum((revenue for revenue, _ in ours.values()), Decimal(0))
+        self.stage.check(
+            "revenue and order count per nation and market segment equal DuckDB's, to the cent",
+            ours == theirs and len(theirs) > 0,
+            f"{len(ours)} groups, {sum(count for _, count in ours.values()):,} orders, {total:,} in all",
+        )
+
+    # ---- helpers
+
+    @property
+    def connection(self) -> Connection:
+        if self.client is None:
+            raise StepFailedError("the server was not started")
+        return self.client
+
+    def sql(self, statement: str, *, show: bool = True) -> str:
+        """Run `headrace sql` and show what it prints."""
+        if show:
+            self.stage.command(["headrace", "sql", "-e", f'"{statement}"'])
+        said = processes.run("sql", "--server", self.server.address, "-e", statement)
+        if show and said.strip():
+            self.stage.console.print(said.rstrip(), highlight=False, markup=False)
+        return said
+
+    def close(self) -> None:
+        """End what was started; keep the files for a look."""
+        if self.pipeline is not None:
+            self.pipeline.stop()
+        if self.client is not None:
+            self.client.close()
+        if hasattr(self, "server"):
+            self.server.stop()
+        if self.spark is not None:
+            self.spark.stop()
