@@ -151,6 +151,7 @@ class Broker:
         groups = GroupCoordinator(self.context)
         undo.push_async_callback(groups.stop)
         await groups.start()
+        self._metadata.deletion_listeners.append(lambda topic: groups.forget_topic(topic.name))
         fetches = FetchApi(self.context)
         declarations = self._declarations(groups, fetches)
         network.answerer = Dispatcher(declarations)

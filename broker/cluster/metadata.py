@@ -74,6 +74,7 @@ class TopicManager:
     ) -> None:
         self.version = 0  # moves with every change of the image: the key of response caches
         self.topic_configs = topic_configs
+        self.deletion_listeners: list[Callable[[TopicImage], None]] = []
         self._store = store
         self._entropy = entropy
         self._executor = executor
@@ -172,6 +173,8 @@ class TopicManager:
             self.version += 1
             for partition in partitions:
                 await partition.drop()
+            for listener in self.deletion_listeners:
+                listener(image)
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._directory.set_aside, image)
             removal = loop.create_task(self._remove_files(image), name=f"remove {name}")

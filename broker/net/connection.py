@@ -300,7 +300,9 @@ class Connection:
                 raise OSError(5, "a log file is shorter than the records that were read from it")
             self._unsent_bytes -= sent
             if sent < size:
-                self._unsent[0] = _RestOfRegion(region, sent)
+                self._unsent[0] = region = _RestOfRegion.of(region)
+                region.position += sent
+                region.size -= sent
                 return
         self._unsent.popleft()
 
@@ -345,14 +347,18 @@ class Connection:
 
 
 class _RestOfRegion:
-    """A region whose first bytes have been sent. Keeps the original, and so its file, alive."""
+    """What is still to be sent of a region. Keeps the original, and so its file, alive."""
 
     __slots__ = ("_region", "position", "size")
 
-    def __init__(self, region: Region, sent: int) -> None:
+    def __init__(self, region: Region) -> None:
         self._region = region
-        self.position = region.position + sent
-        self.size = region.size - sent
+        self.position = region.position
+        self.size = region.size
+
+    @classmethod
+    def of(cls, region: Region) -> _RestOfRegion:
+        return region if isinstance(region, cls) else cls(region)
 
     def fileno(self) -> int:
         return self._region.fileno()

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.config import BROKER_CONFIGS, BrokerConfig, parse_listener
+from broker.config_key import ConfigError, ConfigKey, ConfigType
+
+
+def test_every_declared_default_is_legal_and_documented() -> None:
+    config = BrokerConfig()
+    for key in BROKER_CONFIGS:
+        assert key.doc.endswith(".")
+        assert config[key.name] == key.default_value
+    assert len({key.name for key in BROKER_CONFIGS}) == len(BROKER_CONFIGS)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown broker configuration 'num.partition'; did you mean 'num.partitions'"
+    ):
+        BrokerConfig({"num.partition": "3"})
+    with pytest.raises(ConfigError, match=r"'qqqqqqqqqq'$"):
+        BrokerConfig({"qqqqqqqqqq": "3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("num.partitions", "0", "at least 1"),
+        ("num.partitions", "many", "whole number"),
+        ("num.partitions", "99999999999", "between -2147483648 and 2147483647"),
+        ("auto.create.topics.enable", "yes", "true or false"),
+        ("advertised.listeners", "SSL://a:1", "PLAINTEXT is"),
+        ("advertised.listeners", "nowhere", "host:port"),
+    ],
+)
+def test_an_illegal_value_is_named(name, text, problem) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        BrokerConfig({name: text})
+    assert name in str(caught.value)
+    assert text in str(caught.value)
+
+
+def test_an_extension_declares_its_own() -> None:
+    key = ConfigKey("datalake.warehouse", ConfigType.STRING, None, "Where.")
+    assert BrokerConfig({"datalake.warehouse": "/x"}, [key])["datalake.warehouse"] == "/x"
+    with pytest.raises(ConfigError):
+        BrokerConfig({"datalake.warehouse": "/x"})
+
+
+def test_files_in_both_formats_and_sets_on_top(tmp_path) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_text("# comment\n\nnum.partitions = 3\nlog.retention.hours=1\n")
+    toml = tmp_path / "server.toml"
+    toml.write_text('num.partitions = 3\n"log.retention.hours" = 1\nauto.create.topics.enable = false\n')
+    for file in (properties, toml):
+        config = BrokerConfig.load({"log.retention.hours": "2"}, file)
+        assert (config["num.partitions"], config["log.retention.hours"]) == (3, 2)
+    assert BrokerConfig.load({}, toml)["auto.create.topics.enable"] is False
+    properties.write_text("nonsense\n")
+    with pytest.raises(ConfigError, match="line 1"):
+        BrokerConfig.load({}, properties)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        BrokerConfig.load({}, tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("explicit", "expected"),
+    [
+        ({}, {}),
+        ({"log.retention.hours": "2"}, {"retention.ms": "7200000"}),
+        ({"log.retention.hours": "2", "log.retention.minutes": "5"}, {"retention.ms": "300000"}),
+        ({"log.retention.minutes": "5", "log.retention.ms": "9"}, {"retention.ms": "9"}),
+        ({"log.retention.hours": "-1"}, {"retention.ms": "-1"}),
+        (
+            {"log.roll.hours": "1", "log.segment.bytes": "1000"},
+            {"segment.ms": "3600000", "segment.bytes": "1000"},
+        ),
+        ({"message.max.bytes": "77"}, {"max.message.bytes": "77"}),
+    ],
+)
+def test_broker_configurations_are_the_defaults_of_topics(explicit, expected) -> None:
+    assert BrokerConfig(explicit).topic_defaults() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:9092", ("127.0.0.1", 9092)),
+        ("PLAINTEXT://kafka.example:1", ("kafka.example", 1)),
+        ("[::1]:0", ("::1", 0)),
+    ],
+)
+def test_listeners(text, expected) -> None:
+    assert parse_listener(text) == expected

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from broker.cluster.data_dir import DataDirectory
+from broker.cluster.partition import TopicImage
+from broker.config_key import ConfigError
+
+NEW = uuid.UUID(int=7)
+
+
+def opened(path, broker_id: int = 0) -> DataDirectory:
+    return DataDirectory(path, broker_id, NEW)
+
+
+def topic(name: str, partitions: int = 1) -> TopicImage:
+    return TopicImage(name, uuid.uuid4(), partitions)
+
+
+def test_a_second_broker_is_told_who_has_the_directory(tmp_path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(ConfigError, match=r"in use by another broker \(process \d+\)"):
+        opened(tmp_path)
+    first.close(clean=True)
+    opened(tmp_path).close(clean=True)
+
+
+def test_the_cluster_id_stays_and_a_foreign_broker_id_is_refused(tmp_path) -> None:
+    first = opened(tmp_path)
+    first.close(clean=True)
+    second = DataDirectory(tmp_path, 0, uuid.uuid4())
+    assert second.cluster_id == first.cluster_id
+    assert len(first.cluster_id) == 22
+    second.close(clean=True)
+    with pytest.raises(ConfigError, match=r"belongs to broker 0, not 3; set node.id=0"):
+        opened(tmp_path, 3)
+    opened(tmp_path).close(clean=True)  # and the refused one did not keep the lock
+
+
+def test_data_of_a_newer_version_is_refused(tmp_path) -> None:
+    opened(tmp_path).close(clean=True)
+    properties = tmp_path / "meta.properties"
+    properties.write_text(properties.read_text().replace("version=1", "version=2"))
+    with pytest.raises(ConfigError, match="newer version"):
+        opened(tmp_path)
+
+
+def test_a_path_that_is_a_file_is_a_clear_error(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        opened(tmp_path / "file")
+
+
+def test_only_a_clean_stop_is_seen_as_clean_and_only_once(tmp_path) -> None:
+    first = opened(tmp_path)
+    assert not first.was_clean
+    first.close(clean=True)
+    second = opened(tmp_path)
+    assert second.was_clean
+    second.close(clean=False)
+    third = opened(tmp_path)
+    assert not third.was_clean
+    third.close(clean=False)
+
+
+def test_files_of_an_earlier_topic_of_the_same_name_are_not_taken_over(tmp_path) -> None:
+    directory = opened(tmp_path)
+    old, new = topic("t"), topic("t")
+    path = directory.prepare_partition_dir(old, 0)
+    (path / "00000000000000000000.log").write_bytes(b"old")
+    assert (directory.prepare_partition_dir(old, 0) / "00000000000000000000.log").exists()
+    again = directory.prepare_partition_dir(new, 0)
+    assert again == path
+    assert not (again / "00000000000000000000.log").exists()
+    directory.set_aside_strays([new])
+    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir()) == ["t-0"]
+    directory.close(clean=True)
+
+
+@pytest.mark.parametrize("name", ["t", "x" * 249, "a-0", "end-delete", "end-stray"])
+def test_a_deleted_topic_frees_its_name_at_once_and_its_files_later(tmp_path, name) -> None:
+    directory = opened(tmp_path)
+    image = topic(name, 3)
+    for index in range(3):
+        (directory.prepare_partition_dir(image, index) / "f").write_text("x")
+    other = topic("other")
+    directory.prepare_partition_dir(other, 0)
+    directory.set_aside(image)
+    assert not directory.partition_dir(name, 0).exists()
+    directory.remove_set_aside(image)
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_dir()] == ["other-0"]
+    directory.close(clean=True)
+
+
+def test_unexplained_folders_are_kept_under_another_name(tmp_path) -> None:
+    directory = opened(tmp_path)
+    known = topic("known", 2)
+    directory.prepare_partition_dir(known, 0)
+    (tmp_path / "lost-0").mkdir()
+    (tmp_path / "lost-0" / "data").write_text("precious")
+    (tmp_path / ("y" * 249 + "-11")).mkdir()
+    (tmp_path / "known-2").mkdir()  # beyond the topic's partitions
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "extensions").mkdir()
+    directory.set_aside_strays([known])
+    names = sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir())
+    assert [name for name in names if not name.endswith("-stray")] == ["extensions", "known-0", "lost+found"]
+    kept = [name for name in names if name.startswith("lost-0.")]
+    assert (tmp_path / kept[0] / "data").read_text() == "precious"
+    assert len(names) == 6
+    directory.set_aside_strays([known])  # and a second start leaves them alone
+    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir()) == names
+    directory.close(clean=True)

@@ -1,0 +1,158 @@
+"""The embedded store against a model, and across restarts and kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.cluster.store import EmbeddedStore
+from broker.ports import (
+    BadVersionError,
+    CheckNode,
+    CreateNode,
+    DeleteNode,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    SetNode,
+    StoreError,
+)
+
+
+class Model:
+    """ZooKeeper's rules over a dict."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, tuple[bytes, int]] = {}
+
+    def transact(self, operations) -> type[Exception] | None:
+        nodes = dict(self.nodes)
+        for op in operations:
+            if isinstance(op, CreateNode):
+                if op.path in nodes:
+                    return NodeExistsError
+                parts = op.path.split("/")[1:]
+                for depth in range(1, len(parts)):
+                    nodes.setdefault("/" + "/".join(parts[:depth]), (b"", 0))
+                nodes[op.path] = (op.data, 0)
+                continue
+            if op.path not in nodes:
+                return NoNodeError
+            _, version = nodes[op.path]
+            if op.version not in (-1, version):
+                return BadVersionError
+            if isinstance(op, SetNode):
+                nodes[op.path] = (op.data, version + 1)
+            elif isinstance(op, DeleteNode):
+                if any(path.startswith(op.path + "/") for path in nodes):
+                    return StoreError
+                del nodes[op.path]
+        self.nodes = nodes
+        return None
+
+    def children(self, path: str) -> list[str]:
+        prefix = path.rstrip("/") + "/"
+        return sorted(
+            other[len(prefix) :]
+            for other in self.nodes
+            if other.startswith(prefix) and "/" not in other[len(prefix) :]
+        )
+
+
+paths = st.lists(st.sampled_from(["a", "b", "b-c", "z"]), min_size=1, max_size=3).map(
+    lambda parts: "/" + "/".join(parts)
+)
+versions = st.sampled_from([-1, -1, 0, 1, 2])
+operations = st.one_of(
+    st.builds(CreateNode, paths, st.binary(max_size=4)),
+    st.builds(SetNode, paths, st.binary(max_size=4), versions),
+    st.builds(DeleteNode, paths, versions),
+    st.builds(CheckNode, paths, versions),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(transactions=st.lists(st.lists(operations, min_size=1, max_size=4), max_size=12))
+def test_the_store_does_what_the_model_does(transactions, tmp_path_factory) -> None:
+    path = tmp_path_factory.mktemp("store") / "meta.db"
+    model = Model()
+
+    async def check(store: EmbeddedStore) -> None:
+        for node, (data, version) in model.nodes.items():
+            assert await store.get(node) == Node(data, version)
+        for parent in ["/", "/a", "/b", "/b/a", "/z"]:
+            assert await store.children(parent) == model.children(parent)
+
+    async def test() -> None:
+        store = EmbeddedStore(path)
+        for transaction in transactions:
+            expected = model.transact(transaction)
+            if expected is None:
+                await store.transact(transaction)
+            else:
+                with pytest.raises(StoreError) as caught:
+                    await store.transact(transaction)
+                assert type(caught.value) is expected
+        await check(store)
+        await store.close()
+        again = EmbeddedStore(path)
+        await check(again)
+        await again.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("path", ["", "a", "/a/", "/a//b"])
+def test_bad_paths_are_refused(path, tmp_path) -> None:
+    async def test() -> None:
+        store = EmbeddedStore(tmp_path / "meta.db")
+        with pytest.raises(StoreError):
+            await store.transact([CreateNode(path)])
+        await store.close()
+
+    asyncio.run(test())
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from broker.cluster.store import EmbeddedStore
+from broker.ports import CreateNode, SetNode
+async def main():
+    store = EmbeddedStore(Path(sys.argv[1]))
+    await store.transact([CreateNode("/n", b"0"), CreateNode("/m", b"0")])
+    for i in range(1, 100000):
+        await store.transact([SetNode("/n", str(i).encode()), SetNode("/m", str(i).encode())])
+        print(i, flush=True)
+asyncio.run(main())
+"""
+
+
+def test_what_was_acknowledged_survives_a_kill_and_transactions_are_whole(tmp_path) -> None:
+    path = tmp_path / "meta.db"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    acknowledged = 0
+    for line in process.stdout:
+        acknowledged = int(line)
+        if acknowledged == 30:
+            os.kill(process.pid, signal.SIGKILL)
+    process.stdout.close()
+    process.wait()
+
+    async def test() -> None:
+        store = EmbeddedStore(path)
+        first, second = await store.get("/n"), await store.get("/m")
+        assert first is not None
+        assert first.data == second.data
+        assert int(first.data) >= acknowledged >= 30
+        await store.close()
+
+    asyncio.run(test())

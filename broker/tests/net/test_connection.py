@@ -1,0 +1,408 @@
+"""Bytes in, ordered answers out: the promises of `broker.net`, over real loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.net.limits import Limits
+from broker.net.listener import Network
+from broker.net.pool import SMALLEST, FramePool
+from broker.net.reply import CloseConnection, Pending
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def echo(peer, body):
+    return [bytes(body)]
+
+
+@asynccontextmanager
+async def network(answerer, **limits):
+    net = Network(answerer, Limits(**limits), loop=asyncio.get_running_loop())
+    net.bind("127.0.0.1", 0)
+    net.start_listening()
+    try:
+        yield net
+    finally:
+        net.close()
+        await asyncio.sleep(0)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    size = struct.unpack(">i", await reader.readexactly(4))[0]
+    return await reader.readexactly(size)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(bounded())
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
+        await asyncio.sleep(0.001)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    bodies=st.lists(
+        st.one_of(st.binary(min_size=1, max_size=40), st.integers(1, 5000).map(lambda n: b"x" * n)),
+        min_size=1,
+        max_size=12,
+    ),
+    cuts=st.lists(st.integers(1, 3000), max_size=12),
+    scratch=st.sampled_from([8, 64, 1024, 65536]),
+)
+def test_answers_come_whole_and_in_order_however_the_bytes_are_cut(bodies, cuts, scratch) -> None:
+    stream = b"".join(map(frame, bodies))
+    pieces = []
+    for cut in cuts:
+        pieces.append(stream[:cut])
+        stream = stream[cut:]
+    pieces.append(stream)
+
+    async def test() -> None:
+        async with network(echo, scratch_bytes=scratch) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0)
+            for body in bodies:
+                assert await read_frame(reader) == body
+            await close(writer)
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [100_000, 1_000_000, 5_000_000])
+def test_a_large_frame_arrives_unchanged(size: int) -> None:
+    body = os.urandom(size)
+
+    async def test() -> None:
+        async with network(echo) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port, limit=1 << 20)
+            writer.write(frame(body) + frame(b"next"))
+            assert await read_frame(reader) == body
+            assert await read_frame(reader) == b"next"
+            await close(writer)
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1001, 2**31 - 1])
+def test_a_frame_of_illegal_size_closes_the_connection_before_allocating(size: int) -> None:
+    async def test() -> None:
+        async with network(echo, request_bytes_max=1000) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(struct.pack(">i", size))
+            assert await reader.read() == b""
+            assert net.connection_count == 0
+            await close(writer)
+
+    run(test)
+
+
+def test_one_request_at_a_time_and_later_ones_wait_their_turn() -> None:
+    """N10: a long poll ahead of a quick request is answered first."""
+    seen: list[bytes] = []
+    futures: list[asyncio.Future] = []
+
+    def answerer(peer, body):
+        seen.append(bytes(body))
+        if body == b"slow":
+            futures.append(asyncio.get_running_loop().create_future())
+            return Pending(futures[-1], lambda done: [done.result()])
+        return [b"quick"]
+
+    async def test() -> None:
+        async with network(answerer) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"slow") + frame(b"a") + frame(b"slow") + frame(b"b"))
+            await until(lambda: futures)
+            await asyncio.sleep(0.01)
+            assert seen == [b"slow"]
+            futures[0].set_result(b"first")
+            assert await read_frame(reader) == b"first"
+            assert await read_frame(reader) == b"quick"
+            assert seen == [b"slow", b"a", b"slow"]
+            futures[1].set_result(b"second")
+            assert [await read_frame(reader) for _ in range(2)] == [b"second", b"quick"]
+            await close(writer)
+
+    run(test)
+
+
+def test_a_flood_behind_a_waiting_request_is_not_taken_into_memory() -> None:
+    waiting: list[asyncio.Future] = []
+
+    def answerer(peer, body):
+        waiting.append(asyncio.get_running_loop().create_future())
+        return Pending(waiting[-1], lambda done: [b"done"])
+
+    async def test() -> None:
+        async with network(answerer) as net:
+            _, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"wait"))
+            flood = frame(b"z" * 100_000) * 500  # 50 MB, far above what sockets buffer
+            writer.write(flood)
+            await asyncio.sleep(0.2)
+            assert writer.transport.get_write_buffer_size() > len(flood) // 2
+            assert len(waiting) == 1
+            writer.transport.abort()
+            net.close()
+            await asyncio.sleep(0)
+            assert waiting[0].cancelled()
+
+    run(test)
+
+
+def test_the_request_of_a_peer_that_hangs_up_is_cancelled() -> None:
+    waiting: list[asyncio.Future] = []
+
+    def answerer(peer, body):
+        waiting.append(asyncio.get_running_loop().create_future())
+        return Pending(waiting[-1], lambda done: [b"never"])
+
+    async def test() -> None:
+        async with network(answerer) as net:
+            _, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"wait"))
+            await until(lambda: waiting)
+            await close(writer)
+            await until(lambda: not net.connection_count)
+            assert waiting[0].cancelled()
+
+    run(test)
+
+
+def test_a_peer_that_does_not_read_is_not_answered_on_and_on() -> None:
+    answered = 0
+
+    def answerer(peer, body):
+        nonlocal answered
+        answered += 1
+        return [b"y" * 100_000]
+
+    async def test() -> None:
+        async with network(answerer, unsent_bytes_max=1_000_000) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port, limit=1000)
+            writer.write(frame(b"x") * 1000)
+            await asyncio.sleep(0.3)
+            stalled_at = answered
+            assert stalled_at < 200  # a few socket buffers and the high-water mark, not 1000
+            for _ in range(1000):  # and it goes on as the peer reads
+                assert len(await read_frame(reader)) == 100_000
+            assert answered == 1000
+            await close(writer)
+
+    run(test)
+
+
+def test_a_request_without_an_answer_leaves_no_trace_in_the_stream() -> None:
+    async def test() -> None:
+        async with network(lambda peer, body: None if body == b"acks=0" else [b"ok"]) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"acks=0") * 3 + frame(b"other"))
+            assert await read_frame(reader) == b"ok"
+            await close(writer)
+
+    run(test)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_answerer_can_close_the_connection(late: bool) -> None:
+    def refuse(*_):
+        raise CloseConnection("no")
+
+    def answerer(peer, body):
+        if not late:
+            refuse()
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.01, future.set_result, None)
+        return Pending(future, refuse)
+
+    async def test() -> None:
+        async with network(answerer) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"x"))
+            assert await reader.read() == b""
+            assert net.connection_count == 0
+            await close(writer)
+
+    run(test)
+
+
+class FileRange:
+    def __init__(self, file, position: int, size: int) -> None:
+        self._file, self.position, self.size = file, position, size
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
+@pytest.mark.parametrize("file_bytes_per_call", [1000, 1 << 22])
+def test_buffers_and_file_regions_leave_in_order(file_bytes_per_call: int) -> None:
+    content = os.urandom(2_000_000)
+
+    async def test() -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.flush()
+
+            def answerer(peer, body):
+                return [
+                    b"head",
+                    FileRange(file, 100, 1_500_000),
+                    memoryview(b"middle"),
+                    FileRange(file, 0, 0),
+                    FileRange(file, 7, 10),
+                    bytearray(b""),
+                    b"tail",
+                ]
+
+            async with network(answerer, file_bytes_per_call=file_bytes_per_call) as net:
+                reader, writer = await asyncio.open_connection("127.0.0.1", net.port, limit=10_000)
+                writer.write(frame(b"1") + frame(b"2"))
+                for _ in range(2):
+                    assert await read_frame(reader) == (
+                        b"head" + content[100:1_500_100] + b"middle" + content[7:17] + b"tail"
+                    )
+                await close(writer)
+
+    run(test)
+
+
+def test_a_file_shorter_than_its_region_ends_the_connection() -> None:
+    async def test() -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(b"short")
+            file.flush()
+            async with network(lambda peer, body: [b"h", FileRange(file, 0, 100)]) as net:
+                reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+                writer.write(frame(b"1"))
+                await reader.read()
+                assert net.connection_count == 0
+                await close(writer)
+
+    run(test)
+
+
+def test_idle_connections_are_closed_and_waiting_ones_are_not() -> None:
+    def answerer(peer, body):
+        if body == b"poll":
+            return Pending(asyncio.get_running_loop().create_future(), lambda done: [b""])
+        return [b"ok"]
+
+    async def test() -> None:
+        async with network(answerer, idle_seconds_max=0.2) as net:
+            idle, idle_writer = await asyncio.open_connection("127.0.0.1", net.port)
+            _polling, polling_writer = await asyncio.open_connection("127.0.0.1", net.port)
+            polling_writer.write(frame(b"poll"))
+            reaper = asyncio.ensure_future(net.reap_idle())
+            assert await idle.read() == b""
+            await asyncio.sleep(0.2)
+            assert net.connection_count == 1
+            reaper.cancel()
+            await close(idle_writer)
+            await close(polling_writer)
+
+    run(test)
+
+
+def test_connection_limits_refuse_at_the_door() -> None:
+    async def test() -> None:
+        async with network(echo, connections_per_address_max=2) as net:
+            kept = [await asyncio.open_connection("127.0.0.1", net.port) for _ in range(2)]
+            for _, writer in kept:
+                writer.write(frame(b"hello"))
+            for reader, _ in kept:
+                assert await read_frame(reader) == b"hello"
+            refused, refused_writer = await asyncio.open_connection("127.0.0.1", net.port)
+            assert await refused.read() == b""
+            await close(kept[0][1])
+            await until(lambda: net.connection_count == 1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"again"))
+            assert await read_frame(reader) == b"again"
+            for open_writer in (refused_writer, kept[1][1], writer):
+                await close(open_writer)
+
+    run(test)
+
+
+def test_draining_waits_for_requests_under_way() -> None:
+    def answerer(peer, body):
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.1, future.set_result, b"late")
+        return Pending(future, lambda done: [done.result()])
+
+    async def test() -> None:
+        async with network(answerer) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"x"))
+            await asyncio.sleep(0.03)
+            net.stop_listening()
+            await net.drain(5)
+            net.close()
+            assert await read_frame(reader) == b"late"
+            await close(writer)
+
+    run(test)
+
+
+def test_a_request_frame_is_not_used_again_while_somebody_keeps_it() -> None:
+    kept: list[memoryview] = []
+
+    def answerer(peer, body):
+        if len(kept) < 3:
+            kept.append(memoryview(body)[1:])
+        return [b"ok"]
+
+    async def test() -> None:
+        async with network(answerer) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            for letter in b"abcdef":
+                writer.write(frame(bytes([letter]) * 400_000))
+                assert await read_frame(reader) == b"ok"
+            assert [bytes(view[:1]) + bytes(view[-1:]) for view in kept] == [b"aa", b"bb", b"cc"]
+            assert 0 < net.pool.idle_bytes <= 1 << 20  # the others shared one buffer
+            await close(writer)
+
+    run(test)
+
+
+def test_the_pool_gives_back_what_nobody_looks_at() -> None:
+    pool = FramePool(4 * SMALLEST)
+    buffer = pool.acquire(SMALLEST)
+    view = memoryview(buffer)
+    pool.release(buffer)
+    assert pool.idle_bytes == 0
+    view.release()
+    pool.release(buffer)
+    assert pool.idle_bytes == SMALLEST
+    assert len(buffer) == SMALLEST
+    assert pool.acquire(SMALLEST - 5) is buffer
+    assert pool.idle_bytes == 0
+    for _ in range(10):
+        pool.release(bytearray(SMALLEST))
+    assert pool.idle_bytes == 4 * SMALLEST
