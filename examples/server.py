@@ -96,7 +96,7 @@ class Server:
     def words(self) -> list[str]:
         """The command's arguments."""
         sets = [word for name, value in self.settings.items() for word in ("--set", f"{name}={value}")]
-        return ["serve", "--listen", self.address, "--data", str(self.data), *sets]
+        return ["serve", "--listen", self.address, "--data", str(self.data), "--verbose", *sets]
 
     def start(self) -> str:
         """Start it and wait until it is ready; the line it says then."""

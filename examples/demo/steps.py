@@ -83,9 +83,9 @@ class Demo:
         self.client = connect(self.server.address)
 
     def create_tables(self) -> None:
-        statements = (Path(__file__).parent / "tables.sql").read_text()
-        self.stage.command(["headrace", "sql", "-e", '"$(cat examples/demo/tables.sql)"'])
-        processes.run("sql", "--server", self.server.address, "-e", statements)
+        script = Path(__file__).parent / "tables.sql"
+        self.stage.command(["headrace", "sql", "-f", str(script.relative_to(ROOT))])
+        processes.run("sql", "--server", self.server.address, "-f", str(script))
         listed = self.sql("USE shop; SHOW TABLES")
         expected = ("orders", "customer", "nation", "enriched_orders", "order_events")
         self.stage.check("five tables by SQL", all(name in listed for name in expected))

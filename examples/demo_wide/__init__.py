@@ -1,0 +1,1 @@
+"""Partial updates: three sources fill one wide table, each its own columns."""

@@ -1,0 +1,105 @@
+"""`python -m examples.demo_wide`: three sources, one wide table; the changelog is checked row for row."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+from examples import server as processes
+from examples.demo_wide.scenario import KEY, SOURCES, TABLES, WIDE_COLUMNS, Change, Key, expected
+from examples.server import ROOT, Server
+from examples.stage import Stage, StepFailedError
+from tablelayer.client import Connection, connect
+
+WORK = ROOT / ".demo" / "wide"
+SHORT_NAMES = ("+A", "+I", "-U", "+U", "-D")
+
+
+def fill(stage: Stage, server: Server, connection: Connection) -> None:
+    """Each source: rows into its own table by SQL, then its key and column into the wide table."""
+    wide = connection.table("wide.user_rec_wide")
+    for source in SOURCES:
+        processes.run("sql", "--server", server.address, "-e", source.insert())
+        rows = connection.table(f"wide.{source.table}").to_arrow(columns=[*KEY, source.column])
+        wide.partial(rows, columns=[*KEY, source.column])
+        state = wide.to_arrow().sort_by([(name, "ascending") for name in KEY])
+        stage.rows(
+            WIDE_COLUMNS,
+            [[row[name] for name in WIDE_COLUMNS] for row in state.to_pylist()],
+            title=f"user_rec_wide after {source.table} wrote {source.column}",
+        )
+
+
+def changelog(connection: Connection) -> dict[int, list[Change]]:
+    """Every change by bucket, in the log's order."""
+    found: dict[int, list[Change]] = {}
+    for part in connection.table("wide.user_rec_wide").scan(start="earliest", until="latest"):
+        rows = zip(*[part.batch.column(name).to_pylist() for name in WIDE_COLUMNS], strict=True)
+        changes = [
+            (SHORT_NAMES[kind], row) for kind, row in zip(part.change_types.tolist(), rows, strict=True)
+        ]
+        found.setdefault(part.bucket, []).extend(changes)
+    return found
+
+
+def check(stage: Stage, connection: Connection) -> None:
+    """The changelog and the table against the rules."""
+    wanted, final = expected()
+    found = changelog(connection)
+    stage.rows(
+        ["bucket", "change", *WIDE_COLUMNS],
+        [(bucket, kind, *row) for bucket, changes in sorted(found.items()) for kind, row in changes],
+        title="the changelog",
+    )
+    bucket_of: dict[Key, int] = {
+        (row[0], row[1]): bucket for bucket, changes in found.items() for _, row in changes
+    }
+    by_bucket: dict[int, list[Change]] = {}
+    for key, change in wanted:
+        by_bucket.setdefault(bucket_of.get(key, -1), []).append(change)
+    stage.check(
+        "the changelog comes out row for row",
+        found == by_bucket,
+        f"{sum(map(len, found.values()))} changes in {len(found)} buckets",
+    )
+    rows = {
+        (row["user_id"], row["item_id"]): tuple(row[name] for name in WIDE_COLUMNS)
+        for row in connection.table("wide.user_rec_wide").to_arrow().to_pylist()
+    }
+    stage.check("the table holds every source's columns", rows == final, f"{len(rows)} rows")
+    replayed: dict[Key, tuple[object, ...]] = {}
+    for changes in found.values():
+        for kind, row in changes:
+            if kind in ("+I", "+U"):
+                replayed[row[0], row[1]] = row
+            elif kind == "-D":
+                replayed.pop((row[0], row[1]), None)
+    stage.check("the changelog, replayed, is the table", replayed == rows)
+
+
+def main() -> int:
+    stage = Stage("Headrace: three sources, one wide table")
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    server = Server(WORK / "data", WORK / "server.log")
+    connection: Connection | None = None
+    try:
+        with stage.step("A server and four tables"):
+            stage.say(server.start())
+            processes.run("sql", "--server", server.address, "-e", TABLES)
+            connection = connect(server.address)
+        with stage.step("Three sources write their columns"):
+            fill(stage, server, connection)
+        with stage.step("The changelog, against the rules"):
+            check(stage, connection)
+    except StepFailedError as error:
+        stage.fail(error)
+    finally:
+        if connection is not None:
+            connection.close()
+        server.stop()
+    return stage.summary()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
