@@ -74,22 +74,21 @@ def structs(kind: type[Struct], version: int) -> st.SearchStrategy:
     )
 
 
-def full(kind: type[Struct], version: int) -> Struct:
-    """A struct in which every field that the version carries has a value of its own, and each array two
-    elements.
-    """
-    given = {}
-    for position, (name, field) in enumerate(kind.FIELDS.items()):
-        if version in field.versions:
-            given[name] = _some(field, version, position + 1)
-    return kind(**given)
+def full(kind: type[Struct], version: int, elements: int = 2) -> Struct:
+    """A struct in which every field of the version has a value of its own, and so many elements per array."""
+    return kind(
+        **{
+            name: _some(field, version, position, elements)
+            for position, (name, field) in enumerate(carried(kind, version), start=1)
+        }
+    )
 
 
-def _some(field: Field, version: int, seed: int) -> object:
+def _some(field: Field, version: int, seed: int, elements: int) -> object:
     if field.kind == "struct":
-        return full(field.structure, version)
+        return full(field.structure, version, elements)
     if field.kind == "array":
-        return [_some(field.element, version, seed), _some(field.element, version, seed + 1)]
+        return [_some(field.element, version, seed + index, elements) for index in range(elements)]
     return {
         "string": f"text-{seed}",
         "binary": bytes([seed]) * seed,
