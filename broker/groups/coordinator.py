@@ -169,7 +169,7 @@ class GroupCoordinator:
     def submit(
         self, group_id: str, event_for: Callable[[int], Event], respond: Callable[[Any], R]
     ) -> R | asyncio.Future[R]:
-        """Let a request happen. `event_for` makes its event from a token, `respond` its answer from the result.
+        """Let a request happen. `event_for` makes its event from a token, `respond` answers with the result.
 
         Gives the answer, or a future of it if others have to act first. Whoever drops that future cancels it.
         """
@@ -313,7 +313,7 @@ class GroupCoordinator:
                     journal.append(partition, records, self.context.clock.time_ms())
                 if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
                     await asyncio.sleep(0)
-            partition.log.delete_records(start)
+            partition.delete_records(start)
         except KafkaError as error:
             logger.warning("%s-%d cannot be rewritten now: %s", journal.TOPIC, index, error)
             return

@@ -6,7 +6,7 @@ Versions matter only here: what an old version cannot say is filled in, what it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.extension import ApiDeclaration, RequestContext
@@ -28,7 +28,7 @@ from broker.groups.events import (
     SyncResult,
 )
 from broker.groups.model import CommittedOffset, Group, Phase, invariant
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
     DescribedGroup,
@@ -84,9 +84,19 @@ class GroupHandlers:
     def declarations(self) -> list[ApiDeclaration]:
         first_use = self._with_journal
         return [
-            ApiDeclaration(OffsetCommitRequest, OffsetCommitResponse, first_use(self.offset_commit)),
+            ApiDeclaration(
+                OffsetCommitRequest,
+                OffsetCommitResponse,
+                first_use(self.offset_commit),
+                on_error=_failed_commit,
+            ),
             ApiDeclaration(OffsetFetchRequest, OffsetFetchResponse, self.offset_fetch),
-            ApiDeclaration(FindCoordinatorRequest, FindCoordinatorResponse, first_use(self.find_coordinator)),
+            ApiDeclaration(
+                FindCoordinatorRequest,
+                FindCoordinatorResponse,
+                first_use(self.find_coordinator),
+                on_error=_failed_find,
+            ),
             ApiDeclaration(JoinGroupRequest, JoinGroupResponse, first_use(self.join_group)),
             ApiDeclaration(HeartbeatRequest, HeartbeatResponse, self.heartbeat),
             ApiDeclaration(LeaveGroupRequest, LeaveGroupResponse, self.leave_group),
@@ -117,16 +127,7 @@ class GroupHandlers:
     ) -> FindCoordinatorResponse:
         keys = request.coordinator_keys if context.api_version >= 4 else [request.key]
         found = [self._coordinator_for(key, request.key_type) for key in keys]
-        if context.api_version >= 4:
-            return FindCoordinatorResponse(coordinators=found)
-        one = found[0]
-        return FindCoordinatorResponse(
-            error_code=one.error_code,
-            error_message=one.error_message,
-            node_id=one.node_id,
-            host=one.host,
-            port=one.port,
-        )
+        return _find_response(found, context.api_version)
 
     def _coordinator_for(self, key: str, key_type: int) -> Coordinator:
         if key_type == GROUP_KEY_TYPE:
@@ -136,9 +137,7 @@ class GroupHandlers:
             message = f"transactions are not supported yet, so {key!r} has no coordinator"
         else:
             message = f"unknown coordinator key type {key_type}; 0 is a consumer group"
-        return Coordinator(
-            key=key, node_id=-1, host="", port=-1, error_code=ErrorCode.INVALID_REQUEST, error_message=message
-        )
+        return _no_coordinator(key, ErrorCode.INVALID_REQUEST, message)
 
     # -- membership ----------------------------------------------------------------------------------------
 
@@ -264,21 +263,7 @@ class GroupHandlers:
             )
             error = result.error
             errors.update(result.errors)
-        return OffsetCommitResponse(
-            topics=[
-                OffsetCommitResponseTopic(
-                    name=topic.name,
-                    partitions=[
-                        OffsetCommitResponsePartition(
-                            partition_index=partition.partition_index,
-                            error_code=errors.get((topic.name, partition.partition_index), error),
-                        )
-                        for partition in topic.partitions
-                    ],
-                )
-                for topic in request.topics
-            ]
-        )
+        return _commit_response(request, error, errors)
 
     def _committed(
         self, context: RequestContext, request: OffsetCommitRequest
@@ -452,6 +437,53 @@ class GroupHandlers:
             return ErrorCode.GROUP_ID_NOT_FOUND
         result: DeleteGroupResult = self._at_once(group_id, DeleteGroup)
         return result.error
+
+
+def _commit_response(
+    request: OffsetCommitRequest, error: int, errors: Mapping[tuple[str, int], ErrorCode]
+) -> OffsetCommitResponse:
+    """`error` for every partition that has none of its own in `errors`."""
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetCommitResponsePartition(
+                        partition_index=partition.partition_index,
+                        error_code=errors.get((topic.name, partition.partition_index), error),
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _failed_commit(request: OffsetCommitRequest, version: int, error: KafkaError) -> OffsetCommitResponse:
+    return _commit_response(request, error.code, {})
+
+
+def _failed_find(request: FindCoordinatorRequest, version: int, error: KafkaError) -> FindCoordinatorResponse:
+    keys = request.coordinator_keys if version >= 4 else [request.key]
+    return _find_response([_no_coordinator(key, error.code, error.message) for key in keys], version)
+
+
+def _find_response(found: list[Coordinator], version: int) -> FindCoordinatorResponse:
+    if version >= 4:
+        return FindCoordinatorResponse(coordinators=found)
+    one = found[0]
+    return FindCoordinatorResponse(
+        error_code=one.error_code,
+        error_message=one.error_message,
+        node_id=one.node_id,
+        host=one.host,
+        port=one.port,
+    )
+
+
+def _no_coordinator(key: str, error: ErrorCode, message: str) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)
 
 
 def _join_response(result: JoinResult, version: int) -> JoinGroupResponse:
