@@ -1,0 +1,260 @@
+"""Stored rows: one row of a table as bytes.
+
+    uint16  schema id the row was written under (little endian, as all of it)
+    bitmap  one bit per column, set where the value is null
+    fixed   one slot per column in order: the value at its Arrow width (booleans a byte, DECIMAL 16 bytes),
+            or, for texts and bytes, a uint32: where the value ends in the variable section
+    variable  the texts and bytes one after the other
+
+What stands in the slot of a null is zero. Whole batches at a time: the fixed parts of all rows are one
+matrix, filled and read column by column; kernels only move it and the variable values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from numba import njit
+
+from protocol.errors import DecodeError
+from tablelayer.model.arrays import (
+    Bytes,
+    Mask,
+    Offsets,
+    binary_array,
+    ends_to_offsets,
+    fixed_array,
+    fixed_values,
+    sealed,
+    slot_dtype,
+    validity,
+    variable_values,
+    width_of,
+)
+from tablelayer.model.schema import Schema
+
+_ID_SIZE = 2
+_END_DTYPE = np.dtype("<u4")
+_NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where things stand in a row: per column the slot's dtype and position, and whether it is variable."""
+
+    dtypes: tuple[np.dtype[Any], ...]
+    positions: tuple[int, ...]
+    variable: tuple[bool, ...]
+    size: int
+    """Bytes in front of the variable section."""
+
+
+@lru_cache(maxsize=1024)
+def _layout(arrow_schema: pa.Schema) -> _Layout:
+    widths = [width_of(field.type) for field in arrow_schema]
+    dtypes = tuple(slot_dtype(width) if width else _END_DTYPE for width in widths)
+    position = _ID_SIZE + (len(widths) + 7) // 8
+    positions = []
+    for dtype in dtypes:
+        positions.append(position)
+        position += dtype.itemsize
+    return _Layout(dtypes, tuple(positions), tuple(not width for width in widths), position)
+
+
+def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
+    """The rows of a batch that has the schema's columns in order. Raises ValueError beyond 2 GiB."""
+    layout = _layout(schema.arrow())
+    count = batch.num_rows
+    fixed = np.zeros((count, layout.size), np.uint8)
+    if count == 0:
+        return pa.array([], pa.binary())
+    fixed[:, 0] = schema.schema_id & 0xFF
+    fixed[:, 1] = schema.schema_id >> 8
+    ends = np.zeros(count, np.int64)
+    variable = []
+    for index, column in enumerate(batch.columns):
+        valid = validity(column)
+        if valid is not None:
+            fixed[:, _ID_SIZE + (index >> 3)] |= (~valid).view(np.uint8) << np.uint8(index & 7)
+        slot = _slots(fixed, layout, index)
+        if layout.variable[index]:
+            offsets, data = variable_values(column)
+            lengths = np.diff(offsets)
+            if valid is not None:
+                lengths = np.where(valid, lengths, 0)
+            ends += lengths
+            slot[:] = ends
+            variable.append((offsets[:-1], sealed(lengths), data))
+        elif valid is None:
+            slot[:] = fixed_values(column)
+        else:
+            slot[valid] = fixed_values(column)[valid]
+    if not variable:
+        return binary_array(ends_to_offsets(np.full(count, layout.size, np.int64)), fixed.reshape(-1))
+    row_offsets = ends_to_offsets(ends + layout.size)
+    out = np.empty(row_offsets[-1], np.uint8)
+    cursor = row_offsets[:-1].astype(np.int64)
+    _put_fixed(fixed, out, cursor)
+    for starts, lengths, data in variable:
+        _put_variable(sealed(starts), lengths, data, out, cursor)
+    return binary_array(row_offsets, out)
+
+
+def decode_rows(
+    values: pa.BinaryArray, schema: Schema, columns: Sequence[int] | None = None
+) -> pa.RecordBatch:
+    """The batch of encoded rows; a null among `values` gives a row of nulls.
+
+    `columns` are the positions of the columns wanted, ascending; None for all. Raises DecodeError for a row
+    that is damaged or was written under another schema.
+    """
+    arrow_schema = schema.arrow()
+    layout = _layout(arrow_schema)
+    chosen = range(len(arrow_schema)) if columns is None else columns
+    count = len(values)
+    offsets, data = variable_values(values)
+    present = validity(values)
+    if present is None and len(data) >= count * layout.size and _is_matrix(offsets, layout.size, count):
+        fixed = data[offsets[0] : offsets[0] + count * layout.size].reshape(count, layout.size)
+    else:
+        fixed = np.zeros((count, layout.size), np.uint8)
+        everywhere = np.ones(count, np.bool_) if present is None else present
+        bad = _take_fixed(offsets, data, sealed(everywhere), fixed)
+        if bad != _NO_ROW:
+            raise DecodeError(f"a stored row of {offsets[bad + 1] - offsets[bad]} bytes is cut short")
+    _check_schema_id(fixed, present, schema.schema_id)
+    null_bytes = fixed[:, _ID_SIZE : layout.positions[0]]
+    any_null = np.bitwise_or.reduce(null_bytes, axis=0) if count else np.zeros(null_bytes.shape[1], np.uint8)
+    arrays = []
+    previous_ends = _previous_variable(layout)
+    for index in chosen:
+        valid = _valid(null_bytes, any_null, index, present)
+        slots = _slots(fixed, layout, index)
+        arrow_type = arrow_schema.field(index).type
+        if not layout.variable[index]:
+            arrays.append(fixed_array(np.ascontiguousarray(slots), valid, arrow_type))
+            continue
+        previous = previous_ends[index]
+        ends = slots.astype(np.int64)
+        begins = (
+            np.zeros(count, np.int64)
+            if previous is None
+            else _slots(fixed, layout, previous).astype(np.int64)
+        )
+        if count and bool((begins > ends).any()):
+            raise DecodeError("a stored row has a value that ends before it begins")
+        value_offsets = ends_to_offsets(ends - begins)
+        out = np.empty(value_offsets[-1], np.uint8)
+        if not _take_variable(offsets, data, layout.size, begins, value_offsets, out):
+            raise DecodeError("a stored row has a value that runs past its end")
+        arrays.append(binary_array(value_offsets, out, valid, arrow_type))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([arrow_schema.field(index) for index in chosen])
+    )
+
+
+def warm() -> None:
+    """Compile the kernels (or load them from the cache)."""
+    from tablelayer.model.types import BIGINT, STRING
+
+    schema = Schema.of([("a", BIGINT), ("b", STRING)])
+    batch = pa.RecordBatch.from_pydict({"a": [1, 2], "b": ["x", None]}, schema=schema.arrow())
+    decode_rows(encode_rows(batch, schema), schema)
+
+
+def _slots(fixed: Bytes, layout: _Layout, index: int) -> npt.NDArray[Any]:
+    """The slots of one column as a strided view of the matrix."""
+    dtype = layout.dtypes[index]
+    if len(fixed) == 0:
+        return np.zeros(0, dtype)
+    start = layout.positions[index]
+    return fixed[:, start : start + dtype.itemsize].view(dtype)[:, 0]
+
+
+def _previous_variable(layout: _Layout) -> list[int | None]:
+    previous: list[int | None] = []
+    last: int | None = None
+    for index, variable in enumerate(layout.variable):
+        previous.append(last)
+        if variable:
+            last = index
+    return previous
+
+
+def _is_matrix(offsets: Offsets, size: int, count: int) -> bool:
+    return bool(offsets[-1] - offsets[0] == size * count) and bool((np.diff(offsets) == size).all())
+
+
+def _check_schema_id(fixed: Bytes, present: Mask | None, schema_id: int) -> None:
+    ids = fixed[:, 0].astype(np.uint16) | (fixed[:, 1].astype(np.uint16) << 8)
+    wrong = ids != schema_id
+    if present is not None:
+        wrong &= present
+    if wrong.any():
+        raise DecodeError(f"a stored row was written under schema {ids[wrong.argmax()]}, not {schema_id}")
+
+
+def _valid(null_bytes: Bytes, any_null: Bytes, index: int, present: Mask | None) -> Mask | None:
+    if not any_null[index >> 3] & (1 << (index & 7)):
+        return present
+    valid: Mask = (null_bytes[:, index >> 3] & np.uint8(1 << (index & 7))) == 0
+    return valid if present is None else valid & present
+
+
+@njit(cache=True, nogil=True)
+def _put_fixed(fixed: Bytes, out: Bytes, cursor: npt.NDArray[np.int64]) -> None:
+    rows, size = fixed.shape
+    for row in range(rows):
+        at = cursor[row]
+        out[at : at + size] = fixed[row]
+        cursor[row] = at + size
+
+
+@njit(cache=True, nogil=True)
+def _put_variable(
+    starts: Offsets, lengths: npt.NDArray[Any], data: Bytes, out: Bytes, cursor: npt.NDArray[np.int64]
+) -> None:
+    for row in range(len(cursor)):
+        at, start, length = cursor[row], starts[row], lengths[row]
+        for position in range(length):
+            out[at + position] = data[start + position]
+        cursor[row] = at + length
+
+
+@njit(cache=True, nogil=True)
+def _take_fixed(offsets: Offsets, data: Bytes, present: Mask, fixed: Bytes) -> int:
+    """Fill the matrix from the rows that are there. The index of a row that is too short, or -1."""
+    rows, size = fixed.shape
+    for row in range(rows):
+        if present[row]:
+            start = offsets[row]
+            if offsets[row + 1] - start < size:
+                return row
+            fixed[row] = data[start : start + size]
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _take_variable(
+    offsets: Offsets,
+    data: Bytes,
+    size: int,
+    begins: npt.NDArray[np.int64],
+    value_offsets: Offsets,
+    out: Bytes,
+) -> bool:
+    for row in range(len(begins)):
+        length = value_offsets[row + 1] - value_offsets[row]
+        start = offsets[row] + size + begins[row]
+        if length > 0 and start + length > offsets[row + 1]:
+            return False
+        at = value_offsets[row]
+        for position in range(length):
+            out[at + position] = data[start + position]
+    return True
