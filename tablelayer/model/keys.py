@@ -72,7 +72,7 @@ def encode_keys(columns: Sequence[pa.Array]) -> pa.BinaryArray:
             _write_escaped(offsets, data, out, cursor)
         else:
             ordered = _to_ordered(fixed_values(column), column.type)
-            _write_fixed(sealed(ordered.view(np.uint8).reshape(count, -1)), out, cursor)
+            _write_fixed(sealed(ordered.view(np.uint8).reshape(count, ordered.dtype.itemsize)), out, cursor)
     return binary_array(key_offsets, out)
 
 
