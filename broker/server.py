@@ -71,6 +71,7 @@ class Broker:
         self.host = host
         self.port = port
         self.context: BrokerContext
+        self.dispatcher: Dispatcher
         self._data_dir = data_dir
         self._extensions = tuple(extensions)
         self._clock = clock or SystemClock()
@@ -154,7 +155,7 @@ class Broker:
         self._metadata.deletion_listeners.append(lambda topic: groups.forget_topic(topic.name))
         fetches = FetchApi(self.context)
         declarations = self._declarations(groups, fetches)
-        network.answerer = Dispatcher(declarations)
+        network.answerer = self.dispatcher = Dispatcher(declarations)
 
         async def drain() -> None:
             network.stop_listening()
@@ -216,6 +217,7 @@ class Broker:
             self._metadata.topic_configs.log_config(partition.topic),
             clock=self._clock,
             clean=self._clean_start,
+            background=self.context.executor.submit,
         )
 
     def _advertised(self) -> tuple[str, int]:
@@ -265,20 +267,27 @@ class Broker:
             await asyncio.sleep(self.config["log.retention.check.interval.ms"] / 1000)
 
     async def _flush_logs(self) -> None:
-        """Bound what has to be scanned after a crash."""
+        """Flush what `flush.ms` asks for; now and then everything, to bound what a crash makes us scan."""
         loop = asyncio.get_running_loop()
+        interval = self.config["log.flush.offset.checkpoint.interval.ms"] / 1000
+        all_due = loop.time() + interval
         while True:
-            await asyncio.sleep(self.config["log.flush.offset.checkpoint.interval.ms"] / 1000)
+            await asyncio.sleep(min(1.0, interval))
+            flush_all = loop.time() >= all_due
+            if flush_all:
+                all_due = loop.time() + interval
             for partition in self._metadata.all_partitions():
-                if not partition.is_open:
+                if not partition.is_open or not (flush_all or partition.log.flush_is_due):
                     continue
+                log = partition.log
                 try:
-                    await loop.run_in_executor(self.context.executor, partition.log.flush)
+                    await loop.run_in_executor(self.context.executor, log.flush)
                 except KafkaError as error:
-                    logger.error("%r cannot be flushed: %s", partition, error)
-                except OSError as error:
                     # What fsync has once reported lost is never known to be on disk afterwards.
-                    partition.fail(f"its log cannot be flushed: {error}")
+                    if log.failure is not None:
+                        partition.fail(log.failure)
+                    elif not partition.closed:
+                        logger.error("%r: %s", partition, error)
 
     # -- stop ----------------------------------------------------------------------------------------------
 

@@ -121,7 +121,12 @@ class Partition:
         A duplicate is answered with the original's position and changes nothing. Raises KafkaError.
         """
         log = self.log
-        info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin)
+        try:
+            info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin)
+        except KafkaError:
+            if log.failure is not None:
+                self.fail(log.failure)
+            raise
         if not info.duplicate:
             if self.hooks is None:
                 self.publish_high_watermark(log.log_end_offset)
@@ -238,6 +243,8 @@ class Partition:
         log, self._log = self._log, None
         if log is None:
             return
+        if log.failure is not None:
+            self.fail(log.failure)
         try:
             log.close(clean=clean and self.failure is None)
         except (OSError, KafkaError) as error:

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.net")
 
+_LENGTH = struct.Struct(">i")
 _MSG_MORE = getattr(
     socket, "MSG_MORE", 0
 )  # Linux only: do not send the header of a sendfile in a packet of its own
@@ -133,7 +135,7 @@ class Connection:
             scratch, count = joined, len(joined)
         position = 0
         while count - position >= 4:
-            size = int.from_bytes(scratch[position : position + 4], "big", signed=True)
+            (size,) = _LENGTH.unpack_from(scratch, position)
             if not 0 < size <= network.limits.request_bytes_max:
                 raise CloseConnection(
                     f"a frame of {size} bytes was announced; "
@@ -281,6 +283,9 @@ class Connection:
                 buffers.append(part)
             sent = self._sock.sendmsg(buffers, (), flags)
         self._unsent_bytes -= sent
+        if not self._unsent_bytes:
+            unsent.clear()
+            return
         while sent:
             part = unsent[0]
             size = _size(part)

@@ -1,0 +1,106 @@
+"""A broker to talk to without sockets: frames go straight into its dispatcher, answers come straight out.
+
+    async with direct_broker(tmp_path) as broker:
+        response = await broker.send(MetadataRequest(topics=None), version=12)
+
+Everything else is real: encoding, versions, handlers, logs on disk, restarts. For tests of what APIs promise;
+those of sockets are in `broker.net`'s own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from broker.config import BrokerConfig
+from broker.extension import Extension
+from broker.net.reply import Peer, Pending
+from broker.ports import Clock
+from broker.server import Broker
+from protocol.headers import (
+    RequestHeader,
+    decode_response_header,
+    encode_request_header,
+)
+from protocol.schema import ApiMessage
+
+QUICK = {"group.initial.rebalance.delay.ms": "0"}
+
+
+class DirectBroker:
+    """A started broker and the way to its dispatcher."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.context = broker.context
+        self._correlation_id = 0
+
+    async def send(self, request: ApiMessage, version: int | None = None, client_id: str = "test") -> Any:
+        """The decoded response, or None if there is none. Raises CloseConnection as the dispatcher does."""
+        api_version = type(request).MAX_VERSION if version is None else version
+        self._correlation_id += 1
+        header = RequestHeader(request.API_KEY, api_version, self._correlation_id, client_id)
+        frame = encode_request_header(header, request.header_version(api_version)) + request.encode(
+            api_version
+        )
+        answer = await self.send_frame(frame)
+        if answer is None:
+            return None
+        response = response_type(type(request))
+        correlation_id, position = decode_response_header(answer, response.header_version(api_version))
+        if correlation_id != self._correlation_id:
+            raise RuntimeError(f"the answer is to request {correlation_id}, not {self._correlation_id}")
+        return response.decode(answer, api_version, None, position)
+
+    async def send_frame(self, frame: bytes) -> bytes | None:
+        """The bytes of the answer to a frame given without its length."""
+        answer = self.broker.dispatcher(Peer(1, "127.0.0.1", 1, "PLAINTEXT"), frame)
+        if isinstance(answer, Pending):
+            outcome = asyncio.ensure_future(answer.outcome)
+            try:
+                await asyncio.wait([outcome])
+            except asyncio.CancelledError:
+                outcome.cancel()
+                raise
+            answer = answer.finish(outcome)
+        if answer is None:
+            return None
+        return b"".join(
+            bytes(part) if isinstance(part, (bytes, bytearray, memoryview)) else part.read()  # type: ignore[attr-defined]
+            for part in answer
+        )
+
+
+def response_type(request: type[ApiMessage]) -> type[ApiMessage]:
+    """The response that belongs to a request; both are in one module."""
+    module = importlib.import_module(request.__module__)
+    response: type[ApiMessage] = getattr(module, request.__name__.removesuffix("Request") + "Response")
+    return response
+
+
+@asynccontextmanager
+async def direct_broker(
+    data_dir: Path,
+    config: Mapping[str, str] | None = None,
+    *,
+    extensions: Sequence[Extension] = (),
+    clock: Clock | None = None,
+) -> AsyncIterator[DirectBroker]:
+    """A broker on `data_dir`, stopped cleanly at the end."""
+    keys = [key for extension in extensions for key in extension.broker_configs()]
+    broker = Broker(
+        BrokerConfig({**QUICK, **(config or {})}, keys),
+        data_dir=data_dir,
+        port=0,
+        extensions=extensions,
+        clock=clock,
+    )
+    await broker.start()
+    try:
+        yield DirectBroker(broker)
+    finally:
+        await broker.stop()
