@@ -28,7 +28,12 @@ from tablelayer.model.types import BIGINT, DATE, STRING, TINYINT, decimal
 from tablelayer.spark.session import iceberg_catalog_properties
 from tablelayer.spark.splits import last_changes
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 
 INSERT, BEFORE, AFTER, DELETE = 1, 2, 3, 4
 BUCKETS = 2

@@ -24,6 +24,8 @@ def spark() -> Any:
 
 @pytest.fixture(autouse=True)
 def _close_what_spark_left_open() -> Iterator[None]:
-    """pyspark leaves sockets to the garbage collector: collect them here, where their warnings are ignored."""
+    """pyspark leaves sockets to the garbage collector: collect them here, where their warnings are
+    ignored.
+    """
     yield
     gc.collect()
