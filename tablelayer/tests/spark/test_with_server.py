@@ -1,4 +1,4 @@
-"""Spark against a real server process: the data source, lookup join, Kafka connector, tiering and union read."""
+"""Spark against a real server process: data source, lookup join, Kafka connector, tiering, union read."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ def test_a_log_table_between_offsets(spark: Any, address: str, client: Connectio
 
 def test_every_type_reaches_spark_unchanged(spark: Any, address: str, client: Connection) -> None:
     columns = [
-        ("k", BIGINT), ("bo", BOOLEAN), ("ti", TINYINT), ("si", SMALLINT), ("i", INT), ("f", FLOAT), ("d", DOUBLE),
-        ("c", char(3)), ("s", STRING), ("de", decimal_type(15, 2)), ("da", DATE), ("t", time_type(3)),
-        ("ts", timestamp(3)), ("tz", timestamp_ltz(6)), ("bi", binary(2)), ("by", BYTES),
+        ("k", BIGINT), ("bo", BOOLEAN), ("ti", TINYINT), ("si", SMALLINT), ("i", INT), ("f", FLOAT),
+        ("d", DOUBLE), ("c", char(3)), ("s", STRING), ("de", decimal_type(15, 2)), ("da", DATE),
+        ("t", time_type(3)), ("ts", timestamp(3)), ("tz", timestamp_ltz(6)), ("bi", binary(2)), ("by", BYTES),
     ]  # fmt: skip
     path = create(client, columns, ("k",))
     moment = datetime.datetime(2024, 9, 19, 12, 34, 56, 789_000)
@@ -288,9 +288,7 @@ def test_what_cannot_be_tiered_is_said(address: str, client: Connection) -> None
     assert "missing" in said[-1]
 
 
-def test_arrow_tables_are_not_needed_by_readers_of_nothing(
-    spark: Any, address: str, client: Connection
-) -> None:
+def test_an_empty_table(spark: Any, address: str, client: Connection) -> None:
     path = create(client, [("id", BIGINT), ("name", STRING)], ("id",))
     assert (
         load(spark, address, path)
