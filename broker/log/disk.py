@@ -7,6 +7,7 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,7 +106,8 @@ class SystemDisk:
             return file.read()
 
     def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
-        temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+        # Two threads may replace one file at a time; each needs a file of its own to do it.
+        temporary = path.with_name(f"{path.name}.{threading.get_ident()}{_TEMPORARY_SUFFIX}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             rest = memoryview(data)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 FILE_NAME: Final = "leader-epoch-checkpoint"
@@ -86,7 +87,7 @@ class LeaderEpochs:
         for line in lines[2:-1]:
             epoch, start = line.split(" ")
             entries.append((int(epoch), int(start)))
-        for before, after in zip(entries, entries[1:], strict=False):
+        for before, after in pairwise(entries):
             if before[0] >= after[0] or before[1] >= after[1]:
                 raise ValueError(f"the entries {before} and {after} do not ascend")
         if entries and min(entries[0]) < 0:

@@ -14,10 +14,10 @@ Pure. Kept in memory, rebuilt from snapshot and log. Source: KIP-98, Kafka's Pro
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
-from struct import error as StructError
 from typing import Final
 
 import crc32c
@@ -76,8 +76,7 @@ class ProducerState:
         producer_id, epoch, first = header.producer_id, header.producer_epoch, header.base_sequence
         producer = self.producers.get(producer_id)
         if producer is None:
-            # Of a Kafka batch any sequence is taken: its producer may be known to have been forgotten. A table's
-            # writer always begins at 0.
+            # A Kafka producer may continue a sequence that the log has forgotten. A table's writer may not.
             if header.magic == MAGIC_ARROW and producer_id >= 0 and first != 0:
                 raise _out_of_order(header, "the log knows nothing of this producer, so it must begin with 0")
             return None
@@ -170,7 +169,7 @@ class ProducerState:
             version, crc = _PREFIX.unpack_from(data)
             body = memoryview(data)[_PREFIX.size :]
             (count,) = _COUNT.unpack_from(body)
-        except StructError as error:
+        except struct.error as error:
             raise ValueError(f"cut short: {error}") from None
         layout = {_VERSION: _ENTRY, _WIDE_VERSION: _WIDE_ENTRY}.get(version)
         if layout is None:

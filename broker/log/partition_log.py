@@ -1,0 +1,625 @@
+"""The log of one partition: batches in segments, in order, each stamped with its offset once and for all.
+
+Invariants - Offsets are dense: a batch begins where the one before it ended. What was read at an offset is
+never changed. - An append is all or nothing: after a failed write the file is cut back, the log stays
+readable, and the next append
+  may succeed (a full disk that has room again needs no restart).
+- An fsync that fails is never retried into an acknowledgement: the log refuses everything until it is opened
+again. - `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
+
+Durability: an acknowledged batch is in the page cache and so survives the death of the process. With
+`flush.messages=1` it is on disk first, and survives a power cut.
+
+Blocking and not thread-safe: one thread (the event loop) uses it. The exception is `flush`, which any thread
+may call. An empty log has no files at all; everything is opened when it is first needed.
+
+On disk it is Kafka's layout; `checkpoint` describes the two files that are our own. Compaction is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from broker.log import checkpoint as checkpoints
+from broker.log import recovery, time_lookup
+from broker.log.checkpoint import Checkpoint
+from broker.log.config import LogConfig
+from broker.log.disk import SystemDisk
+from broker.log.epochs import FILE_NAME as EPOCHS_NAME
+from broker.log.errors import CorruptLogError
+from broker.log.producer_state import AppendedBatch, ProducerState
+from broker.log.reader import Reader
+from broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
+from broker.log.slice import LogSlice
+from broker.log.stamp import stamp, stamp_with_time
+from broker.log.validation import AppendOrigin, validate_batch
+from broker.ports import Clock, Disk
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.header import BatchHeader, Buffer
+
+__all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
+
+logger = logging.getLogger("headrace.log")
+
+_SNAPSHOTS_KEPT: Final = 2
+_PRODUCER_EXPIRY_SECONDS: Final = 86_400.0
+"""`producer.id.expiration.ms` of Kafka: 24 hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendInfo:
+    """Where a batch is. `log_append_time_ms` is -1 unless the topic stamps log append time.
+
+    `duplicate`: it was there before; the offsets are the original's.
+    """
+
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int
+    log_start_offset: int
+    duplicate: bool = False
+
+
+class PartitionLog:
+    """See the module's contract. Made by `open`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        clock: Clock,
+        disk: Disk,
+        recovered: recovery.RecoveredLog,
+        background: Callable[[Callable[[], None]], object] | None,
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.recovered = recovered.report
+        self.log_start_offset = recovered.checkpoint.log_start_offset
+        self.recovery_point = recovered.checkpoint.recovery_point
+        self._clock = clock
+        self._disk = disk
+        self._background = background
+        self._epochs = recovered.epochs
+        self._producers = recovered.producers
+        self._segments = recovered.segments
+        if not self._segments:
+            self._segments.append(self._new_segment(self.log_start_offset))
+        self._segments[-1].activate()
+        self._bases = [segment.base_offset for segment in self._segments]
+        self._is_marked_clean = recovered.report.was_clean
+        self._directory_is_dirty = False
+        self._failure: str | None = None
+        self._closed = False
+        self._flush_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()  # taken after the flush lock where both are
+        self._last_flush = clock.monotonic()
+        self._reader = Reader(self._segments, self._bases)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: LogConfig,
+        *,
+        clock: Clock,
+        disk: Disk | None = None,
+        clean: bool = False,
+        background: Callable[[Callable[[], None]], object] | None = None,
+    ) -> PartitionLog:
+        """Open the log in `directory`, which need not exist. What that took is in `recovered`.
+
+        clean       the last process is known to have closed every log; without it a clean log is recognised
+        too,
+                    at the price of a look at its files
+        background  runs slow file work (removing large files, syncing sealed segments) elsewhere, for example
+                    `executor.submit`; None does it at once, and syncs only on `flush`
+
+        Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer.
+        """
+        disk = SystemDisk() if disk is None else disk
+        recovered = recovery.recover(disk, directory, config, clock, trusted=clean)
+        return cls(directory, config, clock, disk, recovered, background)
+
+    def __repr__(self) -> str:
+        return (
+            f"<PartitionLog {self.directory.name} offsets {self.log_start_offset} to {self.log_end_offset}>"
+        )
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset the next record will get."""
+        return self._segments[-1].end_offset
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log refuses everything, or None."""
+        return self._failure
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """Use another configuration from now on. What is written stays as it is."""
+        self.config = config
+
+    # -- append --------------------------------------------------------------------------------------------
+
+    def check_producer(self, header: BatchHeader) -> AppendInfo | None:
+        """The original's place if an idempotent producer repeats a batch, None if it may be appended.
+
+        Raises KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH.
+        """
+        if not header.has_producer:
+            return None
+        original = self._producer_state().check(header)
+        return None if original is None else self._duplicate(original)
+
+    def append(
+        self, batch: Buffer, *, leader_epoch: int, origin: AppendOrigin = AppendOrigin.CLIENT
+    ) -> AppendInfo:
+        """Validate one batch, give it the next offsets and write it. `batch` itself is not changed.
+
+        Raises KafkaError with Kafka's code for a batch that is refused, KAFKA_STORAGE_ERROR when the disk
+        fails. In both cases the log is as it was, except after a failed fsync (see the module).
+        """
+        self._check_usable()
+        config = self.config
+        view = memoryview(batch)
+        now_ms = self._clock.time_ms()
+        header = validate_batch(view, config, origin, now_ms)
+        producers = self._producer_state()
+        if header.has_producer:
+            original = producers.check(header)
+            if original is not None:
+                return self._duplicate(original)
+        size = header.size
+        segment = self._segments[-1]
+        base_offset = segment.end_offset
+        last_offset = base_offset + header.last_offset_delta
+        if config.is_log_append_time:
+            timestamp = append_time = now_ms
+            prefix, rest = stamp_with_time(view, header, base_offset, leader_epoch, now_ms)
+        else:
+            timestamp, append_time = header.max_timestamp, -1
+            prefix, rest = stamp(view, header, base_offset, leader_epoch)
+        if segment.size and self._must_roll(segment, size, last_offset, timestamp):
+            segment = self._roll()
+        self._prepare_to_write(leader_epoch, base_offset)
+        self._write(segment, prefix, rest)
+        position = segment.size
+        segment.appended(last_offset, size, timestamp)
+        if timestamp < 0:
+            segment.untimed_append_ms = now_ms
+        if header.has_producer:
+            producers.update(header, base_offset, timestamp, self._clock.monotonic())
+        self._reader.appended(base_offset, position)
+        if last_offset + 1 - self.recovery_point >= config.flush_messages:
+            self._sync_active()
+        return AppendInfo(base_offset, last_offset, append_time, self.log_start_offset)
+
+    def _duplicate(self, original: AppendedBatch) -> AppendInfo:
+        append_time = original.timestamp if self.config.is_log_append_time else -1
+        return AppendInfo(
+            original.base_offset, original.last_offset, append_time, self.log_start_offset, duplicate=True
+        )
+
+    def _producer_state(self) -> ProducerState:
+        if self._producers is None:
+            self._producers = recovery.load_producers(
+                self._disk, self.directory, self._segments, self.log_end_offset, self._clock
+            )
+        return self._producers
+
+    def _prepare_to_write(self, leader_epoch: int, base_offset: int) -> None:
+        """What must be on disk before a batch: no clean marker, and the epoch it is stamped with."""
+        epochs = self._epochs
+        if leader_epoch < epochs.latest:
+            raise KafkaError(
+                ErrorCode.FENCED_LEADER_EPOCH,
+                f"leader epoch {leader_epoch} cannot write after epoch {epochs.latest}",
+            )
+        try:
+            if self._is_marked_clean:
+                checkpoints.remove_clean_marker(self._disk, self.directory)
+                self._is_marked_clean = False
+            elif not base_offset and not self._segments[-1].size:
+                self._disk.make_directory(self.directory)
+            if leader_epoch > epochs.latest:
+                epochs.assign(leader_epoch, base_offset)
+            if len(epochs.written) != len(epochs.entries) or epochs.written[-1:] != tuple(
+                epochs.entries[-1:]
+            ):
+                self._write_epochs(sync=False)
+        except OSError as error:
+            raise self._storage_error("append to", error) from error
+
+    def _write_epochs(self, *, sync: bool) -> None:
+        entries = tuple(self._epochs.entries)
+        self._disk.replace(self.directory / EPOCHS_NAME, self._epochs.encode(), sync=sync)
+        self._epochs.written = entries
+
+    def _write(self, segment: Segment, prefix: bytes, rest: memoryview) -> None:
+        try:
+            if not segment.size:
+                self._directory_is_dirty = True
+            segment.file.write((prefix, rest), segment.size)
+        except OSError as error:
+            try:
+                segment.undo_append()
+            except OSError as second:
+                self._fail(f"a failed append could not be undone: {second}")
+            raise self._storage_error("append to", error) from error
+
+    def _storage_error(self, verb: str, error: OSError) -> KafkaError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "the disk is full; free space or shorten retention"
+        else:
+            why = f"the disk does not work: {error}"
+        logger.error("cannot %s %s: %s", verb, self.directory.name, why)
+        return KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"cannot {verb} partition {self.directory.name}: {why}"
+        )
+
+    def _must_roll(self, segment: Segment, size: int, last_offset: int, timestamp: int) -> bool:
+        config = self.config
+        return (
+            segment.size + size > min(config.segment_bytes, POSITION_MAX)
+            or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
+            or (0 <= segment.first_timestamp < timestamp - config.segment_ms)
+            or (len(segment.index) + 1) * 8 > config.segment_index_bytes
+            or (len(segment.time_index) + 2) * 12 > config.segment_index_bytes
+        )
+
+    def _new_segment(self, base_offset: int) -> Segment:
+        return Segment(
+            self._disk, self.directory, base_offset, interval_bytes=self.config.index_interval_bytes, size=0
+        )
+
+    def _roll(self) -> Segment:
+        """Seal the active segment and begin another, whose file will be made by its first batch."""
+        old = self._segments[-1]
+        old.seal()
+        self._write_snapshot()
+        segment = self._new_segment(old.end_offset)
+        segment.activate()
+        self._segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self._reader.rolled(old)
+        if self._background is not None:
+            self._background(self._flush_in_background)
+        return segment
+
+    def _write_snapshot(self) -> None:
+        """The producer state at the log's end, for recovery to start from; a cache, so failing is no
+        error."""
+        end_offset = self.log_end_offset
+        try:
+            self._disk.replace(
+                self.directory / recovery.snapshot_name(end_offset),
+                self._producer_state().encode_snapshot(),
+                sync=False,
+            )
+            offsets = recovery.snapshot_offsets(self._disk, self.directory)
+            for offset in offsets[:-_SNAPSHOTS_KEPT]:
+                self._disk.remove(self.directory / recovery.snapshot_name(offset))
+        except OSError as error:
+            logger.warning("%s: no producer snapshot at %d: %s", self.directory.name, end_offset, error)
+
+    # -- read ----------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, *, up_to: int, min_one_batch: bool = True) -> LogSlice:
+        """Whole batches from the one that holds `offset`, none that reaches `up_to`, at most `max_bytes`.
+
+        With `min_one_batch` the first batch is given even if it is larger. Batches of one segment only, so it
+        may be less than there is. Raises KafkaError: OFFSET_OUT_OF_RANGE, KAFKA_STORAGE_ERROR.
+        """
+        self._check_usable()
+        end_offset = self.log_end_offset
+        if not self.log_start_offset <= offset <= end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is not in {self.directory.name}, which has {self.log_start_offset} "
+                f"to {end_offset}",
+            )
+        if offset >= up_to or offset == end_offset:
+            return LogSlice(offset)
+        try:
+            return self._reader.read(offset, max_bytes, min(up_to, end_offset), min_one_batch)
+        except (CorruptLogError, DecodeError) as error:
+            self._fail(str(error))
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        except OSError as error:
+            raise self._storage_error("read", error) from error
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record at or after a time; None if there is none."""
+        return self._by_time(
+            lambda: time_lookup.first_at_or_after(self._segments, timestamp_ms, self.log_start_offset)
+        )
+
+    def max_timestamp(self) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record with the largest timestamp."""
+        return self._by_time(lambda: time_lookup.latest(self._segments, self.log_start_offset))
+
+    def _by_time(self, find: Callable[[], tuple[int, int, int] | None]) -> tuple[int, int, int] | None:
+        self._check_usable()
+        try:
+            return find()
+        except (CorruptLogError, DecodeError) as error:
+            self._fail(str(error))
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
+        except OSError as error:
+            raise self._storage_error("read", error) from error
+
+    # -- leader epochs -------------------------------------------------------------------------------------
+
+    def assign_epoch(self, epoch: int) -> None:
+        """Leader epoch `epoch` begins at the log's end. Reaches the disk with its first batch."""
+        self._epochs.assign(epoch, self.log_end_offset)
+
+    def epoch_end_offset(self, epoch: int) -> tuple[int, int]:
+        """(largest known epoch not above `epoch`, the offset where it ends); (-1, -1) if unknown (KIP-101,
+        279)."""
+        return self._epochs.end_offset(epoch, self.log_end_offset)
+
+    # -- retention and truncation --------------------------------------------------------------------------
+
+    def delete_old_segments(self, now_ms: int, high_watermark: int, floor: int | None = None) -> int:
+        """Delete segments that retention no longer covers; gives how many. Also forgets silent producers.
+
+        Only whole segments below the high watermark and `floor` go, oldest first. A segment is as old as its
+        largest timestamp. When all records are too old the written segment goes too. Raises KafkaError.
+        """
+        self._check_usable()
+        if self._producers is not None:
+            self._producers.expire(self._clock.monotonic(), _PRODUCER_EXPIRY_SECONDS)
+        bound = high_watermark if floor is None else min(high_watermark, floor)
+        config = self.config
+        excess = self.size_bytes - config.retention_bytes if config.retention_bytes >= 0 else -1
+        count = 0
+        for segment in self._segments:
+            if not segment.size or segment.end_offset > bound:
+                break
+            is_passed = segment.end_offset <= self.log_start_offset and not segment.is_active
+            is_excess = excess >= segment.size and not segment.is_active
+            if not (is_passed or is_excess or self._is_too_old(segment, now_ms)):
+                break
+            excess -= segment.size
+            count += 1
+        if count:
+            if count == len(self._segments):
+                self._roll()
+            self._drop_first(count, self._segments[count].base_offset)
+        return count
+
+    def _is_too_old(self, segment: Segment, now_ms: int) -> bool:
+        retention_ms = self.config.retention_ms
+        if retention_ms < 0:
+            return False
+        newest = max(segment.largest_timestamp, segment.untimed_append_ms)
+        return 0 <= newest < now_ms - retention_ms
+
+    def delete_records(self, before_offset: int) -> None:
+        """Raise the log start to `before_offset`; segments wholly below it go. A lower one changes nothing.
+
+        Raises KafkaError: OFFSET_OUT_OF_RANGE past the log's end, KAFKA_STORAGE_ERROR.
+        """
+        self._check_usable()
+        if before_offset > self.log_end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"cannot delete up to offset {before_offset}: {self.directory.name} ends at "
+                f"{self.log_end_offset}",
+            )
+        if before_offset > self.log_start_offset:
+            count = sum(segment.end_offset <= before_offset for segment in self._segments[:-1])
+            self._drop_first(count, before_offset)
+
+    def _drop_first(self, count: int, log_start_offset: int) -> None:
+        """Move the log start, durably, and only then remove files: a crash in between removes them later."""
+        log_start_offset = max(log_start_offset, self.log_start_offset)
+        try:
+            self._write_checkpoint(log_start_offset)
+            self._epochs.truncate_from_start(log_start_offset)
+            doomed = self._segments[:count]
+            del self._segments[:count]
+            del self._bases[:count]
+            self._reader.forget()
+            if doomed and self._is_marked_clean:
+                checkpoints.remove_clean_marker(self._disk, self.directory)
+                self._is_marked_clean = False
+            for segment in doomed:
+                segment.remove(self._background)
+        except OSError as error:
+            raise self._storage_error("delete old records of", error) from error
+
+    def truncate_to(self, offset: int) -> None:
+        """Take back every batch that reaches `offset` or beyond; the log then ends at or before `offset`.
+
+        For leaders that lost an election, never for acknowledged records. Raises KafkaError.
+        """
+        self._check_usable()
+        if offset >= self.log_end_offset:
+            return
+        with self._flush_lock:
+            try:
+                self._truncate(offset)
+            except OSError as error:
+                self._fail(f"truncation to {offset} failed half-way: {error}")
+                raise self._storage_error("truncate", error) from error
+
+    def _truncate(self, offset: int) -> None:
+        checkpoints.remove_clean_marker(self._disk, self.directory)
+        self._is_marked_clean = False
+        self._reader.forget()
+        self._producers = None
+        self.recovery_point = min(self.recovery_point, offset)
+        self._write_checkpoint(min(self.log_start_offset, offset))
+        while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
+            segment = self._segments.pop()
+            self._bases.pop()
+            segment.remove()
+        segment = self._segments[-1]
+        if not segment.is_active:
+            segment.activate()
+        if offset < segment.base_offset:
+            segment.remove()
+            segment = self._new_segment(offset)
+            segment.activate()
+            self._segments[:], self._bases[:] = [segment], [offset]
+        elif segment.size:
+            segment.truncate(*segment.locate(offset))
+            segment.file.sync()
+        self._disk.sync_directory(self.directory)
+        self._epochs.truncate_from_end(self.log_end_offset)
+        self._write_epochs(sync=True)
+
+    # -- durability ----------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Make everything appended so far durable and note how far that is. Any thread may call it.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
+        """
+        with self._flush_lock:
+            self._check_usable()
+            end_offset = self.log_end_offset
+            if self.recovery_point >= end_offset:
+                return
+            self._sync(end_offset)
+            try:
+                self._write_epochs(sync=True)
+                self._write_checkpoint()
+            except OSError as error:
+                raise self._storage_error("flush", error) from error
+
+    def _write_checkpoint(self, log_start_offset: int | None = None) -> None:
+        """Durably note the recovery point and the log start, which moves with it if given. Raises OSError."""
+        with self._checkpoint_lock:
+            if log_start_offset is None:
+                log_start_offset = self.log_start_offset
+            checkpoints.write_checkpoint(
+                self._disk, self.directory, Checkpoint(log_start_offset, self.recovery_point)
+            )
+            self.log_start_offset = log_start_offset
+
+    @property
+    def flush_is_due(self) -> bool:
+        """Whether `flush.ms` has passed since the last flush, with something to flush."""
+        waited_ms = (self._clock.monotonic() - self._last_flush) * 1000
+        return self.recovery_point < self.log_end_offset and waited_ms >= self.config.flush_ms
+
+    def _sync_active(self) -> None:
+        with self._flush_lock:
+            self._sync(self.log_end_offset)
+
+    def _sync(self, end_offset: int) -> None:
+        """fsync what is above the recovery point, then raise that to `end_offset`."""
+        for segment in list(self._segments):
+            if segment.size and segment.end_offset > self.recovery_point:
+                try:
+                    segment.file.sync()
+                except FileNotFoundError:
+                    if segment in self._segments:
+                        raise self._sync_failed(OSError(f"{segment.path} is gone")) from None
+                except OSError as error:
+                    raise self._sync_failed(error) from error
+        if self._directory_is_dirty:
+            try:
+                self._directory_is_dirty = False
+                self._disk.sync_directory(self.directory)
+                self._disk.sync_directory(self.directory.parent)
+            except OSError as error:
+                raise self._sync_failed(error) from error
+        self.recovery_point = max(self.recovery_point, end_offset)
+        self._last_flush = self._clock.monotonic()
+
+    def _sync_failed(self, error: OSError) -> KafkaError:
+        self._fail(
+            f"the disk could not make records durable (fsync: {error}); restart to find out what survived"
+        )
+        return KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.directory.name} is offline: {self._failure}"
+        )
+
+    def _flush_in_background(self) -> None:
+        """A failure is logged and has stopped the log; there is nobody to raise to."""
+        with contextlib.suppress(KafkaError):
+            if not self._closed:
+                self.flush()
+
+    def _fail(self, why: str) -> None:
+        if self._failure is None:
+            self._failure = why
+            logger.error("partition %s is offline: %s", self.directory.name, why)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"partition {self.directory.name} is offline: {self._failure}"
+            )
+        if self._closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {self.directory.name} is closed")
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self, clean: bool = True) -> None:
+        """Let go of all files. `clean` flushes first and leaves a marker, so that the next open scans
+        nothing.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR) when that fails; the log is closed all the same.
+        """
+        if self._closed:
+            return
+        try:
+            if clean and self._failure is None and not self._is_marked_clean and self._has_history:
+                self._leave_clean()
+        finally:
+            self._closed = True
+            for segment in self._segments:
+                segment.release()
+            self._reader.forget()
+
+    @property
+    def _has_history(self) -> bool:
+        return self.log_end_offset > 0
+
+    def _leave_clean(self) -> None:
+        self.flush()
+        active = self._segments[-1]
+        if active.size:
+            active.write_indexes()
+        self._write_snapshot()
+        try:
+            self._write_checkpoint()
+            written = [segment for segment in self._segments if segment.size]
+            checkpoints.write_clean_marker(self._disk, self.directory, written)
+        except OSError as error:
+            raise self._storage_error("close", error) from error
+
+    def delete(self) -> None:
+        """Close, and remove every file of the log; the directory too unless something else is in it.
+
+        Raises OSError.
+        """
+        self.close(clean=False)
+        for segment in self._segments:
+            segment.remove()
+        for offset in recovery.snapshot_offsets(self._disk, self.directory):
+            self._disk.remove(self.directory / recovery.snapshot_name(offset))
+        for name in (EPOCHS_NAME, checkpoints.CHECKPOINT_NAME, checkpoints.CLEAN_NAME):
+            self._disk.remove(self.directory / name)
+        self._disk.remove_directory(self.directory)

@@ -1,0 +1,303 @@
+"""Opening a log: trust what a clean close left, or find out what a crash left.
+
+After a crash every segment from the recovery point on is scanned, CRCs included. - The log ends at the first
+batch that is not whole and intact, if nothing readable follows: a torn tail, which is cut. - If an intact
+batch does follow, in that file or a later one, or if offsets are missing between two segments, the
+  damage is in the middle: CorruptLogError, nothing is changed on disk.
+- Indexes of scanned segments are made again; leader epochs and producer state are completed from the batches,
+the
+  latter from the newest readable snapshot that is not ahead of the log.
+
+Runs once, before the log is used; blocking.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.log.checkpoint import Checkpoint, read_checkpoint, read_clean_marker
+from broker.log.config import LogConfig
+from broker.log.epochs import FILE_NAME as EPOCHS_NAME
+from broker.log.epochs import LeaderEpochs
+from broker.log.errors import CorruptLogError
+from broker.log.producer_state import SNAPSHOT_SUFFIX, ProducerState
+from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_changes, find_batch, replay_producers, walk
+from broker.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, file_stem
+from broker.ports import Clock, Disk
+
+logger = logging.getLogger("headrace.log")
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening a log took. `cut_bytes` were a torn tail; `notes` are sentences for people."""
+
+    was_clean: bool = False
+    scanned_bytes: int = 0
+    scanned_batches: int = 0
+    cut_bytes: int = 0
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """The parts of a log as recovery found them. `producers` is None when they can be loaded later."""
+
+    segments: list[Segment]
+    checkpoint: Checkpoint
+    epochs: LeaderEpochs
+    producers: ProducerState | None
+    report: RecoveryReport
+
+
+def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock, *, trusted: bool) -> RecoveredLog:
+    """Read or recover the log in `directory` (which need not exist). Raises CorruptLogError, OSError.
+
+    `trusted`: the process that last had it open is known to have stopped cleanly, so its marker is not
+    verified.
+    """
+    bounds = read_clean_marker(disk, directory, verify=not trusted)
+    if bounds is not None:
+        segments = [
+            Segment(
+                disk,
+                directory,
+                row.base_offset,
+                interval_bytes=config.index_interval_bytes,
+                size=row.size,
+                end_offset=row.end_offset,
+                largest=(row.largest_timestamp, row.offset_of_largest),
+                first_timestamp=row.first_timestamp,
+            )
+            for row in bounds
+        ]
+        checkpoint = read_checkpoint(disk, directory)
+        epochs = _read_epochs(disk, directory)
+        if epochs is not None and checkpoint is not None:
+            return RecoveredLog(segments, checkpoint, epochs, None, RecoveryReport(was_clean=True))
+    started = clock.monotonic()
+    recovered = _Recovery(disk, directory, config, clock).run()
+    report = recovered.report
+    report.seconds = clock.monotonic() - started
+    if report.scanned_bytes or report.notes:
+        logger.info(
+            "%s: scanned %d bytes in %d batches in %.3f s%s",
+            directory.name,
+            report.scanned_bytes,
+            report.scanned_batches,
+            report.seconds,
+            "".join(f"; {note}" for note in report.notes),
+        )
+    return recovered
+
+
+def load_producers(
+    disk: Disk, directory: Path, segments: list[Segment], end_offset: int, clock: Clock
+) -> ProducerState:
+    """The state at `end_offset`: newest readable snapshot at or below it, completed from the batches after
+    it."""
+    now = clock.monotonic()
+    state, snapshot_offset = ProducerState(), segments[0].base_offset if segments else 0
+    for offset in sorted(snapshot_offsets(disk, directory), reverse=True):
+        path = directory / snapshot_name(offset)
+        if offset > end_offset:
+            disk.remove(path)  # it describes batches that are gone
+            continue
+        try:
+            state = ProducerState.decode_snapshot(disk.read(path), now)
+        except ValueError as error:
+            logger.warning("%s is not usable (%s), an older one or the log itself is", path, error)
+            disk.remove(path)
+            continue
+        snapshot_offset = offset
+        break
+    for segment in segments:
+        if segment.end_offset > snapshot_offset:
+            for batches in _walk_known(segment):
+                replay_producers(state, batches, snapshot_offset, now)
+    return state
+
+
+def snapshot_name(offset: int) -> str:
+    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
+
+
+def snapshot_offsets(disk: Disk, directory: Path) -> list[int]:
+    return _numbered(disk.names(directory), SNAPSHOT_SUFFIX)
+
+
+def _numbered(names: list[str], suffix: str) -> list[int]:
+    """The offsets in names like 00000000000000000042.log, ascending."""
+    stems = (name[: -len(suffix)] for name in names if name.endswith(suffix))
+    return sorted(int(stem) for stem in stems if len(stem) == 20 and stem.isdigit())
+
+
+def _read_epochs(disk: Disk, directory: Path) -> LeaderEpochs | None:
+    """The checkpoint file; empty if there is none, None if it cannot be read."""
+    try:
+        return LeaderEpochs.decode(disk.read(directory / EPOCHS_NAME))
+    except FileNotFoundError:
+        return LeaderEpochs()
+    except (ValueError, IndexError) as error:
+        logger.warning("%s is not usable (%s), it is rebuilt from the log", directory / EPOCHS_NAME, error)
+        return None
+
+
+def _walk_known(segment: Segment) -> Iterator[Batches]:
+    """The headers of a segment whose bytes have been checked before. Raises CorruptLogError."""
+    end = WalkEnd(0, 0)
+    yield from walk(segment.file.view()[: segment.size], segment.base_offset, end, check_crc=False)
+    if end.problem is not None:
+        raise CorruptLogError(
+            f"{segment.path} is damaged: at byte {end.position} a batch should begin, but {end.problem}. "
+            "Restore the file from a copy."
+        )
+
+
+class _Recovery:
+    def __init__(self, disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._report = RecoveryReport()
+        self._epoch_changes: list[tuple[int, int]] = []
+
+    def run(self) -> RecoveredLog:
+        disk, directory = self._disk, self._directory
+        names = disk.names(directory)
+        for name in names:
+            if name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)):
+                disk.remove(directory / name)
+        checkpoint = read_checkpoint(disk, directory) or Checkpoint()
+        bases = _numbered(names, LOG_SUFFIX)
+        segments = [self._segment(base) for base in bases]
+        for segment, following in zip(segments, bases[1:], strict=False):
+            segment.end_offset = following
+        self._scan(segments, checkpoint)
+        end_offset = segments[-1].end_offset if segments else 0
+        if checkpoint.log_start_offset > end_offset:
+            if segments:
+                self._note(
+                    f"the log ended at {end_offset}, before its start offset {checkpoint.log_start_offset}; "
+                    "it goes on empty from there"
+                )
+            for segment in segments:
+                segment.remove()
+            segments, end_offset = [], checkpoint.log_start_offset
+        start_offset = max(checkpoint.log_start_offset, segments[0].base_offset if segments else 0)
+        epochs = self._recover_epochs(segments, end_offset)
+        producers = load_producers(disk, directory, segments, end_offset, self._clock)
+        recovery_point = min(checkpoint.recovery_point, end_offset)
+        return RecoveredLog(
+            segments, Checkpoint(start_offset, recovery_point), epochs, producers, self._report
+        )
+
+    def _segment(self, base_offset: int) -> Segment:
+        path = self._directory / (file_stem(base_offset) + LOG_SUFFIX)
+        return Segment(
+            self._disk,
+            self._directory,
+            base_offset,
+            interval_bytes=self._config.index_interval_bytes,
+            size=self._disk.size(path) or 0,
+        )
+
+    def _note(self, text: str) -> None:
+        self._report.notes.append(text)
+        logger.warning("%s: %s", self._directory.name, text)
+
+    # -- segments ------------------------------------------------------------------------------------------
+
+    def _scan(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
+        """Scan what may not be durable; cut a torn tail."""
+        builders: list[tuple[Segment, IndexBuilder]] = []
+        for index, segment in enumerate(segments):
+            is_last = index == len(segments) - 1
+            if not is_last and segment.end_offset <= checkpoint.recovery_point:
+                continue
+            builder = IndexBuilder(segment.base_offset, self._config.index_interval_bytes)
+            end = WalkEnd(0, 0)
+            view = segment.file.view()
+            for batches in walk(view, segment.base_offset, end, check_crc=True):
+                builder.add(batches)
+                self._epoch_changes += epoch_changes(batches)
+                self._report.scanned_batches += len(batches)
+            self._report.scanned_bytes += len(view)
+            builders.append((segment, builder))
+            later = segments[index + 1 :]
+            if end.problem is not None:
+                self._check_tail(segment, view, end, later)
+            elif later and end.next_offset != later[0].base_offset:
+                self._check_gap(segment, end, later)
+            else:
+                segment.end_offset = end.next_offset
+                continue
+            self._cut(segment, end, later)
+            del segments[index + 1 :]
+            break
+        for segment, builder in builders:
+            segment.adopt(builder)
+            if segment is not segments[-1]:
+                segment.write_indexes()
+                segment.release()
+
+    def _check_tail(self, segment: Segment, view: memoryview, end: WalkEnd, later: list[Segment]) -> None:
+        """Raise CorruptLogError if anything readable follows the bad batch."""
+        where, position = segment, find_batch(view, end.position + 1, end.next_offset + 1)
+        for other in later:
+            if position is None:
+                where, position = other, find_batch(other.file.view(), 0, end.next_offset + 1)
+        if position is not None:
+            raise CorruptLogError(
+                f"{segment.path} is damaged in the middle: the batch at byte {end.position}, offset "
+                f"{end.next_offset}, is unreadable ({end.problem}), while an intact one follows at byte "
+                f"{position} of {where.path.name}. Restore the file from a copy. To give up everything from "
+                f"offset {end.next_offset} on, cut the file there (truncate -s {end.position}) and remove "
+                "the later segments."
+            )
+
+    def _check_gap(self, segment: Segment, end: WalkEnd, later: list[Segment]) -> None:
+        if any(find_batch(other.file.view(), 0, end.next_offset + 1) is not None for other in later):
+            raise CorruptLogError(
+                f"{segment.path} ends at offset {end.next_offset}, but the next segment begins at "
+                f"{later[0].base_offset}: the offsets between are missing. Restore the file from a copy. To "
+                f"give up everything from offset {end.next_offset} on, remove the later segments."
+            )
+
+    def _cut(self, segment: Segment, end: WalkEnd, later: list[Segment]) -> None:
+        torn = segment.size - end.position
+        if torn:
+            file = self._disk.open(segment.path)
+            file.truncate(end.position)
+            file.sync()
+            self._note(f"cut {torn} bytes off {segment.path.name} at offset {end.next_offset}: {end.problem}")
+        for other in later:
+            torn += other.size
+            self._note(f"removed {other.path.name}, which held nothing readable")
+            other.remove()
+        self._disk.sync_directory(self._directory)
+        self._report.cut_bytes += torn
+        segment.size, segment.end_offset = end.position, end.next_offset
+
+    # -- what hangs on the segments ------------------------------------------------------------------------
+
+    def _recover_epochs(self, segments: list[Segment], end_offset: int) -> LeaderEpochs:
+        """What the file says, completed from the scanned batches; from all batches without it."""
+        epochs = _read_epochs(self._disk, self._directory)
+        changes = self._epoch_changes
+        if epochs is None:
+            epochs = LeaderEpochs()
+            changes = [
+                change for s in segments for batches in _walk_known(s) for change in epoch_changes(batches)
+            ]
+        epochs.truncate_from_end(end_offset)
+        for epoch, offset in changes:
+            epochs.assign(epoch, offset)
+        return epochs

@@ -1,0 +1,359 @@
+"""One segment: a file of batches and the two sparse indexes that find one in it.
+
+Files are opened when they are needed. The indexes of the segment that is written live in memory and reach
+their files when it is sealed or closed: after a crash the segment is scanned anyway and they are made again.
+Those of sealed segments are mapped on first use, checked, and rebuilt from the log when they are missing or
+wrong; a lookup believes an entry only if the batch it points at is the one it names.
+
+Positions are bytes in the file. Nothing here reads the body of a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from broker.log.errors import CorruptLogError
+from broker.log.index import OffsetIndex, TimeIndex
+from broker.log.scan import IndexBuilder, WalkEnd, walk
+from broker.ports import Disk, DiskFile
+from protocol.errors import DecodeError
+from protocol.records.header import ARROW_HEADER_SIZE, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
+
+logger = logging.getLogger("headrace.log")
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+DELETED_SUFFIX: Final = ".deleted"
+RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+POSITION_MAX: Final = (1 << 31) - 1
+
+_READ_AHEAD: Final = 4096
+_BOUNDS: Final = Struct(">qiibIhi")
+
+
+def file_stem(base_offset: int) -> str:
+    return f"{base_offset:020d}"
+
+
+class Segment:
+    """`size` bytes of whole batches with offsets base_offset .. end_offset-1.
+
+    largest_timestamp   the largest of its batches, -1 if none has one; offset_of_largest is the last offset
+    of
+                        the first batch that has it
+    first_timestamp     that of its first batch: what time-based rolling counts from
+    """
+
+    __slots__ = (
+        "_disk",
+        "_file",
+        "_index",
+        "_interval_bytes",
+        "_largest",
+        "_stem",
+        "_time_index",
+        "base_offset",
+        "bytes_since_index",
+        "end_offset",
+        "first_timestamp",
+        "is_active",
+        "size",
+        "untimed_append_ms",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        base_offset: int,
+        *,
+        interval_bytes: int,
+        size: int = 0,
+        end_offset: int | None = None,
+        largest: tuple[int, int] | None = None,
+        first_timestamp: int = -1,
+    ) -> None:
+        """`largest` is (largest timestamp, its offset); None is "look into the time index when it
+        matters"."""
+        self._disk = disk
+        self._stem = directory / file_stem(base_offset)
+        self._interval_bytes = interval_bytes
+        self._file: DiskFile | None = None
+        self._index = OffsetIndex(base_offset) if size == 0 else None
+        self._time_index = TimeIndex(base_offset) if size == 0 else None
+        self._largest = (-1, base_offset) if largest is None and size == 0 else largest
+        self.base_offset = base_offset
+        self.size = size
+        self.end_offset = base_offset if end_offset is None else end_offset
+        self.first_timestamp = first_timestamp
+        self.bytes_since_index = 0
+        self.is_active = False
+        self.untimed_append_ms = -1
+        """When a batch without a timestamp was last appended: retention has nothing else to go by."""
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.path} offsets {self.base_offset} to {self.end_offset}, {self.size} bytes>"
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        return self._stem.with_suffix(LOG_SUFFIX)
+
+    @property
+    def index_path(self) -> Path:
+        return self._stem.with_suffix(INDEX_SUFFIX)
+
+    @property
+    def time_index_path(self) -> Path:
+        return self._stem.with_suffix(TIME_INDEX_SUFFIX)
+
+    @property
+    def file(self) -> DiskFile:
+        """The log file, opened on first use. Raises OSError."""
+        if self._file is None:
+            if self.is_active:
+                self._file = self._disk.open(self.path, create=True)
+            else:
+                self._file = self._disk.open_read_only(self.path)
+        return self._file
+
+    def release(self) -> None:
+        """Let go of file and mapped indexes; they come back when needed. Not for the active segment."""
+        self._file = None
+        self._index = None
+        self._time_index = None
+
+    def activate(self) -> None:
+        """Make it the segment that is written: open for writing, with indexes that can grow."""
+        self._file = None
+        self.is_active = True
+        for index in (self._index, self._time_index):
+            if index is not None:
+                index.entries = bytearray(index.entries)
+
+    def seal(self) -> None:
+        """It will not be written any more: its indexes go to their files. The log file stays as it is."""
+        self.write_indexes()
+        self.is_active = False
+
+    def write_indexes(self) -> None:
+        """Bring the indexes to disk, the largest timestamp as the last entry. Never synced: they are a
+        cache."""
+        timestamp, offset = self.largest
+        if self.size and timestamp >= 0:
+            self.time_index.maybe_append(timestamp, offset)
+        try:
+            self._disk.replace(self.index_path, bytes(self.index.entries), sync=False)
+            self._disk.replace(self.time_index_path, bytes(self.time_index.entries), sync=False)
+        except OSError as error:
+            logger.warning("%s: its indexes cannot be written (%s), they will be rebuilt", self.path, error)
+            self._disk.remove(self.index_path)
+            self._disk.remove(self.time_index_path)
+
+    def remove(self, run: Callable[[Callable[[], None]], object] | None = None) -> None:
+        """Take its files away. Removing a large one takes long, so that is left to `run` if given: until then
+        it is there under a name that recovery knows to be garbage. Raises OSError.
+        """
+        self.release()
+        if run is None:
+            self._disk.remove(self.path)
+        elif self.size:
+            doomed = self.path.with_name(self.path.name + DELETED_SUFFIX)
+            self._disk.rename(self.path, doomed)
+            run(partial(self._disk.remove, doomed))
+        for path in (self.index_path, self.time_index_path):
+            self._disk.remove(path)
+
+    # -- indexes -------------------------------------------------------------------------------------------
+
+    @property
+    def index(self) -> OffsetIndex:
+        if self._index is None:
+            self._load_indexes()
+        assert self._index is not None
+        return self._index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        if self._time_index is None:
+            self._load_indexes()
+        assert self._time_index is not None
+        return self._time_index
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """(largest timestamp, offset of it)."""
+        if self._largest is None:
+            self._largest = self.time_index.last() or (-1, self.base_offset)
+        return self._largest
+
+    @property
+    def largest_timestamp(self) -> int:
+        return self.largest[0]
+
+    def _load_indexes(self) -> None:
+        index, time_index = OffsetIndex(self.base_offset), TimeIndex(self.base_offset)
+        if self.size:
+            try:
+                index.entries = self._disk.open_read_only(self.index_path).view()
+                time_index.entries = self._disk.open_read_only(self.time_index_path).view()
+            except FileNotFoundError:
+                return self.rebuild_indexes("an index file is missing")
+            if not index.is_plausible(self.end_offset, self.size) or not time_index.is_plausible(
+                self.end_offset
+            ):
+                return self.rebuild_indexes("an index file makes no sense")
+            if self.is_active:
+                index.entries, time_index.entries = bytearray(index.entries), bytearray(time_index.entries)
+        self._index, self._time_index = index, time_index
+        return None
+
+    def adopt(self, builder: IndexBuilder) -> None:
+        """Take over what a scan of this segment has built."""
+        self._index, self._time_index = builder.index, builder.time_index
+        self._largest = (builder.largest_timestamp, builder.offset_of_largest)
+        self.first_timestamp = builder.first_timestamp
+
+    def rebuild_indexes(self, why: str) -> None:
+        """Make both indexes again from the log. Raises CorruptLogError if the log itself cannot be walked."""
+        logger.warning("%s: %s, so both are rebuilt from the log", self.path, why)
+        builder = IndexBuilder(self.base_offset, self._interval_bytes)
+        end = WalkEnd(0, 0)
+        for batches in walk(self.file.view()[: self.size], self.base_offset, end, check_crc=False):
+            builder.add(batches)
+        if end.problem is not None:
+            raise self._corrupt(end.position, end.problem)
+        self.adopt(builder)
+        if not self.is_active:
+            self.write_indexes()
+
+    def _corrupt(self, position: int, problem: str) -> CorruptLogError:
+        return CorruptLogError(
+            f"{self.path} is damaged: at byte {position} a batch should begin, but {problem}. "
+            "Restore the file from a copy."
+        )
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def appended(self, last_offset: int, size: int, max_timestamp: int) -> None:
+        """A batch of `size` bytes has been written at the end; bring size, end and indexes up to date."""
+        position = self.size
+        if position == 0:
+            self.first_timestamp = max_timestamp
+        largest = self.largest
+        if max_timestamp > largest[0]:
+            largest = self._largest = (max_timestamp, last_offset)
+        if self.bytes_since_index > self._interval_bytes:
+            self.index.append(last_offset, position)
+            self.time_index.maybe_append(*largest)
+            self.bytes_since_index = 0
+        self.bytes_since_index += size
+        self.size = position + size
+        self.end_offset = last_offset + 1
+
+    def undo_append(self) -> None:
+        """Take back what a failed write may have left behind the end. Raises OSError."""
+        if self._file is not None:
+            self._file.truncate(self.size)
+
+    def truncate(self, position: int, end_offset: int) -> None:
+        """Cut the active segment at a batch boundary. Raises OSError."""
+        self.file.truncate(position)
+        self.size, self.end_offset, self.bytes_since_index = position, end_offset, 0
+        self.index.truncate(end_offset)
+        self.time_index.truncate(end_offset)
+        self._largest = self.time_index.last() or (-1, self.base_offset)
+        for _, header in self.headers(self.locate(self._largest[1])[0]):
+            if header.max_timestamp > self._largest[0]:
+                self._largest = (header.max_timestamp, header.last_offset)
+
+    # -- finding -------------------------------------------------------------------------------------------
+
+    def headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of each batch from a batch boundary on. Raises CorruptLogError, OSError.
+
+        Reads a few KiB at a time, so that neighbouring small batches cost one read and large ones are
+        skipped.
+        """
+        chunk, chunk_start = b"", position
+        while position < self.size:
+            if position + ARROW_HEADER_SIZE > chunk_start + len(chunk):
+                chunk, chunk_start = (
+                    self.file.read(min(_READ_AHEAD, self.size - position), position),
+                    position,
+                )
+            try:
+                header = read_header(chunk, position - chunk_start)
+            except DecodeError as error:
+                raise self._corrupt(position, str(error)) from None
+            yield position, header
+            position += header.size
+
+    def locate(self, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the batch that holds `offset`; the segment's ends if it is the end."""
+        if offset < self.end_offset:
+            start = self._trusted(self.index.floor(offset), lambda: self.index.floor(offset))
+            for position, _, base_offset, last_offset in self._bounds(start):
+                if last_offset >= offset:
+                    return position, base_offset
+            raise self._corrupt(self.size, f"the file ends before offset {offset}")
+        return self.size, self.end_offset
+
+    def boundary_before(self, start: int, limit: int) -> int:
+        """The last batch boundary at or before byte `limit`, given the boundary `start`; at least `start`."""
+        if limit >= self.size:
+            return self.size
+        nearest = self._trusted(self.index.floor_position(limit), lambda: self.index.floor_position(limit))
+        boundary = start
+        for position, end, _, _ in self._bounds(max(start, nearest)):
+            if position > limit:
+                break
+            boundary = position
+            if end > limit:
+                break
+        return boundary
+
+    def _bounds(self, position: int) -> Iterator[tuple[int, int, int, int]]:
+        """(position, end position, base offset, last offset) of each batch from a boundary on.
+
+        The cheap form of `headers`, for searching.
+        """
+        chunk, chunk_start = b"", position
+        while position < self.size:
+            at = position - chunk_start
+            if at + _BOUNDS.size > len(chunk):
+                chunk, chunk_start = (
+                    self.file.read(min(_READ_AHEAD, self.size - position), position),
+                    position,
+                )
+                at = 0
+                if len(chunk) < _BOUNDS.size:
+                    raise self._corrupt(position, "the file ends there")
+            base_offset, length, _, _, _, _, delta = _BOUNDS.unpack_from(chunk, at)
+            end = position + LOG_OVERHEAD + length
+            if length < HEADER_SIZE - LOG_OVERHEAD or delta < 0 or end > self.size:
+                raise self._corrupt(position, f"length {length} and offset delta {delta} make no sense")
+            yield position, end, base_offset, base_offset + delta
+            position = end
+
+    def _trusted(self, entry: tuple[int, int] | None, again: Callable[[], tuple[int, int] | None]) -> int:
+        """The position of an index entry (0 without one) if it proves true; else that after rebuilding the
+        index."""
+        if entry is not None and not self._is_true(entry):
+            self.rebuild_indexes(f"its entry for offset {entry[0]} points at byte {entry[1]}, which is wrong")
+            entry = again()
+        return 0 if entry is None else entry[1]
+
+    def _is_true(self, entry: tuple[int, int]) -> bool:
+        offset, position = entry
+        try:
+            return read_header(self.file.read(ARROW_HEADER_SIZE, position)).last_offset == offset
+        except DecodeError:
+            return False

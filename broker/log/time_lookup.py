@@ -1,0 +1,83 @@
+"""Offsets by time: which record is the first at or after a moment, and which is the latest of all.
+
+Only batches of the right neighbourhood are looked at, and a batch is decoded only when its header cannot
+tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from broker.log.segment import Segment
+from protocol.errors import DecodeError
+from protocol.records.header import MAGIC_V2, BatchHeader
+
+OffsetAtTime = tuple[int, int, int]
+"""(offset, timestamp in ms, leader epoch of the batch)."""
+
+
+def first_at_or_after(
+    segments: Iterable[Segment], timestamp_ms: int, log_start_offset: int
+) -> OffsetAtTime | None:
+    """The first record from `log_start_offset` on that is not older than `timestamp_ms`."""
+    for segment in segments:
+        if segment.largest_timestamp < timestamp_ms or segment.end_offset <= log_start_offset:
+            continue
+        entry = segment.time_index.floor(timestamp_ms)
+        start_offset = max(segment.base_offset if entry is None else entry[1] + 1, log_start_offset)
+        for position, header in segment.headers(segment.locate(start_offset)[0]):
+            if header.max_timestamp >= timestamp_ms and header.last_offset >= log_start_offset:
+                found = _first_in_batch(segment, position, header, timestamp_ms, log_start_offset)
+                if found is not None:
+                    return found
+    return None
+
+
+def latest(segments: Sequence[Segment], log_start_offset: int) -> OffsetAtTime | None:
+    """The first record with the largest timestamp. None if there is no record with a timestamp."""
+    best: tuple[int, Segment, int] | None = None
+    for segment in segments:
+        if segment.end_offset <= log_start_offset:
+            continue
+        timestamp, offset = segment.largest
+        if offset < log_start_offset:
+            timestamp, offset = _largest_from(segment, log_start_offset)
+        if timestamp >= 0 and (best is None or timestamp > best[0]):
+            best = (timestamp, segment, offset)
+    if best is None:
+        return None
+    timestamp, segment, offset = best
+    for position, header in segment.headers(segment.locate(offset)[0]):
+        return _first_in_batch(segment, position, header, timestamp, log_start_offset)
+    return None
+
+
+def _largest_from(segment: Segment, start_offset: int) -> tuple[int, int]:
+    largest = (-1, start_offset)
+    for _, header in segment.headers(segment.locate(start_offset)[0]):
+        if header.max_timestamp > largest[0]:
+            largest = (header.max_timestamp, header.last_offset)
+    return largest
+
+
+def _first_in_batch(
+    segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, offset_min: int
+) -> OffsetAtTime | None:
+    """The first record of one batch with timestamp and offset not below the given ones."""
+    epoch = header.partition_leader_epoch
+    if header.is_log_append_time or header.magic != MAGIC_V2:
+        return max(header.base_offset, offset_min), header.max_timestamp, epoch
+    if header.base_timestamp >= timestamp_ms and header.base_offset >= offset_min:
+        return header.base_offset, header.base_timestamp, epoch  # the base timestamp is the first record's
+    from protocol.records.decode import decode_records
+
+    try:
+        records = decode_records(segment.file.read(header.size, position))
+    except DecodeError:  # a producer's own doing: the header is all there is to go by
+        return max(header.base_offset, offset_min), header.max_timestamp, epoch
+    rows = np.flatnonzero((records.timestamps >= timestamp_ms) & (records.offsets >= offset_min))
+    if not len(rows):
+        return None
+    return int(records.offsets[rows[0]]), int(records.timestamps[rows[0]]), epoch

@@ -1,0 +1,141 @@
+"""What a batch must be to be appended (rules B1 to B6), whoever sent it.
+
+Clients are held to everything. A coordinator or an extension writes batches of its own making: they must be
+whole and intact too, but may be larger than a client's, of magic 100, or cover offsets without records.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from broker.log.config import LogConfig
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.header import (
+    HEADER_SIZE,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    NO_TIMESTAMP,
+    BatchHeader,
+    compute_crc,
+    read_header,
+)
+
+_UNBOUNDED = 9223372036854775807
+
+
+class AppendOrigin(Enum):
+    """Who made a batch."""
+
+    CLIENT = "client"
+    COORDINATOR = "coordinator"
+    EXTENSION = "extension"
+
+
+def validate_batch(batch: memoryview, config: LogConfig, origin: AppendOrigin, now_ms: int) -> BatchHeader:
+    """The header of the one batch that `batch` must be. Raises KafkaError with the code Kafka gives."""
+    header = _whole_batch(batch)
+    if origin is AppendOrigin.CLIENT:
+        _check_client_batch(header, config)
+    if header.size > config.segment_bytes and origin is not AppendOrigin.EXTENSION:
+        raise KafkaError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"the batch has {header.size} bytes, more than a segment ({config.segment_bytes}, segment.bytes)",
+        )
+    if (crc := compute_crc(batch)) != header.crc:
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"the batch's CRC is {header.crc:#010x}, but its bytes give {crc:#010x}; send it again",
+        )
+    if origin is AppendOrigin.CLIENT and not config.is_log_append_time:
+        _check_timestamps(batch, header, config, now_ms)
+    return header
+
+
+def _whole_batch(batch: memoryview) -> BatchHeader:
+    if len(batch) < HEADER_SIZE:
+        what = "no batch" if not batch else f"{len(batch)} bytes, less than a batch header"
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, f"the partition was sent {what}; exactly one batch is expected"
+        )
+    try:
+        header = read_header(batch)
+    except DecodeError as error:
+        old = batch[MAGIC_POSITION] in (0, 1)
+        raise KafkaError(ErrorCode.INVALID_RECORD if old else ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+    if header.size > len(batch):
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE, f"the batch claims {header.size} bytes, {len(batch)} were sent"
+        )
+    if header.size < len(batch):
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"{len(batch) - header.size} bytes follow the batch; exactly one batch per partition is expected",
+        )
+    return header
+
+
+def _check_client_batch(header: BatchHeader, config: LogConfig) -> None:
+    if header.size > config.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the batch has {header.size} bytes, max.message.bytes is {config.max_message_bytes}",
+        )
+    problem = None
+    if header.magic != MAGIC_V2:
+        problem = f"magic {header.magic}; {MAGIC_V2} is expected"
+    elif header.base_offset != 0:
+        problem = f"base offset {header.base_offset}; a producer sends 0"
+    elif header.record_count < 1 or header.last_offset_delta + 1 != header.record_count:
+        problem = (
+            f"{header.record_count} records and last offset delta {header.last_offset_delta}, which disagree"
+        )
+    elif header.is_control:
+        problem = "the control bit, which only a broker may set"
+    elif header.producer_id < -1 or (header.has_producer and header.producer_epoch < 0):
+        problem = f"producer id {header.producer_id} with epoch {header.producer_epoch}"
+    elif header.has_producer and header.base_sequence < 0:
+        problem = f"producer id {header.producer_id} and no sequence number"
+    elif header.compression > 4:
+        problem = f"compression codec {header.compression}, which does not exist"
+    if problem is not None:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"the batch has {problem}")
+    if header.is_transactional:
+        raise KafkaError(
+            ErrorCode.INVALID_TXN_STATE,
+            "the batch belongs to a transaction, and transactions are not offered; "
+            "produce without transactional.id",
+        )
+
+
+def _check_timestamps(batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+    if header.is_log_append_time:
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP, "the batch claims log append time, which only the broker may stamp"
+        )
+    after_max, before_max = config.message_timestamp_after_max_ms, config.message_timestamp_before_max_ms
+    if header.max_timestamp > now_ms + after_max:
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"a record is stamped {header.max_timestamp}, more than {after_max} ms after {now_ms}, "
+            "the broker's time (message.timestamp.after.max.ms)",
+        )
+    if before_max != _UNBOUNDED:
+        _check_oldest(batch, now_ms, before_max)
+
+
+def _check_oldest(batch: memoryview, now_ms: int, before_max: int) -> None:
+    """The header does not know the oldest stamp, so the records must be read: only where a topic asks for
+    it."""
+    from protocol.records.decode import decode_records
+
+    try:
+        stamps = decode_records(batch).timestamps
+    except DecodeError as error:
+        raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
+    stamps = stamps[stamps != NO_TIMESTAMP]
+    if len(stamps) and int(stamps.min()) < now_ms - before_max:
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"a record is stamped {int(stamps.min())}, more than {before_max} ms before {now_ms}, "
+            "the broker's time (message.timestamp.before.max.ms)",
+        )
