@@ -1,0 +1,52 @@
+"""Statements of `headrace sql` and of the client: parsing, and the way back to text.
+
+The words are those of the Fluss documentation (Flink SQL): ``parse`` gives one frozen dataclass per
+statement, and a ``DdlError`` that points at the word it cannot make sense of. What is not in this release
+is refused by name. Queries (``SELECT``) are DuckDB's SQL, with backticks allowed; ``Select`` tells which
+tables and columns they need, and whether a lookup, a count or a limit scan answers them.
+
+``parse(create_table_sql(definition))`` gives the definition back.
+"""
+
+from tablelayer.model.ddl.parser import parse, parse_columns
+from tablelayer.model.ddl.render import create_table_sql
+from tablelayer.model.ddl.select import Select
+from tablelayer.model.ddl.statements import (
+    CreateDatabase,
+    CreateTable,
+    Delete,
+    DescribeTable,
+    DropDatabase,
+    DropTable,
+    Insert,
+    ShowCreateTable,
+    ShowDatabases,
+    ShowTables,
+    Statement,
+    Update,
+    UseDatabase,
+    Value,
+)
+from tablelayer.model.ddl.tokens import DdlError
+
+__all__ = [
+    "CreateDatabase",
+    "CreateTable",
+    "DdlError",
+    "Delete",
+    "DescribeTable",
+    "DropDatabase",
+    "DropTable",
+    "Insert",
+    "Select",
+    "ShowCreateTable",
+    "ShowDatabases",
+    "ShowTables",
+    "Statement",
+    "Update",
+    "UseDatabase",
+    "Value",
+    "create_table_sql",
+    "parse",
+    "parse_columns",
+]

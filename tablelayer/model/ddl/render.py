@@ -1,0 +1,54 @@
+"""Definitions back to statements."""
+
+from __future__ import annotations
+
+import re
+
+from tablelayer.model.options import BUCKET_COUNT, BUCKET_KEY
+from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Words that would be read as something else at the beginning of a column.
+_QUOTED_WORDS = frozenset({"PRIMARY", "CONSTRAINT", "WATERMARK", "UNIQUE", "INDEX", "IF", "CHECK", "FOREIGN"})
+
+
+def quote_name(name: str) -> str:
+    """A name as it can stand in a statement: in backticks when it needs them."""
+    if _PLAIN_NAME.fullmatch(name) and name.upper() not in _QUOTED_WORDS:
+        return name
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quote_text(text: str) -> str:
+    """A text in single quotes."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def create_table_sql(definition: TableDefinition) -> str:
+    """The CREATE TABLE statement that makes this table; ``parse`` gives an equal definition (without id)
+    back.
+    """
+    lines = [_column_sql(column) for column in definition.schema.columns]
+    if definition.is_primary_key_table:
+        names = ", ".join(quote_name(name) for name in definition.schema.primary_key)
+        lines.append(f"PRIMARY KEY ({names}) NOT ENFORCED")
+    path = f"{quote_name(definition.path.database)}.{quote_name(definition.path.table)}"
+    sql = f"CREATE TABLE {path} (\n  " + ",\n  ".join(lines) + "\n)"
+    if definition.comment is not None:
+        sql += f" COMMENT {quote_text(definition.comment)}"
+    options = {BUCKET_COUNT: str(definition.bucket_count)}
+    if definition.bucket_key != definition.schema.primary_key:
+        options[BUCKET_KEY] = ",".join(definition.bucket_key)
+    options.update(definition.options)
+    pairs = [f"{quote_text(name)} = {quote_text(value)}" for name, value in options.items()]
+    return sql + " WITH (\n  " + ",\n  ".join(pairs) + "\n)"
+
+
+def _column_sql(column: Column) -> str:
+    sql = f"{quote_name(column.name)} {column.type}"
+    if not column.nullable:
+        sql += " NOT NULL"
+    if column.comment is not None:
+        sql += f" COMMENT {quote_text(column.comment)}"
+    return sql

@@ -1,0 +1,243 @@
+"""Queries: what they read, and whether the server can answer them without a scan.
+
+The text is DuckDB's SQL with backticks allowed. A query is *simple* when it reads one table, gives plain
+columns (or ``*``, or ``COUNT(*)`` alone), compares columns with literals by ``=`` and AND only, and limits
+by a number; then a lookup, a prefix lookup, a count or a limit scan may answer it. Anything else is
+DuckDB's: ``to_duckdb`` writes it with other table names, and ``columns_read`` tells which columns of each
+table are enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.errors import ParseError, TokenError
+
+from tablelayer.model.ddl.tokens import DdlError
+
+if TYPE_CHECKING:
+    from tablelayer.model.ddl.statements import Value
+
+
+class _Queries(DuckDB):
+    """DuckDB's SQL; names also in backticks, and ``$`` may stand in a name (``orders$changelog``)."""
+
+    class Tokenizer(DuckDB.Tokenizer):
+        IDENTIFIERS = ['"', "`"]  # noqa: RUF012
+        VAR_SINGLE_TOKENS = {"$"}  # noqa: RUF012
+        SINGLE_TOKENS = {  # noqa: RUF012
+            key: value for key, value in DuckDB.Tokenizer.SINGLE_TOKENS.items() if key not in ("$", "`")
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """One query.
+
+    ``tables``: what it reads, ``database.table`` each, with suffixes such as ``$changelog`` as they are
+    written. Of a simple query: ``columns`` in order (None: all), ``equals`` the literals that columns must
+    equal, ``limit``, ``is_count`` for COUNT(*). ``alias`` names of columns are DuckDB's business: such a
+    query is not simple.
+    """
+
+    sql: str
+    tables: tuple[str, ...]
+    is_simple: bool = False
+    columns: tuple[str, ...] | None = None
+    equals: Mapping[str, Value] = field(default_factory=dict)
+    limit: int | None = None
+    is_count: bool = False
+    columns_read: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    """Per table the names that may be columns of it (a superset; lower case), or None for all columns."""
+    _database: str = "default"
+
+    @property
+    def table(self) -> str | None:
+        """The only table of a simple query."""
+        return self.tables[0] if self.is_simple else None
+
+    def to_duckdb(self, names: Mapping[str, str]) -> str:
+        """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it."""
+        tree = _parse_one(self.sql)
+        for table in _base_tables(tree):
+            name = _qualified(table, self._database)
+            if not table.alias:
+                table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
+            table.set("this", exp.to_identifier(names[name], quoted=True))
+            table.set("db", None)
+        for column in tree.find_all(exp.Column):
+            column.set("db", None)
+        return tree.sql(dialect=DuckDB)
+
+
+def analyze(sql: str, start: int, end: int, database: str) -> Select:
+    """The query sql[start:end]; tables without a database are in ``database``. Raises DdlError."""
+    text = sql[start:end]
+    try:
+        tree = _parse_one(text)
+    except ParseError as error:
+        raise _syntax_error(sql, start, text, error) from None
+    except TokenError as error:
+        raise DdlError(f"the query cannot be read: {error}", sql, start, 1) from None
+    base_tables = _base_tables(tree)
+    tables = tuple(dict.fromkeys(_qualified(table, database) for table in base_tables))
+    columns_read = _columns_read(tree, base_tables, database)
+    simple = _simple_parts(tree, base_tables)
+    if simple is None:
+        return Select(text, tables, columns_read=columns_read, _database=database)
+    return Select(text, tables, is_simple=True, columns_read=columns_read, _database=database, **simple)
+
+
+def _parse_one(text: str) -> exp.Expr:
+    trees = sqlglot.parse(text, read=_Queries)
+    tree = trees[0] if len(trees) == 1 else None
+    if not isinstance(tree, exp.Query):
+        raise ParseError("this is not a query")
+    return tree
+
+
+# What the parser says about its own insides.
+_OTHER_TALK = re.compile(r"( but got)? <Token .*|\x1b\[[0-9;]*m", re.DOTALL)
+
+
+def _syntax_error(sql: str, start: int, text: str, error: ParseError) -> DdlError:
+    details = error.errors[0] if error.errors else {}
+    line, column = details.get("line"), details.get("col")
+    highlight = details.get("highlight") or ""
+    description = _OTHER_TALK.sub("", details.get("description") or str(error)).rstrip(". ")
+    if not description or description.startswith("Required keyword"):
+        description = "something is missing here"
+    if line is None or column is None:
+        return DdlError(description, sql, start, len(text))
+    lines = text.split("\n")
+    offset = sum(len(each) + 1 for each in lines[: line - 1]) + max(0, column - len(highlight))
+    return DdlError(description, sql, start + offset, max(1, len(highlight)))
+
+
+def _base_tables(tree: exp.Expr) -> list[exp.Table]:
+    """The tables read, without the names that WITH defines."""
+    defined = {cte.alias_or_name.lower() for cte in tree.find_all(exp.CTE)}
+    return [
+        table
+        for table in tree.find_all(exp.Table)
+        if isinstance(table.this, exp.Identifier) and (table.db or table.name.lower() not in defined)
+    ]
+
+
+def _qualified(table: exp.Table, database: str) -> str:
+    return f"{table.db or database}.{table.name}"
+
+
+def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dict[str, frozenset[str] | None]:
+    stars = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
+    unclear = stars or any(True for _ in tree.find_all(exp.Pivot, exp.Unnest, exp.Columns))
+    unclear = unclear or any(join.args.get("method") == "NATURAL" for join in tree.find_all(exp.Join))
+    names = {column.name.lower() for column in tree.find_all(exp.Column)}
+    for join in tree.find_all(exp.Join):
+        names.update(using.name.lower() for using in join.args.get("using") or ())
+    # A table's own name (or alias) as a value is the whole row.
+    unclear = unclear or any(table.alias_or_name.lower() in names for table in tables)
+    return {_qualified(table, database): None if unclear else frozenset(names) for table in tables}
+
+
+_SIMPLE_CLAUSES = frozenset({"expressions", "from", "from_", "where", "limit", "kind"})
+
+
+def _simple_parts(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Any] | None:
+    """The parts of a simple query, or None if it is not one."""
+    if not isinstance(tree, exp.Select) or len(tables) != 1:
+        return None
+    if any(value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES):
+        return None
+    source = (tree.args.get("from_") or tree.args["from"]).this
+    if source is not tables[0] or any(
+        value for name, value in source.args.items() if name not in ("this", "db", "alias")
+    ):
+        return None
+    columns: tuple[str, ...] | None = None
+    is_count = False
+    expressions = tree.expressions
+    if len(expressions) == 1 and isinstance(expressions[0], exp.Count):
+        if not isinstance(expressions[0].this, exp.Star):
+            return None
+        is_count = True
+    elif not (len(expressions) == 1 and _is_plain_star(expressions[0])):
+        if not all(_is_plain_column(expression) for expression in expressions):
+            return None
+        columns = tuple(expression.name for expression in expressions)
+        if len(set(columns)) != len(columns):
+            return None
+    equals: dict[str, Value] = {}
+    where = tree.args.get("where")
+    for condition in where.this.flatten() if where is not None and isinstance(where.this, exp.And) else (
+        [where.this] if where is not None else []
+    ):  # fmt: skip
+        pair = _equality(condition.unnest())
+        if pair is None or pair[0] in equals:
+            return None
+        equals[pair[0]] = pair[1]
+    limit = tree.args.get("limit")
+    number: int | None = None
+    if limit is not None:
+        rows = limit.args.get("expression")
+        if not (isinstance(limit, exp.Limit) and isinstance(rows, exp.Literal) and rows.this.isdigit()):
+            return None
+        number = int(rows.this)
+    return {"columns": columns, "equals": equals, "limit": number, "is_count": is_count}
+
+
+def _is_plain_star(expression: exp.Expr) -> bool:
+    """``*``, without EXCLUDE or REPLACE."""
+    return isinstance(expression, exp.Star) and not any(expression.args.values())
+
+
+def _is_plain_column(expression: exp.Expr) -> bool:
+    return isinstance(expression, exp.Column) and isinstance(expression.this, exp.Identifier)
+
+
+def _equality(condition: exp.Expr) -> tuple[str, Value] | None:
+    if not isinstance(condition, exp.EQ):
+        return None
+    for column, literal in ((condition.this, condition.expression), (condition.expression, condition.this)):
+        if _is_plain_column(column):
+            found, value = _literal(literal)
+            if found:
+                return column.name, value
+    return None
+
+
+def _literal(expression: exp.Expr) -> tuple[bool, Value]:
+    """(True, value) of a literal that compares as it is written; (False, None) for anything else."""
+    from tablelayer.model.ddl.literals import number, typed
+    from tablelayer.model.types import DATE, timestamp
+
+    try:
+        if (
+            isinstance(expression, exp.Neg)
+            and isinstance(expression.this, exp.Literal)
+            and expression.this.is_number
+        ):
+            return True, -number(expression.this.this)
+        if isinstance(expression, exp.Literal):
+            return True, expression.this if expression.is_string else number(expression.this)
+        if isinstance(expression, exp.Boolean):
+            return True, bool(expression.this)
+        if (
+            isinstance(expression, exp.Cast)
+            and isinstance(expression.this, exp.Literal)
+            and expression.this.is_string
+        ):
+            kind = expression.to.this
+            if kind == exp.DataType.Type.DATE:
+                return True, typed(expression.this.this, DATE)
+            if kind == exp.DataType.Type.TIMESTAMP and not expression.to.expressions:
+                return True, typed(expression.this.this, timestamp(6))
+    except ValueError:
+        return False, None
+    return False, None
