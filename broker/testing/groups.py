@@ -49,8 +49,8 @@ class CrashAt(Enum):
     AFTER_APPEND = "after it is, before anybody is told"
 
 
-def check_group(group: Group) -> None:
-    """Raises GroupInvariantError if the group contradicts itself."""
+def check_group(group: Group, *, appending: bool = False) -> None:
+    """Raises GroupInvariantError if the group contradicts itself. `appending`: an append is under way."""
 
     def holds(condition: bool, text: str) -> None:
         invariant(condition, f"group {group.group_id} in {group.phase.value}: {text}")
@@ -74,7 +74,10 @@ def check_group(group: Group) -> None:
         for member in members.values():
             names = [name for name, _ in member.protocols]
             holds(group.protocol in names, f"{member.member_id} does not support {group.protocol}")
-            holds(member.awaiting_join is None, f"{member.member_id} waits for a generation that has begun")
+            holds(
+                member.awaiting_join is None or appending,
+                f"{member.member_id} waits for a generation that has begun",
+            )
     if group.phase is Phase.COMPLETING_REBALANCE:
         holds(group.sync_deadline != NEVER, "nothing ends the wait for its leader")
     if group.phase is Phase.PREPARING_REBALANCE:
@@ -88,7 +91,7 @@ def check_group(group: Group) -> None:
             holds(member.awaiting_sync is None, f"{member.member_id} waits for an assignment that is there")
             holds(member.deadline != NEVER, f"{member.member_id} has no session")
             holds(
-                stored.get(member.member_id) == member.assignment,
+                stored.get(member.member_id) == member.assignment or appending,
                 f"{member.member_id} differs from the journal",
             )
 
@@ -106,6 +109,9 @@ class GroupHarness:
         self.append_error = ErrorCode.NONE
         self.crash_at: CrashAt | None = None
         """Where the next append raises CrashError; call `crash` then."""
+        self.holds_appends = False
+        """A slow journal: appends are kept in `held` until `release`."""
+        self.held: list[Append] = []
         self.on_reply: Callable[[int, Result], None] | None = None
         self.last_token = 0
 
@@ -119,13 +125,22 @@ class GroupHarness:
         effects: deque[Effect] = deque(step(self.group, event, self.now, self.limits))
         while effects:
             effect = effects.popleft()
-            if isinstance(effect, Append):
+            if isinstance(effect, Append) and self.holds_appends:
+                self.held.append(effect)
+            elif isinstance(effect, Append):
                 self._append(effect.records)
                 appended = Appended(effect.pending, self.append_error)
                 effects.extendleft(reversed(step(self.group, appended, self.now, self.limits)))
             else:
                 self._answer(effect)
-        check_group(self.group)
+        check_group(self.group, appending=bool(self.held))
+
+    def release(self) -> None:
+        """The journal has caught up with everything that is held, in order."""
+        while self.held:
+            effect = self.held.pop(0)
+            self._append(effect.records)
+            self.send(Appended(effect.pending, self.append_error))
 
     def _append(self, records: tuple[JournalRecord, ...]) -> None:
         if self.crash_at is CrashAt.BEFORE_APPEND:
