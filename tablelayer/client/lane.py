@@ -4,7 +4,8 @@ clock.
 A batch gets its sequence when it is sent for the first time and keeps it for every repetition, so that the
 server, which remembers a writer's last five batches per bucket, recognises it. Invariants:
 
-- batches of one writer identity leave in sequence order, never more than `max_in_flight` of them unanswered;
+- batches of one writer identity leave in sequence order, and none is sent for the first time while the oldest
+  unanswered one is `max_in_flight` before it;
 - after any failure nothing new leaves until everything in flight has been answered or given up; then what
   must go again goes first and in its old order;
 - a batch that was *rejected* leaves a gap in the sequence. Those behind it were refused too (they did not
@@ -51,7 +52,7 @@ class Batch:
     done: asyncio.Future[int]
     identity: Identity | None = None
     sequence: int = -1
-    attempts: int = 0
+    number: int = -1
     unknown: bool = False
     last_error: Exception | None = None
     again: bool = False
@@ -89,6 +90,7 @@ class Lane:
     identity: Identity | None = None
     next_sequence: int = 0
     needs_identity: bool = True
+    stamped_count: int = 0
     recovering: bool = False
     not_before: float = 0.0
     failures: int = 0
@@ -111,9 +113,12 @@ class Lane:
         ):
             return None
         head = self.queue[0]
-        if self.in_flight and (
-            self.needs_identity or self.in_flight[-1].identity != (head.identity or self.identity)
-        ):
+        if not self.in_flight:
+            return head
+        # A batch whose answer fails to come while later ones do must stay in what the server remembers.
+        if head.identity is None and self.stamped_count - self.in_flight[0].number >= self.max_in_flight:
+            return None
+        if self.needs_identity or self.in_flight[-1].identity != (head.identity or self.identity):
             return None
         return head
 
@@ -134,8 +139,9 @@ class Lane:
             if self.identity is None or self.needs_identity:
                 raise RuntimeError(f"bucket {self.bucket}: a batch was to leave without an identity")
             batch.stamp(self.identity, self.next_sequence)
+            batch.number = self.stamped_count
+            self.stamped_count += 1
             self.next_sequence = advance_sequence(self.next_sequence, batch.sequence_count)
-        batch.attempts += 1
         batch.again = False
         self.in_flight.append(batch)
         return batch

@@ -1,0 +1,43 @@
+"""A table's definition on the screen."""
+
+from __future__ import annotations
+
+import typer
+
+from tablelayer.cli.options import Format
+from tablelayer.cli.output import write_rows
+from tablelayer.model.table import TableDefinition
+
+
+def describe_definition(definition: TableDefinition, output: Format) -> None:
+    """Columns as rows; for people, what holds for the whole table below."""
+    schema = definition.schema
+    rows = [
+        (
+            column.name,
+            str(column.type),
+            "NOT NULL" if not column.nullable else None,
+            _key(definition, column.name),
+            column.comment,
+        )
+        for column in schema.columns
+    ]
+    write_rows(("column", "type", "null", "key", "comment"), rows, output)
+    if output is not Format.TABLE:
+        return
+    if definition.comment:
+        typer.echo(f"comment: {definition.comment}")
+    by = f" by {', '.join(definition.bucket_key)}" if definition.bucket_key else ""
+    typer.echo(f"{definition.bucket_count} bucket{'s' if definition.bucket_count != 1 else ''}{by}")
+    for name, value in definition.options.items():
+        typer.echo(f"  '{name}' = '{value}'")
+    typer.echo(f"id {definition.table_id}")
+
+
+def _key(definition: TableDefinition, name: str) -> str | None:
+    words = []
+    if name in definition.schema.primary_key:
+        words.append("primary")
+    if name in definition.bucket_key and definition.bucket_key != definition.schema.primary_key:
+        words.append("bucket")
+    return ", ".join(words) or None

@@ -1,0 +1,58 @@
+"""What a person reads when a command cannot do its work: one sentence on stderr, exit code 1.
+
+Usage mistakes (an unknown option) are typer's and exit with 2. A defect of ours keeps its traceback: it must
+be seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class CommandError(Exception):
+    """A command that cannot go on; its text is for the person."""
+
+
+class Group(TyperGroup):
+    """Turns expected errors of any command below it into a sentence and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # Somebody's `| head` has seen enough.
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        except Exception as error:
+            sentence = explain(error)
+            if sentence is None:
+                raise
+            typer.echo(sentence, err=True)
+            raise typer.Exit(1) from None
+
+
+def explain(error: Exception) -> str | None:
+    """The sentence for an expected error, with the notes it carries; None for a defect."""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    if not names & _EXPECTED:
+        return None
+    lines = [str(error), *getattr(error, "__notes__", ())]
+    return "\n".join(lines)
+
+
+#: By name, so that the modules that define them need not be imported to know them.
+_EXPECTED = frozenset(
+    {
+        "tablelayer.cli.errors.CommandError",
+        "tablelayer.client.errors.ClientError",
+        "tablelayer.model.errors.TableError",
+        "protocol.errors.KafkaError",
+        "broker.config_key.ConfigError",
+    }
+)

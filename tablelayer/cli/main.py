@@ -1,0 +1,177 @@
+"""The `headrace` command. Each command imports what it needs when it runs: `--help` imports nothing of
+ours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tablelayer.cli import STARTED
+from tablelayer.cli.errors import CommandError, Group
+from tablelayer.cli.groups import groups
+from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from tablelayer.cli.tables import tables
+from tablelayer.cli.topics import topics
+
+app = typer.Typer(
+    name="headrace",
+    cls=Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""A Kafka broker and a streaming table store in one process.
+
+    [bold]Start here[/bold]
+
+      headrace serve --data ./data
+      headrace sql -e "CREATE TABLE fruit (id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED)"
+      headrace sql -e "INSERT INTO fruit VALUES (1, 'apple'), (2, 'pear')"
+      headrace sql -e "SELECT * FROM fruit WHERE id = 1"
+
+    Every Kafka client can read and write the same table as topic [bold]default.fruit[/bold], as JSON.
+    `headrace COMMAND --help` explains a command, with examples.""",
+)
+app.add_typer(topics, name="topics")
+app.add_typer(tables, name="tables")
+app.add_typer(groups, name="groups")
+
+
+@app.command()
+def serve(
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where everything is kept; made if it does not exist.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
+    ] = DEFAULT_SERVER,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A broker configuration under Kafka's own name; repeatable."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Broker configurations in a .properties or .toml file."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what the server does to stderr.")
+    ] = False,
+) -> None:
+    """Run the server until Ctrl-C or SIGTERM.
+
+    One line on standard output says when it is ready. Warnings go to standard error, everything to
+    DIR/headrace.log.
+
+      headrace serve --data ./data
+      headrace serve --data ./data --listen 0.0.0.0:9092 --set advertised.listeners=kafka.example:9092
+      headrace serve --data ./data --set num.partitions=4 --set auto.create.topics.enable=false
+    """
+    from tablelayer.cli.serve import parse_sets
+    from tablelayer.cli.serve import serve as run_server
+
+    run_server(listen, data, parse_sets(sets or []), config, verbose=verbose, started=STARTED)
+
+
+@app.command()
+def sql(
+    execute: Annotated[
+        str | None,
+        typer.Option("-e", "--execute", metavar="SQL", help="Run these statements, separated by semicolons."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-f", "--file", metavar="FILE", help="Run the statements of a file; - is standard input."
+        ),
+    ] = None,
+    database: Annotated[
+        str, typer.Option("-d", "--database", help="Database of table names without one.")
+    ] = "default",
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Run SQL on tables: define, change and ask them. Without -e and -f: a prompt.
+
+      headrace sql -e "CREATE TABLE orders (id BIGINT, amount DECIMAL(15,2), day DATE) WITH
+      ('bucket.num'='4')" headrace sql -e "INSERT INTO orders VALUES (1, 9.99, DATE '2024-09-19')" headrace
+      sql -e "SELECT day, sum(amount) FROM orders GROUP BY day" --format csv headrace sql -e "UPDATE fruit SET
+      name = 'fig' WHERE id = 1; DELETE FROM fruit WHERE id = 2" headrace sql -e 'SELECT * FROM
+      "fruit$changelog"'
+
+    Equality on the whole primary key is a lookup, on the bucket key a prefix lookup; LIMIT and COUNT(*) alone
+    read almost nothing. Any other SELECT runs in DuckDB, over just the columns it names.
+    """
+    if execute is not None and file is not None:
+        raise CommandError("give the statements by -e or by -f, not both")
+    from tablelayer.cli.shell import run_sql
+
+    run_sql(server, database, execute=execute, file=file, output=output)
+
+
+@app.command()
+def top(
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int | None, typer.Option("-n", min=1, help="Stop after so many looks.")] = None,
+    internal: Annotated[bool, typer.Option(help="Show internal topics too.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Watch what is written: records a second of every topic and table, busiest first.
+
+    headrace top
+    headrace top --interval 5 -n 3
+    """
+    from tablelayer.cli.top import watch
+
+    watch(server, interval_s=interval, looks=count, internal=internal)
+
+
+@app.command()
+def tier(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DATABASE.TABLE]...", help="Only these tables.", show_default=False),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Bring the lake up to now and end; otherwise go on.")
+    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two questions for work.")] = 10.0,
+    warehouse: Annotated[
+        str | None, typer.Option(metavar="URI", help="The lake's root; default: the server's configuration.")
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Move tables with 'table.datalake.enabled'='true' into the lake (a PySpark job in this process).
+
+    Needs Java 17 or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots: running it
+    twice, or two of them at once, changes nothing.
+
+      headrace tier --once
+      headrace tier default.enriched_orders --interval 30
+    """
+    from tablelayer.cli.tier import run
+
+    run(server, names or [], once=once, interval_s=interval, warehouse=warehouse)
+
+
+@app.command("warm-up", hidden=True)
+def warm_up() -> None:
+    """Compile all kernels now and keep the result, so that nothing has to be compiled later."""
+    from tablelayer.cli.warm import warm_up as warm_all
+
+    for name, seconds in warm_all():
+        typer.echo(f"{name}: {seconds:.1f} s")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

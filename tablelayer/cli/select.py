@@ -1,0 +1,101 @@
+"""The cheapest way to answer a SELECT.
+
+Of a simple query over one table (see `tablelayer.model.ddl.select`): equality on the whole primary key is a
+lookup, on the bucket key a prefix lookup, COUNT(*) alone a count, LIMIT alone a limit scan. Everything else
+reads the columns that it names into Arrow and is DuckDB's. `db.t$changelog` is the table's log with
+`_change_type`, `_bucket`, `_log_offset` and `_commit_timestamp` in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tablelayer.cli.changes import as_changes
+from tablelayer.cli.errors import CommandError
+from tablelayer.client import Connection, DataError, Table
+from tablelayer.model.ddl import Select
+
+CHANGELOG = "$changelog"
+
+
+def run_select(connection: Connection, select: Select) -> pa.Table:
+    """The rows of a query. Raises TableError for a table that is not there, CommandError for what DuckDB
+    refuses.
+    """
+    if select.table is not None and not select.table.endswith(CHANGELOG):
+        answer = _without_scan(connection.table(select.table), select)
+        if answer is not None:
+            return answer
+    return _in_duckdb(connection, select)
+
+
+def _without_scan(table: Table, select: Select) -> pa.Table | None:
+    """The answer of a lookup, a count or a limit scan; None if the query needs more."""
+    definition = table.definition
+    schema = definition.schema
+    named = {*(select.columns or ()), *select.equals}
+    if not named <= set(schema.names):
+        return None  # DuckDB knows what to say, and takes names in any case
+    if select.is_count:
+        if select.equals or select.limit is not None:
+            return None
+        return pa.table({"count_star()": pa.array([table.count()], pa.int64())})
+    if not select.equals:
+        return table.limit(select.limit, select.columns) if select.limit is not None else None
+    if not definition.is_primary_key_table:
+        return None
+    conditions = set(select.equals)
+    try:
+        if conditions == set(schema.primary_key):
+            found, rows = table.lookup([select.equals], select.columns)
+            return _first(rows.slice(0, int(found[0])), select.limit)
+        if conditions == set(definition.bucket_key) and definition.allows_prefix_lookup:
+            return _first(table.prefix_lookup([select.equals], select.columns), select.limit)
+    except DataError:
+        pass  # a literal of another type: DuckDB compares as SQL does
+    return None
+
+
+def _first(rows: pa.Table, limit: int | None) -> pa.Table:
+    return rows if limit is None else rows.slice(0, limit)
+
+
+def _in_duckdb(connection: Connection, select: Select) -> pa.Table:
+    import duckdb
+
+    with duckdb.connect() as database:
+        database.execute("SET TimeZone = 'UTC'")
+        names = {}
+        for index, name in enumerate(select.tables):
+            names[name] = f"table_{index}"
+            database.register(names[name], _read(connection, name, select.columns_read.get(name)))
+        try:
+            return database.sql(select.to_duckdb(names)).to_arrow_table()
+        except duckdb.Error as error:
+            text = str(error)
+            for table, name in names.items():
+                text = text.replace(name, table)
+            raise CommandError(text) from error
+
+
+def _read(connection: Connection, name: str, wanted: Collection[str] | None) -> pa.Table:
+    """A table's rows, or its changelog, of the columns wanted (lower case; None: all)."""
+    is_changelog = name.endswith(CHANGELOG)
+    table = connection.table(name.removesuffix(CHANGELOG))
+    columns = _columns(table, wanted)
+    if not is_changelog:
+        return table.to_arrow(columns)
+    with table.scan(columns, start="earliest", until="latest") as scan:
+        return as_changes(list(scan), table.arrow_schema, columns)
+
+
+def _columns(table: Table, wanted: Collection[str] | None) -> Sequence[str] | None:
+    schema: Any = table.definition.schema
+    if wanted is None:
+        return None
+    chosen = [name for name in schema.names if name.lower() in wanted]
+    # COUNT(*) with a condition on nothing still needs the number of rows: the first column carries it.
+    return chosen or schema.names[:1]

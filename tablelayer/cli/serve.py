@@ -1,0 +1,136 @@
+"""`headrace serve`: the broker with tables in this process, until a signal.
+
+Logging: warnings and errors on stderr (`-v`: information too); everything from information up also in
+DIR/headrace.log, which is rotated at 10 MB, five files kept. What is logged before the data directory is ours
+is kept in memory until then, so that nothing is written into a directory that another process uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+
+from broker.config import BrokerConfig, parse_listener
+from broker.config_key import ConfigError
+from broker.server import Broker
+from tablelayer.server.extension import TableExtension
+
+LOG_FILE = "headrace.log"
+_LOG_SIZE = 10 << 20
+_LOG_FILES = 5
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def parse_sets(texts: Sequence[str]) -> dict[str, str]:
+    """`name=value` texts as a mapping. Raises ConfigError for one that is not of that form."""
+    values = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise ConfigError(f"--set {text!r} is not of the form name=value")
+        values[name.strip()] = value.strip()
+    return values
+
+
+def serve(
+    listen: str,
+    data: Path,
+    sets: Mapping[str, str],
+    config_file: Path | None,
+    *,
+    verbose: bool,
+    started: float,
+) -> None:
+    """Run the server until SIGTERM or SIGINT. Raises ConfigError if it cannot start.
+
+    `started`: `perf_counter()` when the process began, for the ready line.
+    """
+    host, port = parse_listener(listen)
+    extension = TableExtension()
+    config = BrokerConfig.load(sets, config_file, extension.broker_configs())
+    held = _set_up_logging(verbose)
+    broker_made = False
+    try:
+        broker = Broker(config, data_dir=data, host=host, port=port, extensions=[extension])
+        broker_made = True
+        asyncio.run(_run(broker, data, held, started))
+    except ConfigError:
+        raise
+    except BaseException:
+        if broker_made:
+            logging.getLogger("headrace").critical("the server stops", exc_info=True)
+        raise
+    finally:
+        logging.shutdown()
+
+
+async def _run(broker: Broker, data: Path, held: logging.handlers.MemoryHandler, started: float) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await broker.start()
+    _write_log_file(data, held)
+    seconds = perf_counter() - started
+    broker_id = broker.context.broker_id
+    sys.stdout.write(
+        f"headrace is ready on {broker.host}:{broker.port} "
+        f"(data {data}, broker id {broker_id}) in {seconds:.1f} s\n"
+    )
+    sys.stdout.flush()
+    threading.Thread(target=_warm, name="warm-up", daemon=True).start()
+    running = asyncio.ensure_future(broker.run_forever())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    await broker.stop()
+    await running
+
+
+def _set_up_logging(verbose: bool) -> logging.handlers.MemoryHandler:
+    formatter = logging.Formatter(_FORMAT)
+    console = logging.StreamHandler(sys.stderr)
+    console.setLevel(logging.INFO if verbose else logging.WARNING)
+    console.setFormatter(formatter)
+    held = logging.handlers.MemoryHandler(100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    logging.getLogger("headrace").setLevel(logging.INFO)
+    root.handlers[:] = [console, held]
+    return held
+
+
+def _write_log_file(data: Path, held: logging.handlers.MemoryHandler) -> None:
+    try:
+        file = logging.handlers.RotatingFileHandler(
+            data / LOG_FILE, maxBytes=_LOG_SIZE, backupCount=_LOG_FILES, encoding="utf-8"
+        )
+    except OSError as error:
+        logging.getLogger("headrace").warning("no log file can be written: %s", error)
+        logging.getLogger().removeHandler(held)
+        return
+    file.setFormatter(logging.Formatter(_FORMAT))
+    held.setTarget(file)
+    held.flush()
+    logging.getLogger().handlers.remove(held)
+    logging.getLogger().addHandler(file)
+
+
+def _warm() -> None:
+    """Load the compiled kernels while nobody waits for them: the first table write then does not."""
+    from tablelayer.cli.warm import warm_up
+
+    try:
+        for _ in warm_up():
+            pass
+    except Exception:
+        logging.getLogger("headrace").exception(
+            "warming up failed; the kernels will be compiled when first used"
+        )

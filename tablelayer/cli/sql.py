@@ -1,0 +1,168 @@
+"""Carrying out SQL statements over the table client.
+
+Definitions go to the server as they are. INSERT upserts or appends all its rows in one write. UPDATE is a
+lookup (is the row there?) and a partial update of the columns that it sets, or an upsert where a partial
+update is not allowed; DELETE is by key. A SELECT goes the cheapest way that answers it
+(`tablelayer.cli.select`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tablelayer.cli.select import run_select
+from tablelayer.client import Connection, Table
+from tablelayer.client.ddl import define
+from tablelayer.model.ddl import (
+    Delete,
+    DescribeTable,
+    Insert,
+    Select,
+    ShowCreateTable,
+    ShowDatabases,
+    ShowTables,
+    Statement,
+    Update,
+    UseDatabase,
+    create_table_sql,
+    parse,
+)
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table import TableDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a
+    message).
+    """
+
+    rows: pa.Table | None = None
+    definition: TableDefinition | None = None
+    text: str | None = None
+    is_code: bool = False
+
+
+class Session:
+    """Statements one after the other, with a current database."""
+
+    def __init__(self, connection: Connection, database: str = "default") -> None:
+        self._connection = connection
+        self.database = database
+
+    def run(self, sql: str) -> Iterator[Answer]:
+        """Carry out the statements of a text, each when its answer is asked for.
+
+        Nothing has been done if the text cannot be understood (DdlError).
+        """
+        for statement in parse(sql, self.database):
+            yield self._run(statement)
+
+    def _run(self, statement: Statement) -> Answer:
+        done = define(self._connection.admin, statement)
+        if done is not None:
+            return Answer(text=done)
+        if isinstance(statement, UseDatabase):
+            return self._use(statement.name)
+        if isinstance(statement, ShowDatabases):
+            return Answer(
+                rows=pa.table({"database": pa.array(self._connection.admin.list_databases(), pa.string())})
+            )
+        if isinstance(statement, ShowTables):
+            names = self._connection.admin.list_tables(statement.database)
+            return Answer(rows=pa.table({"table": pa.array(names, pa.string())}))
+        if isinstance(statement, DescribeTable):
+            return Answer(definition=self._connection.admin.describe_table(statement.path))
+        if isinstance(statement, ShowCreateTable):
+            definition = self._connection.admin.describe_table(statement.path)
+            return Answer(text=create_table_sql(definition), is_code=True)
+        if isinstance(statement, Insert):
+            return self._insert(statement)
+        if isinstance(statement, Update):
+            return self._update(statement)
+        if isinstance(statement, Delete):
+            return self._delete(statement)
+        if isinstance(statement, Select):
+            return Answer(rows=run_select(self._connection, statement))
+        raise AssertionError(f"a statement of no known kind: {statement!r}")
+
+    def _use(self, name: str) -> Answer:
+        if name not in self._connection.admin.list_databases():
+            raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'")
+        self.database = name
+        return Answer(text=f"using database {name}")
+
+    def _insert(self, statement: Insert) -> Answer:
+        table = self._connection.table(statement.path)
+        schema = table.definition.schema
+        names = list(statement.columns) if statement.columns is not None else schema.names
+        schema.select(names)
+        for values in statement.rows:
+            if len(values) != len(names):
+                raise TableError(
+                    TableErrorCode.INVALID_ROW,
+                    f"{table.path}: {len(values)} values for {len(names)} columns ({', '.join(names)})",
+                )
+        rows = [dict(zip(names, values, strict=True)) for values in statement.rows]
+        if table.definition.is_primary_key_table:
+            if len(names) < len(schema.names):
+                table.partial(rows, names)
+            else:
+                table.upsert(rows)
+        else:
+            table.append(rows)
+        return Answer(text=_count(len(rows), "written"))
+
+    def _update(self, statement: Update) -> Answer:
+        table = self._connection.table(statement.path)
+        schema = table.definition.schema
+        _whole_key(table, statement.key, "UPDATE")
+        schema.select(list(statement.assignments))
+        changed_key = [name for name in statement.assignments if name in schema.primary_key]
+        if changed_key:
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"UPDATE cannot change the primary key ({', '.join(changed_key)}): "
+                "DELETE the row and INSERT another",
+            )
+        row = table.lookup_one(statement.key)
+        if row is None:
+            return Answer(text=_count(0, "updated"))
+        written = {*schema.primary_key, *statement.assignments}
+        if all(column.nullable or column.name in written for column in schema.columns):
+            # Only what is set is written: what somebody else writes at the same time is not undone.
+            table.partial([{**statement.key, **statement.assignments}], sorted(written))
+        else:
+            table.upsert([{**row, **statement.assignments}])
+        return Answer(text=_count(1, "updated"))
+
+    def _delete(self, statement: Delete) -> Answer:
+        table = self._connection.table(statement.path)
+        _whole_key(table, statement.key, "DELETE")
+        found, _ = table.lookup([statement.key], columns=list(table.definition.schema.primary_key))
+        if found[0]:
+            table.delete([statement.key])
+        return Answer(text=_count(int(found[0]), "deleted"))
+
+
+def _whole_key(table: Table, key: Mapping[str, Any], verb: str) -> None:
+    primary_key = table.definition.schema.primary_key
+    if not primary_key:
+        raise TableError(
+            TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
+            f"{table.path} is a log table: its rows cannot be changed by {verb}",
+        )
+    if set(key) != set(primary_key):
+        raise TableError(
+            TableErrorCode.INVALID_STATEMENT,
+            f"{verb} on {table.path} needs WHERE with a value for the whole primary key, and nothing else: "
+            + " AND ".join(f"{name} = ..." for name in primary_key),
+        )
+
+
+def _count(rows: int, verb: str) -> str:
+    return f"{rows} row{'' if rows == 1 else 's'} {verb}"

@@ -1,0 +1,131 @@
+"""`headrace tables`: look at tables without SQL."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+
+tables = typer.Typer(no_args_is_help=True, help="List, describe and look into tables.")
+
+TableArgument = Annotated[
+    str, typer.Argument(metavar="DATABASE.TABLE", help="The table; without a database, of `default`.")
+]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option("--columns", "-c", metavar="A,B,...", help="Only these columns.", show_default=False),
+]
+
+
+def _columns(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+@tables.command("list")
+def list_tables(
+    database: Annotated[str | None, typer.Option("-d", "--database", help="Only of this database.")] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """List tables with their kind, buckets and rows.
+
+    headrace tables list
+    """
+    from tablelayer.cli.output import write_rows
+    from tablelayer.client import connect
+
+    rows = []
+    with connect(server) as connection:
+        for name in [database] if database else connection.admin.list_databases():
+            for table_name in connection.admin.list_tables(name):
+                table = connection.table(f"{name}.{table_name}")
+                definition = table.definition
+                kind = "primary key" if definition.is_primary_key_table else "log"
+                rows.append((str(table.path), kind, definition.bucket_count, table.count()))
+    write_rows(("table", "kind", "buckets", "rows"), rows, output, numeric=(False, False, True, True))
+
+
+@tables.command()
+def describe(
+    name: TableArgument, output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """Show a table's columns, keys and options.
+
+    headrace tables describe orders
+    """
+    from tablelayer.cli.describe import describe_definition
+    from tablelayer.client import connect
+
+    with connect(server) as connection:
+        describe_definition(connection.admin.describe_table(name), output)
+
+
+@tables.command()
+def head(
+    name: TableArgument,
+    count: Annotated[int, typer.Option("-n", min=1, help="So many rows.")] = 10,
+    columns: ColumnsOption = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show some rows, quickly: of a primary-key table the first by key of each bucket, of a log table the
+    latest.
+
+    headrace tables head orders -n 3 --columns id,amount
+    """
+    from tablelayer.cli.output import write_arrow
+    from tablelayer.client import connect
+
+    with connect(server) as connection:
+        write_arrow(connection.table(name).limit(count, _columns(columns)), output)
+
+
+@tables.command()
+def tail(
+    name: TableArgument,
+    count: Annotated[
+        int, typer.Option("-n", min=0, help="Begin with the last so many changes of each bucket.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new changes until Ctrl-C.")
+    ] = False,
+    columns: ColumnsOption = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show the last changes of a table, with their change types: +A +I -U +U -D.
+
+    headrace tables tail fruit
+    headrace tables tail fruit --follow --format json
+    """
+    from tablelayer.cli.changes import as_changes
+    from tablelayer.cli.output import write_arrow
+    from tablelayer.client import connect
+
+    with connect(server) as connection:
+        table = connection.table(name)
+        begin, end = table.offsets("earliest"), table.offsets("latest")
+        start = {bucket: max(begin[bucket], end[bucket] - count) for bucket in end}
+        batches = []
+        with table.scan(_columns(columns), start=start, until=None if follow else end) as scan:
+            for batch in scan:
+                if follow:
+                    write_arrow(as_changes([batch], table.arrow_schema), output)
+                else:
+                    batches.append(batch)
+        if not follow:
+            write_arrow(as_changes(batches, table.arrow_schema, _columns(columns)), output)
+
+
+@tables.command()
+def count(name: TableArgument, server: ServerOption = DEFAULT_SERVER) -> None:
+    """Print the number of rows, without reading them.
+
+    headrace tables count orders
+    """
+    from tablelayer.client import connect
+
+    with connect(server) as connection:
+        typer.echo(connection.table(name).count())

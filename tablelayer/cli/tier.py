@@ -1,0 +1,29 @@
+"""`headrace tier`: the tiering job, with its reports on standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+
+def run(server: str, tables: Sequence[str], *, once: bool, interval_s: float, warehouse: str | None) -> None:
+    """Run the job; a non-zero result becomes the exit code."""
+    from tablelayer.cli.errors import CommandError
+
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise CommandError("tiering needs PySpark: pip install 'headrace[spark]'") from None
+    from tablelayer.lake.tier import run_tiering
+
+    code = run_tiering(
+        server,
+        tables=tables,
+        once=once,
+        interval_s=interval_s,
+        warehouse=warehouse,
+        report=lambda line: typer.echo(line),
+    )
+    if code:
+        raise typer.Exit(code)

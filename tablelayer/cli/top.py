@@ -1,0 +1,70 @@
+"""`headrace top`: rates from the log end offsets of all topics, look after look."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tablelayer.cli.output import console
+from tablelayer.client import Connection, KafkaError, connect
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One topic over one interval."""
+
+    topic: str
+    partition_count: int
+    end_offset_sum: int
+    per_second: float
+
+
+def end_offsets(connection: Connection, *, internal: bool) -> dict[str, dict[int, int]]:
+    """Log end offsets of all topics; one that is deleted meanwhile is left out."""
+    found = {}
+    for topic in connection.kafka.list_topics():
+        if internal or not topic.is_internal:
+            try:
+                found[topic.name] = connection.kafka.offsets(topic.name)
+            except KafkaError:
+                continue
+    return found
+
+
+def rates(before: dict[str, dict[int, int]], after: dict[str, dict[int, int]], seconds: float) -> list[Rate]:
+    """Busiest first. A topic that is new, or was deleted and made anew, counts from nothing."""
+    listed = []
+    for topic, ends in after.items():
+        earlier = before.get(topic, {})
+        grown = sum(end - earlier.get(p, 0) if end >= earlier.get(p, 0) else end for p, end in ends.items())
+        listed.append(Rate(topic, len(ends), sum(ends.values()), grown / seconds))
+    return sorted(listed, key=lambda rate: (-rate.per_second, rate.topic))
+
+
+def watch(server: str, *, interval_s: float, looks: int | None, internal: bool) -> None:
+    """Show rates until interrupted, or `looks` times."""
+    from rich import box
+    from rich.live import Live
+    from rich.table import Table
+
+    def render(listed: list[Rate]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table.add_column("topic or table")
+        for name in ("partitions", "end offsets", "records/s"):
+            table.add_column(name, justify="right")
+        for rate in listed:
+            table.add_row(
+                rate.topic, str(rate.partition_count), f"{rate.end_offset_sum:,}", f"{rate.per_second:,.0f}"
+            )
+        return table
+
+    out = console()
+    with connect(server) as connection, Live(console=out, auto_refresh=False) as live:
+        before, at = end_offsets(connection, internal=internal), time.monotonic()
+        done = 0
+        while looks is None or done < looks:
+            time.sleep(interval_s)
+            after, now = end_offsets(connection, internal=internal), time.monotonic()
+            live.update(render(rates(before, after, now - at)), refresh=True)
+            before, at = after, now
+            done += 1

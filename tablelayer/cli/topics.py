@@ -1,0 +1,190 @@
+"""`headrace topics`: Kafka topics, tables among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tablelayer.cli.errors import CommandError
+from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+
+if TYPE_CHECKING:
+    from tablelayer.client import KafkaRecord
+
+topics = typer.Typer(no_args_is_help=True, help="List, create, describe, delete and read Kafka topics.")
+
+_EARLIEST, _LATEST = -2, -1
+
+
+@topics.command("list")
+def list_topics(
+    internal: Annotated[bool, typer.Option(help="Show internal topics too.")] = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """List all topics. A table `db.t` is a topic too.
+
+    headrace topics list
+    """
+    from tablelayer.cli.output import write_rows
+    from tablelayer.client import connect
+
+    with connect(server) as connection:
+        found = [topic for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
+        rows = []
+        for topic in found:
+            end = connection.kafka.offsets(topic.name)
+            begin = connection.kafka.offsets(topic.name, _EARLIEST)
+            kept = sum(end.values()) - sum(begin.values())
+            rows.append((topic.name, len(topic.leaders), kept, str(topic.topic_id)))
+    write_rows(
+        ("topic", "partitions", "offsets kept", "id"), rows, output, numeric=(False, True, True, False)
+    )
+
+
+@topics.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the new topic.")],
+    partitions: Annotated[int, typer.Option(help="Number of partitions; -1: the server's default.")] = -1,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A topic configuration under Kafka's own name; repeatable."
+        ),
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Create a topic.
+
+    headrace topics create clicks --partitions 4 --set retention.ms=3600000
+    """
+    from tablelayer.client import connect
+
+    configs = {}
+    for text in sets or []:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise CommandError(f"--set {text!r} is not of the form name=value")
+        configs[key] = value
+    with connect(server) as connection:
+        topic = connection.kafka.create_topic(name, partitions=partitions, configs=configs)
+    typer.echo(f"topic {name} has {len(topic.leaders)} partition{'s' if len(topic.leaders) != 1 else ''}")
+
+
+@topics.command()
+def describe(
+    name: Annotated[str, typer.Argument(help="Name of the topic.")],
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show a topic's partitions, offsets and configuration.
+
+    headrace topics describe clicks
+    """
+    from tablelayer.cli.output import write_rows
+    from tablelayer.client import connect
+
+    with connect(server) as connection:
+        topic = connection.kafka.describe_topic(name)
+        begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name)
+    partitions = [(p, topic.leaders[p], begin[p], end[p]) for p in sorted(topic.leaders)]
+    if output is Format.TABLE:
+        typer.echo(f"topic {name}, id {topic.topic_id}" + (", a table" if topic.is_table else ""))
+        for key, value in sorted(topic.configs.items()):
+            typer.echo(f"  {key} = {value}")
+        typer.echo("")
+    write_rows(("partition", "leader", "first offset", "end offset"), partitions, output, numeric=(True,) * 4)
+
+
+@topics.command()
+def delete(
+    name: Annotated[str, typer.Argument(help="Name of the topic.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Delete a topic and its records.
+
+    headrace topics delete clicks
+    """
+    from tablelayer.client import connect
+
+    if not yes:
+        typer.confirm(f"Delete topic {name} and all of its records?", abort=True)
+    with connect(server) as connection:
+        connection.kafka.delete_topic(name)
+    typer.echo(f"topic {name} is deleted")
+
+
+@topics.command()
+def tail(
+    name: Annotated[str, typer.Argument(help="Name of the topic.")],
+    count: Annotated[
+        int, typer.Option("-n", min=0, help="Begin with the last so many records of each partition.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new records until Ctrl-C.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show the last records of a topic as a Kafka client sees them; of a table, its Kafka face.
+
+    headrace topics tail default.orders -n 5
+    headrace topics tail clicks --follow --format json
+    """
+    from tablelayer.client import connect
+
+    with connect(server) as connection:
+        begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name, _LATEST)
+        positions = {p: max(begin[p], end[p] - count) for p in end}
+        while True:
+            unread = positions if follow else {p: at for p, at in positions.items() if at < end[p]}
+            if not unread:
+                return
+            records, after = connection.kafka.read(name, unread, max_wait_ms=500)
+            shown = [r for r in records if follow or r.offset < end[r.partition]]
+            if shown:
+                _show(shown, output)
+            if after == unread and not follow:
+                raise CommandError(
+                    f"{name} gives no records although its log does not end: is it being deleted?"
+                )
+            positions = {**positions, **after}
+
+
+def _show(records: Sequence[KafkaRecord], output: Format) -> None:
+    from tablelayer.cli.output import json_text, plain_text
+
+    for record in records:
+        key, value = _readable(record.key), _readable(record.value)
+        if output is Format.TABLE:
+            typer.echo(
+                f"{record.partition}:{record.offset}  {key if key is not None else '-'}  {_shown(value)}"
+            )
+            continue
+        fields = {
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp_ms,
+            "key": key,
+            "value": value,
+        }
+        if output is Format.JSON:
+            typer.echo(json_text(fields))
+        else:
+            typer.echo(
+                ",".join(
+                    '"' + plain_text(v).replace('"', '""') + '"' if v is not None else ""
+                    for v in fields.values()
+                )
+            )
+
+
+def _shown(value: str | None) -> str:
+    return "(deleted)" if value is None else value
+
+
+def _readable(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "backslashreplace")

@@ -1,0 +1,170 @@
+"""A server of the wire protocol for tests: real sockets and real messages, behaviour given by the test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from protocol.headers import decode_request_header, encode_response_header
+from protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from tablelayer.client import ClientConfig
+
+TABLE_ID = UUID(int=7)
+
+
+class HangUp(Exception):  # noqa: N818
+    """Raised by a handler: the connection ends without an answer."""
+
+
+class Silence(Exception):  # noqa: N818
+    """Raised by a handler: no answer, the connection stays."""
+
+
+class FakeServer:
+    """Answers each request class with a function of the request; what every client asks first, by itself."""
+
+    def __init__(self, partitions: int = 2) -> None:
+        self.handlers: dict[type, Callable[[Any], Any]] = {
+            ApiVersionsRequest: self.api_versions,
+            MetadataRequest: self.metadata,
+            InitProducerIdRequest: self.init_producer_id,
+        }
+        self.partitions = partitions
+        self.requests: list[Any] = []
+        self.connections = 0
+        self.next_producer_id = 100
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> "FakeServer":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            while True:
+                frame = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+                answer = await self.answer(frame)
+                if answer is not None:
+                    writer.write(len(answer).to_bytes(4, "big") + answer)
+                    await writer.drain()
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError, HangUp):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def answer(self, frame: bytes) -> bytes | None:
+        key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+        kind = next(kind for kind in self.handlers if key == kind.API_KEY)
+        header, position = decode_request_header(frame, kind.header_version(version))
+        request = kind.decode(frame[position:], version)
+        self.requests.append(request)
+        try:
+            response = self.handlers[kind](request)
+            if asyncio.iscoroutine(response):
+                response = await response
+        except Silence:
+            return None
+        return encode_response_header(
+            header.correlation_id, type(response).header_version(version)
+        ) + response.encode(version)
+
+    def api_versions(self, _: Any) -> ApiVersionsResponse:
+        return ApiVersionsResponse(
+            api_keys=[
+                ApiVersion(api_key=kind.API_KEY, min_version=kind.MIN_VERSION, max_version=kind.MAX_VERSION)
+                for kind in self.handlers
+            ]
+        )
+
+    def metadata(self, request: Any) -> MetadataResponse:
+        return MetadataResponse(
+            brokers=[MetadataResponseBroker(node_id=1, host="127.0.0.1", port=self.port)],
+            topics=[
+                MetadataResponseTopic(
+                    name=topic.name,
+                    topic_id=TABLE_ID,
+                    partitions=[
+                        MetadataResponsePartition(partition_index=p, leader_id=1)
+                        for p in range(self.partitions)
+                    ],
+                )
+                for topic in request.topics
+            ],
+        )
+
+    def init_producer_id(self, _: Any) -> InitProducerIdResponse:
+        self.next_producer_id += 1
+        return InitProducerIdResponse(producer_id=self.next_producer_id, producer_epoch=0)
+
+
+def run(coroutine: Any) -> Any:
+    """Run a test's coroutine; a test never takes longer than this."""
+
+    async def bounded() -> Any:
+        async with asyncio.timeout(20):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+@pytest.fixture
+def impatient() -> ClientConfig:
+    """Settings with which failures are found out quickly."""
+    return ClientConfig(
+        connect_timeout_ms=1_000,
+        request_timeout_ms=300,
+        delivery_timeout_ms=3_000,
+        retry_backoff_ms=1,
+        retry_backoff_max_ms=10,
+    )
+
+
+@pytest.fixture
+def fake() -> Callable[..., Any]:
+    """`async with fake(partitions=2) as server`."""
+    import contextlib
+
+    @contextlib.asynccontextmanager
+    async def serve(partitions: int = 2, **handlers: Mapping[type, Any]) -> AsyncIterator[FakeServer]:
+        server = await FakeServer(partitions).start()
+        try:
+            yield server
+        finally:
+            await server.stop()
+
+    return serve
+
+
+@pytest.fixture
+def tools() -> Any:
+    """Names of this file for tests: HangUp, Silence, TABLE_ID, run."""
+    import types
+
+    return types.SimpleNamespace(HangUp=HangUp, Silence=Silence, TABLE_ID=TABLE_ID, run=run)

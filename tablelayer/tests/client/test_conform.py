@@ -1,0 +1,173 @@
+"""Data in: what fits is taken without loss, what does not is refused with the column's name."""
+
+import datetime as dt
+import decimal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tablelayer.client.conform import conform
+from tablelayer.client.errors import DataError
+from tablelayer.model.schema import Column
+from tablelayer.model.types import parse_type
+
+
+def column(name: str, type_text: str, nullable: bool = True) -> Column:
+    return Column(0, name, parse_type(type_text), nullable)
+
+
+def one(values, type_text, nullable=True):
+    return (
+        conform([{"c": v} for v in values], [column("c", type_text, nullable)], table="db.t")
+        .column("c")
+        .to_pylist()
+    )
+
+
+VALUES = {
+    "BOOLEAN": st.booleans(),
+    "TINYINT": st.integers(-128, 127),
+    "INT": st.integers(-(2**31), 2**31 - 1),
+    "BIGINT": st.integers(-(2**63), 2**63 - 1),
+    "DOUBLE": st.floats(allow_nan=False),
+    "STRING": st.text(max_size=20).filter(lambda t: t.isprintable()),
+    "BYTES": st.binary(max_size=20),
+    "DECIMAL(15,2)": st.decimals(-(10**12), 10**12, places=2),
+    "DATE": st.dates(),
+    "TIME(6)": st.times(),
+    "TIMESTAMP(6)": st.datetimes(),
+    "TIMESTAMP_LTZ(6)": st.datetimes(
+        min_value=dt.datetime(1700, 1, 1), max_value=dt.datetime(2200, 1, 1), timezones=st.just(dt.UTC)
+    ),
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_python_values_come_out_as_they_went_in(data):
+    kind = data.draw(st.sampled_from(sorted(VALUES)))
+    values = data.draw(st.lists(st.none() | VALUES[kind], max_size=8))
+    assert one(values, kind) == values
+
+
+def test_columns_come_in_the_schemas_order_and_types():
+    columns = [column("a", "BIGINT", False), column("b", "STRING"), column("c", "DECIMAL(10,2)")]
+    taken = conform(
+        pa.table({"c": pa.array(["1.50", None]), "a": pa.array([1, 2], pa.int8())}), columns, table="t"
+    )
+    assert taken.schema.names == ["a", "b", "c"]
+    assert taken.schema.types == [pa.int64(), pa.string(), pa.decimal128(10, 2)]
+    assert taken.to_pylist() == [
+        {"a": 1, "b": None, "c": decimal.Decimal("1.50")},
+        {"a": 2, "b": None, "c": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "name", "row"),
+    [
+        ([{"a": 1, "x": 2}], "unknown column 'x'; the columns are a, b", "x", None),
+        ([{"b": "x"}], "column 'a' is missing", "a", None),
+        (pa.table({"b": ["x"]}), "column 'a' is missing", "a", None),
+        ([{"a": 1}, {"a": None}], "column 'a' is NOT NULL, but row 1 has no value", "a", 1),
+        ([{"a": 1}, {"b": "x"}], "column 'a' is NOT NULL, but row 1 has no value", "a", 1),
+        ([{"a": 1}, {"a": "seven"}], "row 1: 'seven' does not fit column 'a' of type INT", "a", 1),
+        ([{"a": 1}, {"a": 2**40}], f"row 1: {2**40} does not fit column 'a' of type INT", "a", 1),
+        ([{"a": 1.5}], "row 0: 1.5 does not fit column 'a' of type INT", "a", 0),
+        ([{"a": True}], "row 0: True does not fit column 'a' of type INT", "a", 0),
+        ([{"a": 1, "b": 5}], "row 0: 5 does not fit column 'b' of type STRING", "b", 0),
+        (pa.table({"a": pa.array([1, 2**40])}), f"{2**40} does not fit column 'a' of type INT", "a", 1),
+        (pa.table({"a": ["1"]}), "column 'a' is INT, which an Arrow string does not fit", "a", None),
+        ([[1, 2]], "row 0 is a list; give dicts", None, 0),
+        (7, "cannot take rows from a int", None, None),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(data, message, name, row):
+    with pytest.raises(DataError) as caught:
+        conform(data, [column("a", "INT", False), column("b", "STRING")], table="db.t")
+    assert message in str(caught.value)
+    assert caught.value.column == name
+    assert caught.value.row == row
+
+
+def test_a_float_becomes_a_decimal_only_if_it_is_one():
+    assert one([0.1, 12.34, None], "DECIMAL(10,2)") == [
+        decimal.Decimal("0.10"),
+        decimal.Decimal("12.34"),
+        None,
+    ]
+    with pytest.raises(DataError, match=r"row 1: 0\.125 does not fit column 'c' of type DECIMAL\(10, ?2\)"):
+        one([1.0, 0.125], "DECIMAL(10,2)")
+
+
+def test_mixed_numbers_become_decimals():
+    assert one([1, decimal.Decimal("2.5"), 3.25, "4.75"], "DECIMAL(10,2)") == [
+        decimal.Decimal(text) for text in ("1.00", "2.50", "3.25", "4.75")
+    ]
+
+
+def test_text_becomes_dates_and_times():
+    assert one(["2024-09-19"], "DATE") == [dt.date(2024, 9, 19)]
+    assert one(["12:30:00.250"], "TIME(3)") == [dt.time(12, 30, 0, 250_000)]
+    assert one(["2024-09-19T12:00:00.5"], "TIMESTAMP(3)") == [dt.datetime(2024, 9, 19, 12, 0, 0, 500_000)]
+    for text in ("2024-09-19 12:00:00Z", "2024-09-19 12:00:00", "2024-09-19 14:00:00+02:00"):
+        assert one([text], "TIMESTAMP_LTZ(3)") == [dt.datetime(2024, 9, 19, 12, tzinfo=dt.UTC)]
+    with pytest.raises(DataError, match="'yesterday' does not fit column 'c' of type DATE"):
+        one(["2024-09-19", "yesterday"], "DATE")
+
+
+def test_time_zones_and_times_of_day_are_not_dropped():
+    aware = dt.datetime(2024, 9, 19, 12, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    with pytest.raises(DataError, match="does not fit column 'c' of type TIMESTAMP"):
+        one([aware], "TIMESTAMP(6)")
+    with pytest.raises(DataError, match="without a time zone"):
+        conform(pa.table({"c": pa.array([aware])}), [column("c", "TIMESTAMP(6)")], table="t")
+    assert one([dt.datetime(2024, 9, 19)], "DATE") == [dt.date(2024, 9, 19)]
+    with pytest.raises(DataError, match="time of day"):
+        one([dt.datetime(2024, 9, 19, 12)], "DATE")
+    with pytest.raises(DataError, match="does not fit column 'c'"):
+        one([dt.datetime(2024, 9, 19, 12, 0, 0, 1)], "TIMESTAMP(3)")
+
+
+def test_data_frames_and_foreign_arrow():
+    columns = [column("a", "BIGINT", False), column("b", "STRING"), column("d", "DATE")]
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", None], "d": pd.to_datetime(["2024-09-19", "2024-09-20"])})
+    expected = [
+        {"a": 1, "b": "x", "d": dt.date(2024, 9, 19)},
+        {"a": 2, "b": None, "d": dt.date(2024, 9, 20)},
+    ]
+    assert conform(frame, columns, table="t").to_pylist() == expected
+
+    class Foreign:
+        """What polars and others offer (the Arrow PyCapsule interface)."""
+
+        def __arrow_c_stream__(self, requested_schema=None):
+            return pa.table({"a": [1, 2], "b": ["x", None], "d": expected_dates()}).__arrow_c_stream__(
+                requested_schema
+            )
+
+    def expected_dates():
+        return pa.array([row["d"] for row in expected])
+
+    assert conform(Foreign(), columns, table="t").to_pylist() == expected
+    dictionary = pa.table(
+        {"a": [1, 2], "b": pa.array(["x", None]).dictionary_encode(), "d": expected_dates()}
+    )
+    assert conform(dictionary, columns, table="t").to_pylist() == expected
+
+
+def test_nothing_is_no_error():
+    columns = [column("a", "BIGINT", False)]
+    assert conform([], columns, table="t").num_rows == 0
+    assert conform(pa.table({"a": pa.array([], pa.int64())}), columns, table="t").num_rows == 0
+
+
+def test_a_column_that_fits_is_not_copied():
+    count = 200_000
+    data = pa.table({"a": np.arange(count), "b": pa.array(["x"] * count)})
+    taken = conform(data, [column("a", "BIGINT", False), column("b", "STRING")], table="t")
+    assert taken.column("a").chunk(0).buffers()[1].address == data.column("a").chunk(0).buffers()[1].address
