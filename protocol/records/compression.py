@@ -4,7 +4,8 @@
 so a small input that would inflate to gigabytes costs no more than the bound and ends in a DecodeError.
 
 Snappy is accepted raw and in the framing of Java's snappy library ("xerial": 16 byte header, then blocks each
-with an int32 length), and written in that framing, which every Kafka client reads. LZ4 is the frame format.
+with an int32 length), and written in that framing, which every Kafka client reads. LZ4 is the frame format,
+written with independent blocks because Java's client reads no others.
 
 Pure functions; cramjam does the work and releases the GIL. Source: KIP-110 (zstd), Kafka's `CompressionType`.
 """
@@ -33,6 +34,11 @@ _INT32: Final = Struct(">i")
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK: Final = 32 * 1024
+# Magic, version 1 with independent blocks, blocks of at most 64 KiB, and the checksum of these two bytes.
+_LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x40\x82"
+_LZ4_BLOCK: Final = 64 * 1024
+_LZ4_STORED: Final = 1 << 31
+_LZ4_SIZE: Final = Struct("<I")
 _NO_ROOM: Final = "failed to write whole buffer"
 
 
@@ -68,6 +74,8 @@ def compress(codec: int, data: Buffer) -> Buffer:
         return data
     if compression is Compression.SNAPPY:
         return _compress_xerial(data)
+    if compression is Compression.LZ4:
+        return _compress_lz4_frame(data)
     return memoryview(_STREAMS[compression].compress(data))
 
 
@@ -114,6 +122,20 @@ def _compress_xerial(data: Buffer) -> Buffer:
         block = memoryview(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK]))
         parts.append(_INT32.pack(len(block)))
         parts.append(block)
+    return b"".join(parts)
+
+
+def _compress_lz4_frame(data: Buffer) -> Buffer:
+    view = memoryview(data)
+    parts: list[bytes | memoryview] = [_LZ4_HEADER]
+    for start in range(0, len(view), _LZ4_BLOCK):
+        raw = view[start : start + _LZ4_BLOCK]
+        block = memoryview(cramjam.lz4.compress_block(raw, store_size=False))
+        if len(block) < len(raw):
+            parts += (_LZ4_SIZE.pack(len(block)), block)
+        else:
+            parts += (_LZ4_SIZE.pack(len(raw) | _LZ4_STORED), raw)
+    parts.append(_LZ4_SIZE.pack(0))
     return b"".join(parts)
 
 
