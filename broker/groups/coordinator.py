@@ -93,7 +93,7 @@ class GroupCoordinator:
         self._failed: set[int] = set()
         self._rewrite_at: dict[int, int] = {}
         self._rewriting: set[int] = set()
-        self._creation = asyncio.Lock()
+        self._creation: asyncio.Task[None] | None = None
         self._deadlines = Deadlines(context.clock, self._tick)
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: dict[int, _Waiter] = {}
@@ -122,6 +122,8 @@ class GroupCoordinator:
         self._deadlines.close()
         if self._expiry is not None:
             self._expiry.cancel()
+        if self._creation is not None:
+            await asyncio.wait([self._creation])
         for waiter in self._waiting.values():
             if waiter.future is not None and not waiter.future.done():
                 waiter.future.set_exception(
@@ -130,17 +132,30 @@ class GroupCoordinator:
         self._waiting.clear()
 
     async def ensure_topic(self) -> None:
-        """Create `__consumer_offsets` if this is its first use. Raises KafkaError."""
+        """Create `__consumer_offsets` if this is its first use. Raises KafkaError.
+
+        The creation goes on when the client that caused it hangs up, and everybody who needs it shares it.
+        """
         if self._partitions:
             return
-        async with self._creation:
-            if self._partitions:
-                return
-            metadata = self.context.metadata
-            if metadata.topic(journal.TOPIC) is None:
-                count = self.context.config["offsets.topic.num.partitions"]
-                await metadata.create_topic(journal.TOPIC, count, TOPIC_CONFIG)
-            self._partitions = metadata.partitions(journal.TOPIC)
+        if self._creation is None:
+            self._creation = asyncio.get_running_loop().create_task(
+                self._create_topic(), name="create journal"
+            )
+            self._creation.add_done_callback(self._created)
+        await asyncio.shield(self._creation)
+
+    async def _create_topic(self) -> None:
+        metadata = self.context.metadata
+        if metadata.topic(journal.TOPIC) is None:
+            count = self.context.config["offsets.topic.num.partitions"]
+            await metadata.create_topic(journal.TOPIC, count, TOPIC_CONFIG)
+        self._partitions = metadata.partitions(journal.TOPIC)
+
+    def _created(self, creation: asyncio.Task[None]) -> None:
+        self._creation = None  # after a failure the next client tries again
+        if not creation.cancelled() and (error := creation.exception()) is not None:
+            logger.error("%s cannot be created: %s", journal.TOPIC, error)
 
     @property
     def has_journal(self) -> bool:

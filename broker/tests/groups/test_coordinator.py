@@ -79,6 +79,7 @@ class Metadata:
     def __init__(self):
         self.images = {"topic": SimpleNamespace(partition_count=3)}
         self.journal = []
+        self.created = set()
 
     def topic(self, name):
         return self.images.get(name)
@@ -88,8 +89,9 @@ class Metadata:
         return self.journal
 
     async def create_topic(self, name, partitions, config):
-        await asyncio.sleep(0)
-        assert name not in self.images
+        assert name not in self.created, "created twice"
+        self.created.add(name)
+        await asyncio.sleep(0.01)
         self.images[name] = SimpleNamespace(partition_count=partitions)
         self.journal = [JournalPartition() for _ in range(partitions)]
 
@@ -361,6 +363,17 @@ def test_journal_topic_is_created_once_on_first_use():
         requests = [FindCoordinatorRequest(key="a"), join_request(), commit_request({("topic", 0): 1})]
         answers = [site.send(request, 3) for request in requests]
         await asyncio.gather(*(asyncio.wait_for(answer, 5) for answer in answers))
+        assert len(site.metadata.journal) == PARTITIONS
+
+    run(scenario)
+
+
+def test_journal_topic_is_created_though_its_first_client_hangs_up():
+    async def scenario(site):
+        first = asyncio.ensure_future(site.send(FindCoordinatorRequest(key="a"), 3))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await site.call(FindCoordinatorRequest(key="a"), 3)).error_code == ErrorCode.NONE
         assert len(site.metadata.journal) == PARTITIONS
 
     run(scenario)
