@@ -1,0 +1,170 @@
+"""Tiering rounds: one holder, epochs that only rise, offsets that never go back, a restart loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from broker.ports import CreateNode, DeleteNode, Node, NoNodeError, SetNode, StoreOperation
+from tablelayer.model.errors import TableError
+from tablelayer.server.lake import Candidate, LakeRounds
+
+ORDERS, ITEMS = UUID(int=1), UUID(int=2)
+
+
+class Store:
+    def __init__(self) -> None:
+        self.nodes: dict[str, bytes] = {}
+
+    async def get(self, path: str) -> Node | None:
+        return Node(self.nodes[path], 0) if path in self.nodes else None
+
+    async def children(self, path: str) -> list[str]:
+        return sorted(name.rsplit("/", 1)[1] for name in self.nodes if name.rsplit("/", 1)[0] == path)
+
+    async def transact(self, operations: list[StoreOperation]) -> None:
+        await asyncio.sleep(0)
+        for operation in operations:
+            match operation:
+                case CreateNode(path, data):
+                    assert path not in self.nodes
+                    self.nodes[path] = data
+                case SetNode(path, data):
+                    assert path in self.nodes
+                    self.nodes[path] = data
+                case DeleteNode(path):
+                    if self.nodes.pop(path, None) is None:
+                        raise NoNodeError(path)
+
+    async def close(self) -> None: ...
+
+
+class Time:
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+
+    def time_ms(self) -> int:
+        return int(self.seconds * 1000)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def orders(freshness_ms: int = 60_000) -> Candidate:
+    return Candidate(ORDERS, freshness_ms)
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def rounds(time: Time) -> LakeRounds:
+    return LakeRounds(Store(), time, lease_ms=10_000)
+
+
+def test_one_holder_until_the_lease_ends(rounds: LakeRounds, time: Time) -> None:
+    async def run() -> None:
+        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 1)
+        assert await rounds.begin("b", [orders()], force=True) is None
+        time.seconds += 9
+        rounds.heartbeat(ORDERS, 1)
+        time.seconds += 9
+        assert await rounds.begin("b", [orders()], force=True) is None
+        time.seconds += 2
+        assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
+        with pytest.raises(TableError, match="newest round is 2"):
+            rounds.heartbeat(ORDERS, 1)
+        with pytest.raises(TableError, match="newest round is 2"):
+            await rounds.commit(ORDERS, 1, 7, {0: 5})
+
+    asyncio.run(run())
+
+
+def test_two_who_ask_at_once_do_not_both_get_it(rounds: LakeRounds) -> None:
+    async def run() -> None:
+        answers = await asyncio.gather(*(rounds.begin(worker, [orders()], force=True) for worker in "abc"))
+        assert sorted(map(str, answers)) == sorted(map(str, [(ORDERS, 1), None, None]))
+
+    asyncio.run(run())
+
+
+def test_the_same_worker_may_begin_again_and_fences_itself(rounds: LakeRounds) -> None:
+    async def run() -> None:
+        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 1)
+        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 2)
+        with pytest.raises(TableError):
+            rounds.heartbeat(ORDERS, 1)
+
+    asyncio.run(run())
+
+
+def test_a_commit_is_recorded_ends_the_round_and_never_goes_back(rounds: LakeRounds, time: Time) -> None:
+    async def run() -> None:
+        await rounds.begin("a", [orders()], force=True)
+        await rounds.commit(ORDERS, 1, 99, {0: 10, 1: 4})
+        assert rounds.tiered_offset(ORDERS, 0) == 10
+        assert rounds.tiered_offset(ORDERS, 2) == 0
+        assert rounds.state(ORDERS).snapshot_id == 99
+        with pytest.raises(TableError, match="is over"):
+            await rounds.commit(ORDERS, 1, 99, {0: 11})
+        assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
+        with pytest.raises(TableError, match="10 before; 9 is behind"):
+            await rounds.commit(ORDERS, 2, 100, {0: 9})
+        await rounds.commit(ORDERS, 2, 100, {0: 12})
+        assert dict(rounds.state(ORDERS).offsets) == {0: 12, 1: 4}
+
+    asyncio.run(run())
+
+
+def test_freshness_decides_what_is_due_and_the_longest_waiting_goes_first(
+    rounds: LakeRounds, time: Time
+) -> None:
+    async def run() -> None:
+        both = [orders(), Candidate(ITEMS, 5_000)]
+        first = await rounds.begin("a", both, force=False)
+        assert first == (ORDERS, 1)
+        await rounds.commit(ORDERS, 1, 1, {0: 1})
+        assert await rounds.begin("a", both, force=False) == (ITEMS, 1)
+        await rounds.commit(ITEMS, 1, 1, {0: 1})
+        assert await rounds.begin("a", both, force=False) is None
+        time.seconds += 5
+        assert await rounds.begin("a", both, force=False) == (ITEMS, 2)
+        assert await rounds.begin("a", [orders()], force=False) is None
+        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 2)
+
+    asyncio.run(run())
+
+
+def test_epochs_and_offsets_survive_a_restart_and_leases_do_not(time: Time) -> None:
+    async def run() -> None:
+        store = Store()
+        before = LakeRounds(store, time)
+        await before.begin("a", [orders()], force=True)
+        await before.commit(ORDERS, 1, 5, {0: 3})
+        await before.begin("a", [orders()], force=True)
+
+        after = LakeRounds(store, time)
+        await after.load()
+        assert after.tiered_offset(ORDERS, 0) == 3
+        with pytest.raises(TableError, match="is over"):
+            await after.commit(ORDERS, 2, 6, {0: 4})
+        assert await after.begin("b", [orders()], force=True) == (ORDERS, 3)
+
+    asyncio.run(run())
+
+
+def test_a_dropped_table_is_forgotten(time: Time) -> None:
+    async def run() -> None:
+        store = Store()
+        rounds = LakeRounds(store, time)
+        await rounds.begin("a", [orders()], force=True)
+        await rounds.forget(ORDERS)
+        await rounds.forget(ORDERS)
+        assert store.nodes == {}
+        assert rounds.state(ORDERS).epoch == 0
+
+    asyncio.run(run())
