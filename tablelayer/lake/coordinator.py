@@ -63,6 +63,9 @@ class Coordinator(Protocol):
     def commit(self, granted: TieringRound, snapshot_id: int, offsets: Mapping[int, int]) -> None:
         """Tell what is in the lake already, and end the round. Raises TableError(FENCED_TIERING_EPOCH)."""
 
+    def release(self, granted: TieringRound) -> None:
+        """End the round without news. Never raises: at worst the lease runs out by itself."""
+
     def describe(self, table_id: UUID) -> LakeStatus:
         """What is known of the table's lake."""
 
@@ -100,6 +103,14 @@ class ServerCoordinator:
             offsets=[LakeOffset(bucket=bucket, offset=offset) for bucket, offset in sorted(offsets.items())],
         )
         self._connection.call(request, LakeCommitResponse, doing=f"report the round of {granted.path}")
+
+    def release(self, granted: TieringRound) -> None:
+        """Reports again what the server knows already, which ends the round and changes nothing else."""
+        try:
+            known = self.describe(granted.table_id)
+            self.commit(granted, -1 if known.snapshot_id is None else known.snapshot_id, known.offsets)
+        except Exception:  # noqa: BLE001 - see `Coordinator`
+            return
 
     def describe(self, table_id: UUID) -> LakeStatus:
         answer = self._connection.call(

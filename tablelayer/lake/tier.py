@@ -180,7 +180,7 @@ def _report(
     except TableError as error:
         if error.code is not TableErrorCode.FENCED_TIERING_EPOCH:
             raise
-        return "the server has given the table to another tierer meanwhile; the next round reports it"
+        return f"the server did not take the report, the next round repeats it: {error.message}"
     except Exception as error:  # noqa: BLE001 - the lake holds the truth
         return f"the server was not told, the next round reports it: {error}"
     return ""
@@ -273,7 +273,7 @@ class _Job:
                     return result
             else:
                 named = granted.path
-                result = self._tier(granted)
+                result = self._tier_or_release(granted)
         except Exception as error:  # noqa: BLE001 - Spark, the lake, the server: reported, and the job lives on
             text = str(error).strip() or repr(error)
             self._report(text if isinstance(error, LakeError) else f"{named}: {text.splitlines()[0]}")
@@ -288,6 +288,17 @@ class _Job:
                 definition = admin.describe_table(TablePath(database, table))
                 if definition.settings.datalake_enabled:
                     yield definition.path
+
+    def _tier_or_release(self, granted: TieringRound) -> RoundResult:
+        """Whoever runs the job again at once must not find the table taken by a round that has ended."""
+        reported = False
+        try:
+            result = self._tier(granted)
+            reported = result.snapshot is not None
+        finally:
+            if not reported:
+                self._coordinator.release(granted)
+        return result
 
     def _tier(self, granted: TieringRound) -> RoundResult:
         from tablelayer.lake.iceberg import IcebergTable

@@ -141,6 +141,9 @@ class FakeCoordinator:
             raise ConnectionError("the server is away")
         self.told.append((snapshot_id, dict(offsets)))
 
+    def release(self, granted: TieringRound) -> None:
+        raise AssertionError("the job releases rounds, not a round itself")
+
     def describe(self, table_id: uuid.UUID) -> LakeStatus:
         return LakeStatus(True, "iceberg", self.told[-1][0] if self.told else None)
 
