@@ -8,13 +8,14 @@ import typer
 
 from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 
-groups = typer.Typer(no_args_is_help=True, help="List and describe consumer groups.")
+groups = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and describe consumer groups.")
 
 
 @groups.command("list")
 def list_groups(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
     """List all consumer groups.
 
+    \b
     headrace groups list
     """
     from tablelayer.cli.output import write_rows
@@ -33,6 +34,7 @@ def describe(
 ) -> None:
     """Show a group's members, its committed offsets and its lag.
 
+    \b
     headrace groups describe my-app
     """
     from tablelayer.cli.output import write_rows

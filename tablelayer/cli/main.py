@@ -22,18 +22,18 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""A Kafka broker and a streaming table store in one process.
 
-    [bold]Start here[/bold]
-
+    \b
+    Start here:
       headrace serve --data ./data
       headrace sql -e "CREATE TABLE fruit (id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED)"
       headrace sql -e "INSERT INTO fruit VALUES (1, 'apple'), (2, 'pear')"
       headrace sql -e "SELECT * FROM fruit WHERE id = 1"
 
-    Every Kafka client can read and write the same table as topic [bold]default.fruit[/bold], as JSON.
+    Every Kafka client can read and write the same table as topic default.fruit, as JSON.
     `headrace COMMAND --help` explains a command, with examples.""",
 )
 app.add_typer(topics, name="topics")
@@ -68,6 +68,7 @@ def serve(
     One line on standard output says when it is ready. Warnings go to standard error, everything to
     DIR/headrace.log.
 
+    \b
       headrace serve --data ./data
       headrace serve --data ./data --listen 0.0.0.0:9092 --set advertised.listeners=kafka.example:9092
       headrace serve --data ./data --set num.partitions=4 --set auto.create.topics.enable=false
@@ -98,11 +99,13 @@ def sql(
 ) -> None:
     """Run SQL on tables: define, change and ask them. Without -e and -f: a prompt.
 
-      headrace sql -e "CREATE TABLE orders (id BIGINT, amount DECIMAL(15,2), day DATE) WITH
-      ('bucket.num'='4')" headrace sql -e "INSERT INTO orders VALUES (1, 9.99, DATE '2024-09-19')" headrace
-      sql -e "SELECT day, sum(amount) FROM orders GROUP BY day" --format csv headrace sql -e "UPDATE fruit SET
-      name = 'fig' WHERE id = 1; DELETE FROM fruit WHERE id = 2" headrace sql -e 'SELECT * FROM
-      "fruit$changelog"'
+    \b
+      headrace sql -e "CREATE TABLE fruit (id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED)"
+      headrace sql -e "INSERT INTO fruit VALUES (1, 'apple'), (2, 'pear')"
+      headrace sql -e "UPDATE fruit SET name = 'fig' WHERE id = 1; DELETE FROM fruit WHERE id = 2"
+      headrace sql -e "SELECT name, count(*) FROM fruit GROUP BY name" --format csv
+      headrace sql -e 'SELECT * FROM "fruit$changelog"'
+      headrace sql -f tables.sql
 
     Equality on the whole primary key is a lookup, on the bucket key a prefix lookup; LIMIT and COUNT(*) alone
     read almost nothing. Any other SELECT runs in DuckDB, over just the columns it names.
@@ -123,6 +126,7 @@ def top(
 ) -> None:
     """Watch what is written: records a second of every topic and table, busiest first.
 
+    \b
     headrace top
     headrace top --interval 5 -n 3
     """
@@ -135,7 +139,7 @@ def top(
 def tier(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DATABASE.TABLE]...", help="Only these tables.", show_default=False),
+        typer.Argument(metavar="DATABASE.TABLE", help="Only these tables.", show_default=False),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Bring the lake up to now and end; otherwise go on.")
@@ -151,6 +155,7 @@ def tier(
     Needs Java 17 or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots: running it
     twice, or two of them at once, changes nothing.
 
+    \b
       headrace tier --once
       headrace tier default.enriched_orders --interval 30
     """

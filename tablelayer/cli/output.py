@@ -30,8 +30,8 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False, soft_wrap=False)
 
 
-def write_arrow(rows: pa.Table, output: Format) -> None:
-    """Write an Arrow table to standard output."""
+def write_arrow(rows: pa.Table, output: Format, *, header: bool = True) -> None:
+    """Write an Arrow table to standard output; `header=False` continues CSV that was begun before."""
     import pyarrow as pa
 
     numeric = [
@@ -39,7 +39,8 @@ def write_arrow(rows: pa.Table, output: Format) -> None:
         for field in rows.schema
     ]
     columns = [column.to_pylist() for column in rows.columns]
-    write_rows(rows.column_names, zip(*columns, strict=True) if columns else (), output, numeric=numeric)
+    values = zip(*columns, strict=True) if columns else ()
+    write_rows(rows.column_names, values, output, numeric=numeric, header=header)
 
 
 def write_rows(
@@ -48,6 +49,7 @@ def write_rows(
     output: Format,
     *,
     numeric: Sequence[bool] | None = None,
+    header: bool = True,
 ) -> None:
     """Write rows of plain values. `numeric` says which columns are aligned to the right."""
     if output is Format.JSON:
@@ -58,7 +60,8 @@ def write_rows(
         return
     if output is Format.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(names)
+        if header:
+            writer.writerow(names)
         writer.writerows([["" if value is None else plain_text(value) for value in row] for row in rows])
         return
     from rich import box

@@ -8,7 +8,7 @@ import typer
 
 from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 
-tables = typer.Typer(no_args_is_help=True, help="List, describe and look into tables.")
+tables = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and look into tables.")
 
 TableArgument = Annotated[
     str, typer.Argument(metavar="DATABASE.TABLE", help="The table; without a database, of `default`.")
@@ -31,6 +31,7 @@ def list_tables(
 ) -> None:
     """List tables with their kind, buckets and rows.
 
+    \b
     headrace tables list
     """
     from tablelayer.cli.output import write_rows
@@ -53,6 +54,7 @@ def describe(
 ) -> None:
     """Show a table's columns, keys and options.
 
+    \b
     headrace tables describe orders
     """
     from tablelayer.cli.describe import describe_definition
@@ -73,6 +75,7 @@ def head(
     """Show some rows, quickly: of a primary-key table the first by key of each bucket, of a log table the
     latest.
 
+    \b
     headrace tables head orders -n 3 --columns id,amount
     """
     from tablelayer.cli.output import write_arrow
@@ -97,6 +100,7 @@ def tail(
 ) -> None:
     """Show the last changes of a table, with their change types: +A +I -U +U -D.
 
+    \b
     headrace tables tail fruit
     headrace tables tail fruit --follow --format json
     """
@@ -108,11 +112,13 @@ def tail(
         table = connection.table(name)
         begin, end = table.offsets("earliest"), table.offsets("latest")
         start = {bucket: max(begin[bucket], end[bucket] - count) for bucket in end}
-        batches = []
+        batches, begun = [], False
         with table.scan(_columns(columns), start=start, until=None if follow else end) as scan:
             for batch in scan:
                 if follow:
-                    write_arrow(as_changes([batch], table.arrow_schema), output)
+                    changes = as_changes([batch], table.arrow_schema, _columns(columns))
+                    write_arrow(changes, output, header=not begun)
+                    begun = True
                 else:
                     batches.append(batch)
         if not follow:
@@ -123,6 +129,7 @@ def tail(
 def count(name: TableArgument, server: ServerOption = DEFAULT_SERVER) -> None:
     """Print the number of rows, without reading them.
 
+    \b
     headrace tables count orders
     """
     from tablelayer.client import connect

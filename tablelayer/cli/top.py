@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tablelayer.cli.output import console
@@ -59,12 +60,17 @@ def watch(server: str, *, interval_s: float, looks: int | None, internal: bool) 
         return table
 
     out = console()
-    with connect(server) as connection, Live(console=out, auto_refresh=False) as live:
+    live = Live(console=out, auto_refresh=False) if out.is_terminal else None
+    with connect(server) as connection, live or nullcontext():
         before, at = end_offsets(connection, internal=internal), time.monotonic()
         done = 0
         while looks is None or done < looks:
             time.sleep(interval_s)
             after, now = end_offsets(connection, internal=internal), time.monotonic()
-            live.update(render(rates(before, after, now - at)), refresh=True)
+            table = render(rates(before, after, now - at))
+            if live is None:
+                out.print(table)
+            else:
+                live.update(table, refresh=True)
             before, at = after, now
             done += 1

@@ -13,7 +13,9 @@ from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerO
 if TYPE_CHECKING:
     from tablelayer.client import KafkaRecord
 
-topics = typer.Typer(no_args_is_help=True, help="List, create, describe, delete and read Kafka topics.")
+topics = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, create, describe, delete and read Kafka topics."
+)
 
 _EARLIEST, _LATEST = -2, -1
 
@@ -26,6 +28,7 @@ def list_topics(
 ) -> None:
     """List all topics. A table `db.t` is a topic too.
 
+    \b
     headrace topics list
     """
     from tablelayer.cli.output import write_rows
@@ -58,6 +61,7 @@ def create(
 ) -> None:
     """Create a topic.
 
+    \b
     headrace topics create clicks --partitions 4 --set retention.ms=3600000
     """
     from tablelayer.client import connect
@@ -81,6 +85,7 @@ def describe(
 ) -> None:
     """Show a topic's partitions, offsets and configuration.
 
+    \b
     headrace topics describe clicks
     """
     from tablelayer.cli.output import write_rows
@@ -106,6 +111,7 @@ def delete(
 ) -> None:
     """Delete a topic and its records.
 
+    \b
     headrace topics delete clicks
     """
     from tablelayer.client import connect
@@ -131,6 +137,7 @@ def tail(
 ) -> None:
     """Show the last records of a topic as a Kafka client sees them; of a table, its Kafka face.
 
+    \b
     headrace topics tail default.orders -n 5
     headrace topics tail clicks --follow --format json
     """
@@ -139,47 +146,38 @@ def tail(
     with connect(server) as connection:
         begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name, _LATEST)
         positions = {p: max(begin[p], end[p] - count) for p in end}
+        collected: list[KafkaRecord] = []
+        begun = False
         while True:
             unread = positions if follow else {p: at for p, at in positions.items() if at < end[p]}
             if not unread:
-                return
+                break
             records, after = connection.kafka.read(name, unread, max_wait_ms=500)
             shown = [r for r in records if follow or r.offset < end[r.partition]]
-            if shown:
-                _show(shown, output)
+            if follow and shown:
+                _show(shown, output, header=not begun)
+                begun = True
+            elif shown:
+                collected += shown
             if after == unread and not follow:
                 raise CommandError(
                     f"{name} gives no records although its log does not end: is it being deleted?"
                 )
             positions = {**positions, **after}
+    _show(sorted(collected, key=lambda r: (r.partition, r.offset)), output)
 
 
-def _show(records: Sequence[KafkaRecord], output: Format) -> None:
-    from tablelayer.cli.output import json_text, plain_text
+def _show(records: Sequence[KafkaRecord], output: Format, *, header: bool = True) -> None:
+    from tablelayer.cli.output import write_rows
 
-    for record in records:
-        key, value = _readable(record.key), _readable(record.value)
-        if output is Format.TABLE:
-            typer.echo(
-                f"{record.partition}:{record.offset}  {key if key is not None else '-'}  {_shown(value)}"
-            )
-            continue
-        fields = {
-            "partition": record.partition,
-            "offset": record.offset,
-            "timestamp": record.timestamp_ms,
-            "key": key,
-            "value": value,
-        }
-        if output is Format.JSON:
-            typer.echo(json_text(fields))
-        else:
-            typer.echo(
-                ",".join(
-                    '"' + plain_text(v).replace('"', '""') + '"' if v is not None else ""
-                    for v in fields.values()
-                )
-            )
+    if output is Format.TABLE:
+        for record in records:
+            key = _readable(record.key)
+            shown = "-" if key is None else key
+            typer.echo(f"{record.partition}:{record.offset}  {shown}  {_shown(_readable(record.value))}")
+        return
+    rows = [(r.partition, r.offset, r.timestamp_ms, _readable(r.key), _readable(r.value)) for r in records]
+    write_rows(("partition", "offset", "timestamp", "key", "value"), rows, output, header=header)
 
 
 def _shown(value: str | None) -> str:

@@ -13,6 +13,7 @@ a new one.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from typing import TypeVar
@@ -142,7 +143,7 @@ class BrokerConnection:
                 f"{host}:{port} did not accept a connection within {connect_timeout_ms} ms"
             ) from None
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
             raise ConnectionFailed(
                 f"cannot connect to {host}:{port}: {reason}. Is the server running there?"
             ) from None
