@@ -8,6 +8,7 @@ tables and columns they need, and whether a lookup, a count or a limit scan answ
 ``parse(create_table_sql(definition))`` gives the definition back.
 """
 
+from tablelayer.model.ddl.literals import Value
 from tablelayer.model.ddl.parser import parse, parse_columns
 from tablelayer.model.ddl.render import create_table_sql
 from tablelayer.model.ddl.select import Select
@@ -25,7 +26,6 @@ from tablelayer.model.ddl.statements import (
     Statement,
     Update,
     UseDatabase,
-    Value,
 )
 from tablelayer.model.ddl.tokens import DdlError
 

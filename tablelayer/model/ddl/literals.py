@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import datetime
 import re
-from decimal import Context, Decimal
+from decimal import Decimal
 
 from sqlglot import Token, TokenType
 
-from tablelayer.model.ddl.statements import Value
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.types import (
@@ -25,7 +24,9 @@ from tablelayer.model.types import (
     timestamp,
 )
 
-_EXACT = Context(prec=1000)
+Value = None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime
+"""A literal: whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes."""
+
 _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
 _HEX = re.compile(r"([0-9A-Fa-f]{2})*")
 
@@ -36,7 +37,12 @@ def number(text: str) -> int | Decimal:
         return int(text)
     if not re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", text):
         raise ValueError(f"{text} is not a number")
-    return _EXACT.create_decimal(text)
+    return Decimal(text)
+
+
+def negated(value: int | Decimal) -> int | Decimal:
+    """The negative, exactly: Decimal's minus sign would round to the context's 28 digits."""
+    return value.copy_negate() if isinstance(value, Decimal) else -value
 
 
 def typed(text: str, data_type: DataType) -> Value:
@@ -49,7 +55,7 @@ def typed(text: str, data_type: DataType) -> Value:
         sign, digits = (-1, stripped[1:]) if stripped[:1] == "-" else (1, stripped.removeprefix("+"))
         value = number(digits)
         if kind is TypeKind.DECIMAL:
-            return _EXACT.multiply(Decimal(value), sign)
+            return negated(value) if sign < 0 else Decimal(value)
         if value != int(value):
             raise ValueError(f"{stripped} is not a whole number")
         limit = 1 << (INTEGER_BITS[kind] - 1)
@@ -108,12 +114,8 @@ def read_literal(stream: TokenStream) -> Value:
     if token.token_type in (TokenType.DASH, TokenType.PLUS, TokenType.NUMBER, TokenType.DOT):
         return _read_number(stream)
     typed_word = {"DATE": DATE, "TIME": time(9), "TIMESTAMP": timestamp(9)}.get(token.text.upper())
-    following = stream.tokens[stream.position + 1] if stream.position + 1 < len(stream.tokens) else None
-    if (
-        token.token_type is TokenType.VAR
-        and following is not None
-        and following.token_type is TokenType.STRING
-    ):
+    following = stream.tokens[stream.position + 1] if stream.position + 1 < len(stream.tokens) else token
+    if token.token_type is TokenType.VAR and following.token_type is TokenType.STRING:
         if typed_word is not None:
             stream.position += 2
             return _typed_at(stream, following.text, typed_word, following)
@@ -122,9 +124,7 @@ def read_literal(stream: TokenStream) -> Value:
             if not _HEX.fullmatch(following.text):
                 raise stream.error("bytes are written as pairs of hexadecimal digits", following)
             return bytes.fromhex(following.text)
-    raise stream.expected(
-        "a value: a number, 'text', NULL, TRUE, FALSE, DATE '...', TIMESTAMP '...', CAST(...)"
-    )
+    raise stream.expected("a value: a number, 'text', NULL, TRUE, DATE '...', TIMESTAMP '...', CAST(...)")
 
 
 def _read_number(stream: TokenStream) -> int | Decimal:
@@ -149,7 +149,7 @@ def _read_number(stream: TokenStream) -> int | Decimal:
         raise stream.expected("a number")
     text = stream.sql[start.start : last.end + 1]
     try:
-        return sign * number(text) if text[:1] else 0
+        return number(text) if sign > 0 else negated(number(text))
     except ValueError:
         raise stream.error(f"'{text}' is not a number", first) from None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from sqlglot import Token, TokenType
 
 from tablelayer.model import options as table_options
-from tablelayer.model.ddl.literals import read_literal
+from tablelayer.model.ddl.literals import Value, read_literal
 from tablelayer.model.ddl.select import analyze
 from tablelayer.model.ddl.statements import (
     CreateDatabase,
@@ -29,7 +29,6 @@ from tablelayer.model.ddl.statements import (
     Statement,
     Update,
     UseDatabase,
-    Value,
 )
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type

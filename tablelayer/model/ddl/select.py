@@ -12,17 +12,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
+from tablelayer.model.ddl.literals import Value, negated, number, typed
 from tablelayer.model.ddl.tokens import DdlError
-
-if TYPE_CHECKING:
-    from tablelayer.model.ddl.statements import Value
+from tablelayer.model.types import DATE, timestamp
 
 
 class _Queries(DuckDB):
@@ -188,6 +187,8 @@ def _simple_parts(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Any] | N
         rows = limit.args.get("expression")
         if not (isinstance(limit, exp.Limit) and isinstance(rows, exp.Literal) and rows.this.isdigit()):
             return None
+        if any(value for name, value in limit.args.items() if name != "expression"):
+            return None  # PERCENT and the like
         number = int(rows.this)
     return {"columns": columns, "equals": equals, "limit": number, "is_count": is_count}
 
@@ -214,30 +215,20 @@ def _equality(condition: exp.Expr) -> tuple[str, Value] | None:
 
 def _literal(expression: exp.Expr) -> tuple[bool, Value]:
     """(True, value) of a literal that compares as it is written; (False, None) for anything else."""
-    from tablelayer.model.ddl.literals import number, typed
-    from tablelayer.model.types import DATE, timestamp
-
     try:
-        if (
-            isinstance(expression, exp.Neg)
-            and isinstance(expression.this, exp.Literal)
-            and expression.this.is_number
-        ):
-            return True, -number(expression.this.this)
         if isinstance(expression, exp.Literal):
             return True, expression.this if expression.is_string else number(expression.this)
         if isinstance(expression, exp.Boolean):
             return True, bool(expression.this)
-        if (
-            isinstance(expression, exp.Cast)
-            and isinstance(expression.this, exp.Literal)
-            and expression.this.is_string
-        ):
+        inner = expression.this
+        if isinstance(expression, exp.Neg) and isinstance(inner, exp.Literal) and inner.is_number:
+            return True, negated(number(inner.this))
+        if isinstance(expression, exp.Cast) and isinstance(inner, exp.Literal) and inner.is_string:
             kind = expression.to.this
             if kind == exp.DataType.Type.DATE:
-                return True, typed(expression.this.this, DATE)
+                return True, typed(inner.this, DATE)
             if kind == exp.DataType.Type.TIMESTAMP and not expression.to.expressions:
-                return True, typed(expression.this.this, timestamp(6))
+                return True, typed(inner.this, timestamp(6))
     except ValueError:
         return False, None
     return False, None

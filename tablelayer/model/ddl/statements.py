@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 
+from tablelayer.model.ddl.literals import Value
 from tablelayer.model.ddl.select import Select
 from tablelayer.model.table import TableDefinition, TablePath
-
-Value = None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime
-"""A literal: whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes."""
 
 
 @dataclass(frozen=True, slots=True)

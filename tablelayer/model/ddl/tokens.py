@@ -69,9 +69,8 @@ class TokenStream:
         try:
             self.tokens: list[Token] = _Words().tokenize(sql)
         except TokenError:
-            raise DdlError(
-                "a quote or comment that begins here is never closed", sql, _unclosed(sql), 1
-            ) from None
+            reason = "a quote or comment that begins here is never closed"
+            raise DdlError(reason, sql, _unclosed(sql), 1) from None
 
     @property
     def token(self) -> Token | None:

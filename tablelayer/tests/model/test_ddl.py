@@ -1,0 +1,318 @@
+"""Statements: what they mean, and errors that point at the word."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from decimal import Decimal
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tablelayer.model import types as t
+from tablelayer.model.ddl import (
+    CreateDatabase,
+    CreateTable,
+    DdlError,
+    Delete,
+    DescribeTable,
+    DropDatabase,
+    DropTable,
+    Insert,
+    Select,
+    ShowCreateTable,
+    ShowDatabases,
+    ShowTables,
+    Update,
+    UseDatabase,
+    parse,
+    parse_columns,
+)
+from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.table import TablePath
+
+T = TablePath("default", "t")
+
+
+def one(sql):
+    (statement,) = parse(sql)
+    return statement
+
+
+def test_create_table_in_the_words_of_the_quickstart():
+    statement = one("""
+        -- the orders, as they come in
+        CREATE TABLE IF NOT EXISTS `shop`.enriched_orders (
+            `order_key`   BIGINT,
+            cust_key      INT NOT NULL COMMENT 'who''s it',
+            total_price   DECIMAL(15, 2),
+            order_date    DATE, /* no time of day */
+            name          STRING,
+            PRIMARY KEY (`order_key`) NOT ENFORCED
+        ) COMMENT 'all of them' WITH (
+            'bucket.num' = '4',
+            'table.datalake.enabled' = 'true',
+            'table.datalake.freshness' = '30s'
+        );
+    """)
+    assert isinstance(statement, CreateTable)
+    assert statement.if_not_exists
+    definition = statement.definition
+    assert definition.path == TablePath("shop", "enriched_orders")
+    assert [(c.name, c.type, c.nullable) for c in definition.schema.columns] == [
+        ("order_key", t.BIGINT, False),
+        ("cust_key", t.INT, False),
+        ("total_price", t.decimal(15, 2), True),
+        ("order_date", t.DATE, True),
+        ("name", t.STRING, True),
+    ]
+    assert definition.schema.column("cust_key").comment == "who's it"
+    assert definition.schema.primary_key == definition.bucket_key == ("order_key",)
+    assert (definition.bucket_count, definition.comment) == (4, "all of them")
+    assert definition.options == {
+        "table.datalake.enabled": "true",
+        "table.datalake.format": "iceberg",
+        "table.datalake.freshness": "30 s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("sql", "statement"),
+    [
+        ("create database d", CreateDatabase("d")),
+        ("CREATE DATABASE IF NOT EXISTS d;", CreateDatabase("d", True)),
+        ("DROP DATABASE d", DropDatabase("d")),
+        ("DROP DATABASE IF EXISTS d CASCADE", DropDatabase("d", True, True)),
+        ("SHOW DATABASES", ShowDatabases()),
+        ("USE d", UseDatabase("d")),
+        ("DROP TABLE t", DropTable(T)),
+        ("DROP TABLE IF EXISTS d.`t-1`", DropTable(TablePath("d", "t-1"), True)),
+        ("SHOW TABLES", ShowTables("default")),
+        ("SHOW TABLES FROM d", ShowTables("d")),
+        ("DESCRIBE t", DescribeTable(T)),
+        ("desc table d.t", DescribeTable(TablePath("d", "t"))),
+        ("SHOW CREATE TABLE t", ShowCreateTable(T)),
+        ("DELETE FROM t WHERE a = 1 AND (b = 'x')", Delete(T, {"a": 1, "b": "x"})),
+        (
+            "UPDATE t SET v = NULL, w = -1.50 WHERE a = 1",
+            Update(T, {"v": None, "w": Decimal("-1.50")}, {"a": 1}),
+        ),
+    ],
+)
+def test_statement(sql, statement):
+    assert one(sql) == statement
+
+
+def test_several_statements_and_the_current_database():
+    assert parse(" ;; DROP TABLE t; USE d; DROP TABLE t; DROP TABLE e.t ;", "start") == [
+        DropTable(TablePath("start", "t")),
+        UseDatabase("d"),
+        DropTable(TablePath("d", "t")),
+        DropTable(TablePath("e", "t")),
+    ]
+    assert parse(" -- nothing here\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7), ("-7", -7), ("+7", 7), ("1.50", Decimal("1.50")), ("-.5", Decimal("-.5")),
+        ("1e3", Decimal("1e3")), ("2.5E-3", Decimal("0.0025")),
+        ("-1234567890123456789012345.678901", Decimal("-1234567890123456789012345.678901")),
+        ("'it''s'", "it's"), ("'\\n'", "\\n"), ("''", ""), ("NULL", None), ("true", True), ("FALSE", False),
+        ("DATE '2024-02-29'", dt.date(2024, 2, 29)), ("TIME '12:30'", dt.time(12, 30)),
+        ("TIMESTAMP '2024-02-29 12:00:00.5'", dt.datetime(2024, 2, 29, 12, 0, 0, 500_000)),
+        ("X'CAFE'", b"\xca\xfe"), ("CAST('-12.5' AS DECIMAL(5,2))", Decimal("-12.5")),
+        ("CAST('7' AS BIGINT)", 7), ("CAST(7 AS STRING)", "7"), ("CAST(1 AS DOUBLE)", 1.0),
+        ("CAST('2024-02-29' AS DATE)", dt.date(2024, 2, 29)),
+        ("CAST('2024-02-29T12:00+02:00' AS TIMESTAMP_LTZ(3))", dt.datetime(2024, 2, 29, 10, tzinfo=dt.UTC)),
+        ("CAST(NULL AS INT)", None),
+    ],
+)  # fmt: skip
+def test_literal(text, value):
+    statement = one(f"INSERT INTO t VALUES ({text})")
+    assert statement == Insert(T, None, ((value,),))
+    assert type(statement.rows[0][0]) is type(value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(), st.decimals(allow_nan=False, allow_infinity=False), st.text(), st.dates()),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_inserted_values_are_exact(rows):
+    written = ",".join(
+        "({}, {:f}, '{}', DATE '{}')".format(a, b, c.replace("'", "''").replace("\0", ""), d)
+        for a, b, c, d in rows
+    )
+    expected = tuple((a, Decimal(f"{b:f}"), c.replace("\0", ""), d) for a, b, c, d in rows)
+    assert one(f"INSERT INTO t (a, b, c, d) VALUES {written}") == Insert(T, ("a", "b", "c", "d"), expected)
+
+
+@pytest.mark.parametrize(
+    ("sql", "word", "reason"),
+    [
+        ("CRAETE TABLE t (a INT)", "CRAETE", "did you mean CREATE"),
+        ("ALTER TABLE t SET ('a' = 'b')", "ALTER", "ALTER is not in this release"),
+        ("CREATE VIEW v AS SELECT 1", "VIEW", "CREATE VIEW is not in this release"),
+        ("CREATE TABLE t (a BIGNT)", "BIGNT", "type BIGNT is not known"),
+        ("CREATE TABLE t (a ARRAY<INT>)", "ARRAY", "nested types are not in this release"),
+        ("CREATE TABLE t (a INT, a INT)", "a", "given twice"),
+        ("CREATE TABLE t (a INT PRIMARY KEY, b INT PRIMARY KEY)", "a", "twice"),
+        ("CREATE TABLE t (a INT", "", "expected ',' or ')', but the statement ends here"),
+        (
+            "CREATE TABLE t (a INT) PARTITIONED BY (a)",
+            "PARTITIONED",
+            "partitioned tables are not in this release",
+        ),
+        ("CREATE TABLE t (a INT DEFAULT 5)", "DEFAULT", "DEFAULT columns are not in this release"),
+        ("CREATE TABLE t (a AS b + 1)", "AS", "computed columns are not in this release"),
+        (
+            "CREATE TABLE t (a INT) WITH ('table.log.tll' = '1 d')",
+            "'table.log.tll'",
+            "did you mean 'table.log.ttl'",
+        ),
+        ("CREATE TABLE t (a INT) WITH ('table.log.ttl' = 'x')", "'x'", "a duration is"),
+        ("CREATE TABLE t (a INT) WITH ('bucket.num' = 'x')", "'bucket.num'", "whole number"),
+        ("CREATE TABLE t (a INT, PRIMARY KEY (b) NOT ENFORCED)", "a", "'b' is not a column"),
+        ("CREATE TABLE `a.b` (a INT)", "`a.b`", "table name 'a.b'"),
+        ("CREATE TABLE t (a INT) AS SELECT 1", "AS", "not in this release"),
+        ("DROP TABLE a.b.c", ".", "database.table"),
+        ("DROP TABLE t u", "u", "expected ';'"),
+        ("INSERT INTO t VALUES (1, 2), (3)", "(", "1 values, where 2 are needed"),
+        ("INSERT INTO t (a, b) VALUES (1)", "(", "1 values, where 2 are needed"),
+        ("INSERT INTO t SELECT 1", "SELECT", "not in this release"),
+        ("INSERT INTO t VALUES (now())", "now", "expected a value"),
+        ("INSERT INTO t VALUES (12abc)", "12", "'12abc' is not a number"),
+        ("INSERT INTO t VALUES (DATE '2023-02-29')", "'2023-02-29'", "day"),
+        ("INSERT INTO t VALUES (CAST('300' AS TINYINT))", "'300'", "out of the range"),
+        ("INSERT INTO t VALUES ('abc", "'", "never closed"),
+        ("INSERT INTO t VALUES (1) /* abc", "/", "never closed"),
+        ("UPDATE t SET a = 1", "", "expected WHERE"),
+        ("UPDATE t SET a = 1 WHERE b = 1 OR b = 2", "OR", "OR is not possible"),
+        ("UPDATE t SET a = b WHERE b = 1", "b", "expected a value"),
+        ("DELETE FROM t WHERE a > 1", ">", "finds its row by the primary key"),
+        ("DELETE FROM t WHERE a = NULL", "a", "never NULL"),
+        ("SELECT a FROM", "FROM", "expected table name"),
+        ("SELECT a FROM t WHERE (", "(", "something is missing"),
+        ("SHOW COLUMNS", "COLUMNS", "expected DATABASES"),
+    ],
+)
+def test_error_points_at_the_word(sql, word, reason):
+    with pytest.raises(DdlError) as caught:
+        parse("SHOW DATABASES;\n  " + sql)
+    error = caught.value
+    assert error.code is TableErrorCode.INVALID_STATEMENT
+    assert reason.lower() in error.reason.lower()
+    assert error.word == word
+    assert error.line == 2
+    shown, marks = error.message.split("\n")[1:]
+    column = marks.index("^")
+    assert shown[column : column + len(word)] == word
+    assert error.column == column - 2 + 1
+    assert pickle.loads(pickle.dumps(error)).message == error.message
+
+
+WORDS = [
+    "CREATE", "TABLE", "t", "(", ")", "a", "INT", ",", "PRIMARY", "KEY", "WITH", "'x'", "=", "INSERT", "INTO",
+    "VALUES", "1", "-", ".", "SELECT", "*", "FROM", "WHERE", "AND", ";", "UPDATE", "SET", "DELETE", "`b`", "NULL",
+    "DECIMAL", "CAST", "'", "\n", "COUNT", "LIMIT", "JOIN", "[", "$", "::", "é", "\\", "/*", "--",
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), max_size=12))
+def test_nonsense_is_a_ddl_error_and_nothing_else(words):
+    sql = " ".join(words)
+    try:
+        parse(sql)
+    except DdlError as error:
+        complaint = error
+    else:
+        return
+    assert complaint.line <= sql.count("\n") + 1
+    assert complaint.column <= len(sql) + 1
+    assert complaint.reason
+
+
+def test_column_lists():
+    plain = parse_columns("id BIGINT NOT NULL, v STRING, PRIMARY KEY (id) NOT ENFORCED")
+    assert plain == parse_columns("(id BIGINT PRIMARY KEY NOT ENFORCED, v STRING)")
+    assert plain.primary_key == ("id",)
+    with pytest.raises(DdlError, match="end of the column list"):
+        parse_columns("id BIGINT) WITH ('a' = 'b'")
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT * FROM t", (None, {}, None, False)),
+        ("SELECT a, `b` FROM t WHERE k = 1 AND (j = 'x') LIMIT 5", (("a", "b"), {"k": 1, "j": "x"}, 5, False)),
+        ("SELECT COUNT(*) FROM t", (None, {}, None, True)),
+        ("SELECT * FROM t WHERE 5 = k AND d = 'x'", (None, {"k": 5, "d": "x"}, None, False)),
+        ("SELECT * FROM t WHERE d = DATE '2024-01-01'", (None, {"d": dt.date(2024, 1, 1)}, None, False)),
+        ("SELECT x.a FROM t AS x WHERE x.k = -2.50", (("a",), {"k": Decimal("-2.50")}, None, False)),
+        (
+            "SELECT a FROM t WHERE k = -1234567890123456789012345.678901",
+            (("a",), {"k": Decimal("-1234567890123456789012345.678901")}, None, False),
+        ),
+    ],
+)  # fmt: skip
+def test_simple_query(sql, expected):
+    query = one(sql)
+    assert isinstance(query, Select)
+    assert query.table == "default.t"
+    assert (query.columns, query.equals, query.limit, query.is_count) == expected
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a + 1 FROM t", "SELECT a AS b FROM t", "SELECT DISTINCT a FROM t",
+        "SELECT a FROM t ORDER BY a",
+        "SELECT a FROM t WHERE k = 1 OR k = 2", "SELECT a FROM t WHERE k > 1",
+        "SELECT a FROM t WHERE k = 1 AND k = 2",
+        "SELECT a FROM t, u", "SELECT COUNT(a) FROM t", "SELECT a, COUNT(*) FROM t",
+        "SELECT a FROM t OFFSET 3",
+        "SELECT a FROM t WHERE k = NULL", "SELECT a FROM t UNION ALL SELECT a FROM t",
+        "SELECT a FROM (SELECT * FROM t)",
+        "SELECT * EXCLUDE (a) FROM t", "SELECT a FROM t LIMIT 10 PERCENT", "SELECT a FROM t TABLESAMPLE 10%",
+        "SELECT a, a FROM t", "WITH t AS (SELECT 1 AS a) SELECT a FROM t", "SELECT a FROM t WHERE NOT k = 1",
+        "SELECT a FROM t QUALIFY row_number() OVER () = 1", "SELECT a FROM t GROUP BY a", "SELECT 1",
+    ],
+)  # fmt: skip
+def test_query_that_is_not_simple(sql):
+    query = one(sql)
+    assert not query.is_simple
+    assert query.table is None
+
+
+def test_tables_and_columns_of_a_query():
+    query = one(
+        "WITH big AS (SELECT k, v FROM t WHERE v > 10) "
+        "SELECT b.k, sum(x.w) FROM big b JOIN `shop`.u$changelog x USING (id) GROUP BY b.k"
+    )
+    assert set(query.tables) == {"default.t", "shop.u$changelog"}
+    assert query.columns_read["shop.u$changelog"] >= {"id", "w"}
+    assert query.columns_read["default.t"] >= {"k", "v"}
+    assert one("SELECT *, a FROM t").columns_read == {"default.t": None}
+    assert one("SELECT t FROM t").columns_read == {"default.t": None}
+    assert one("SELECT a FROM t NATURAL JOIN u").columns_read == {"default.t": None, "default.u": None}
+    assert one("SELECT count(*) FROM t WHERE A = 1").columns_read == {"default.t": frozenset({"a"})}
+
+
+def test_query_runs_in_duckdb_under_other_names():
+    with duckdb.connect() as connection:
+        connection.execute("CREATE TABLE v0 AS SELECT range AS k, range % 3 AS g FROM range(9)")
+        connection.execute("CREATE TABLE v1 AS SELECT range AS g, 'g' || range AS name FROM range(3)")
+        query = one(
+            "SELECT `groups`.name, count(*) AS n FROM shop.items JOIN shop.groups USING (g) "
+            "WHERE shop.items.k > 1 GROUP BY ALL ORDER BY items.name".replace("items.name", "name")
+        )
+        text = query.to_duckdb({"shop.items": "v0", "shop.groups": "v1"})
+        assert connection.execute(text).fetchall() == [("g0", 2), ("g1", 2), ("g2", 3)]
