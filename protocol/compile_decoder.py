@@ -7,7 +7,8 @@ the buffer surfaces as `struct.error` or IndexError and bad text as UnicodeDecod
 translates.
 
 Nothing is allocated before it is checked: a count of elements that could not fit into the rest of the
-buffer even if each were as small as it can be, or that the budget cannot pay, is refused first.
+buffer even if each were as small as it can be, or that the budget cannot pay, is refused first. What text
+and bytes cost is settled at the next array or at the end, since they cannot be larger than the buffer.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class _DecoderCompiler:
         self.charge(str(struct_cost(self.cls, self.version)))
         self.structure(self.cls, "m", self.cls.__name__)
         self.flush()
+        source.line("if left < 0: raise exceeded(-left, 0)")
         source.line("return m, pos, left")
         decoder: Decoder = source.function("decode", f"decoder of {self.cls.__name__} version {self.version}")
         return decoder
@@ -181,10 +183,10 @@ class _DecoderCompiler:
         line(f"{stop} = pos + {size}")
         line(f"if {stop} > end: raise too_long({path!r}, {size}, end - pos)")
         if field.kind == "string":
-            self.charge(f"4 * {size}")
+            line(f"left -= 4 * {size}")
             line(assign.format(f"str(buf[pos:{stop}], 'utf-8')"))
         elif field.kind == "binary":
-            self.charge(size)
+            line(f"left -= {size}")
             line(assign.format(f"bytes(buf[pos:{stop}])"))
         else:
             line(assign.format(f"view(buf)[pos:{stop}]"))
@@ -233,7 +235,9 @@ class _DecoderCompiler:
         self.charge(f"{count} * {cost}")
         if element.kind in FORMATS and element.kind not in ("boolean", "uuid"):
             letter, size = FORMATS[element.kind]
-            line(assign.format(f"list(unpack_from(f'>{{{count}}}{letter}', buf, pos))"))
+            short = self.source.constant(tuple(Packer(f">{n}{letter}").unpack_from for n in range(8)), "S")
+            long = f"unpack_from(f'>{{{count}}}{letter}', buf, pos)"
+            line(assign.format(f"list({short}[{count}](buf, pos) if {count} < 8 else {long})"))
             line(f"pos += {size} * {count}")
         else:
             values, add = self.source.fresh("a"), self.source.fresh("p")
@@ -251,9 +255,11 @@ class _DecoderCompiler:
         """The tagged fields at the end of a struct: known ones into their attributes, others skipped."""
         line = self.source.line
         count, last, tag, stop = (self.source.fresh(prefix) for prefix in ("n", "l", "t", "e"))
-        self.varint(count)
-        line(f"if {count}:")
+        self.flush()
+        line("if not buf[pos]: pos += 1")
+        line("else:")
         self.source.depth += 1
+        self.varint(count)
         line(f"if 2 * {count} > end - pos: raise too_many({path + ' tagged fields'!r}, {count}, end - pos)")
         line(f"{last} = -1")
         line(f"for _ in range({count}):")

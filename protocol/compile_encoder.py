@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct as Packer
+from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from protocol.compile import Source
@@ -134,8 +135,22 @@ class _EncoderCompiler:
             self.run.append((letter, size))
             self.flush()
             return
+        line = self.source.line
+        if not self.run:
+            line(f"{self.add}(short[{size} + 1] if {size} < 127 else uv({size} + 1))")
+            return
+        # A length of one byte, which nearly all are, is packed together with what stands before it.
+        run, self.run = self.run, [*self.run, ("B", f"{size} + 1")]
+        line(f"if {size} < 127:")
+        self.source.depth += 1
         self.flush()
-        self.source.line(f"{self.add}(short[{size} + 1] if {size} < 127 else uv({size} + 1))")
+        self.source.depth -= 1
+        line("else:")
+        self.source.depth += 1
+        self.run = run
+        self.flush()
+        line(f"{self.add}(uv({size} + 1))")
+        self.source.depth -= 1
 
     def begin(self, field: Field, expression: str, path: str, size: str, body: list[str], letter: str) -> str:
         """Bind the value to a name, prepare it by the lines of `body`, write its length; returns the name."""
@@ -170,7 +185,11 @@ class _EncoderCompiler:
 
     def records(self, field: Field, expression: str, path: str) -> None:
         size, data = self.source.fresh("n"), self.source.fresh("b")
-        self.begin(field, expression, path, size, [f"{data}, {size} = records_part({{0}})"], "i")
+        body = [
+            f"if type({{0}}) is bytes: {data} = {{0}}; {size} = len({data})",
+            f"else: {data}, {size} = records_part({{0}})",
+        ]
+        self.begin(field, expression, path, size, body, "i")
         line = self.source.line
         line(f"if {size} > 0:")
         line("    parts.append(join(chunks))")
@@ -202,7 +221,9 @@ class _EncoderCompiler:
         size = self.source.fresh("n")
         values = self.begin(field, expression, path, size, [f"{size} = len({{0}})"], "i")
         if element.kind in FORMATS and element.kind not in ("boolean", "uuid"):
-            line(f"if {size} > 0: {self.add}(pack_array({FORMATS[element.kind][0]!r}, {values}))")
+            one = self.source.constant(Packer(">" + FORMATS[element.kind][0]).pack, "P")
+            line(f"if {size} == 1: {self.add}({one}({values}[0]))")
+            line(f"elif {size} > 0: {self.add}(pack_array({FORMATS[element.kind][0]!r}, {values}))")
             return
         item = self.source.fresh("i")
         line(f"if {size} > 0:")
@@ -222,15 +243,14 @@ class _EncoderCompiler:
         if not tagged:
             self.run.append(("B", "0"))
             return
-        self.flush()
         line = self.source.line
         tagged = sorted(tagged, key=lambda item: item[1].tag or 0)
-        conditions = [self.is_set(field, f"{target}.{name}") for name, field in tagged]
-        count = self.source.fresh("n")
-        line(f"{count} = " + " + ".join(f"bool({condition})" for condition in conditions))
-        line(f"{self.add}(uv({count}))")
-        line(f"if {count}:")
+        conditions = [f"({self.is_set(field, f'{target}.{name}')})" for name, field in tagged]
+        run = list(self.run)
+        line(f"if {' or '.join(conditions)}:")
         self.source.depth += 1
+        self.flush()
+        line(f"{self.add}(uv({' + '.join(f'bool({condition})' for condition in conditions)}))")
         outer = self.add
         for (name, field), condition in zip(tagged, conditions, strict=True):
             body = self.source.fresh("t")
@@ -244,6 +264,11 @@ class _EncoderCompiler:
             line(f"{body} = join({body})")
             line(f"{outer}({encode_unsigned_varint(field.tag or 0)!r} + uv(len({body}))); {outer}({body})")
             self.source.depth -= 1
+        self.source.depth -= 1
+        line("else:")
+        self.source.depth += 1
+        self.run = [*run, ("B", "0")]
+        self.flush()
         self.source.depth -= 1
 
 
@@ -264,21 +289,22 @@ def _carries_records(structure: type[Struct], version: int) -> bool:
 
 
 def _pack_array(letter: str, values: list[Any]) -> bytes:
-    return Packer(f">{len(values)}{letter}").pack(*values)
+    return pack(f">{len(values)}{letter}", *values)
 
 
 def _records_part(value: Any) -> tuple[Any, int]:
     """What to send for a `records` value, and its size in bytes: a buffer as it is, or a region of a file."""
-    kind = type(value)
-    if kind is bytes or kind is bytearray:
-        return value, len(value)
-    try:
-        view = value if kind is memoryview else memoryview(value)
-    except TypeError:
-        size = value.size
-        if type(size) is not int or size < 0:
-            raise EncodeError(f"records: the size of {value!r} is {size!r}, not a number of bytes") from None
+    size = getattr(value, "size", None)
+    if type(size) is int and not hasattr(value, "nbytes"):
+        if size < 0:
+            raise EncodeError(f"records: the size of {value!r} is {size} bytes")
         return value, size
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise EncodeError(
+            f"records: {value!r} is neither a buffer nor a region with a size in bytes"
+        ) from None
     return (view if view.format == "B" and view.ndim == 1 else view.cast("B")), view.nbytes
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import struct as struct_module
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
-from protocol.budget import DecodeBudget
+from protocol.budget import DEFAULT_BUDGET_BYTES, DecodeBudget
 from protocol.compile import compile_constructor
 from protocol.compile_decoder import Decoder, compile_decoder
 from protocol.compile_encoder import Encoder, compile_encoder, materialize
@@ -158,17 +158,18 @@ class Message(Struct):
         """Decode the message that fills `buffer` from byte `position` to its end.
 
         Raises DecodeError, and nothing else, for a version out of range, malformed or left-over bytes, and
-        BudgetExceeded before allocating more than `budget` allows (by default a new DecodeBudget).
+        BudgetExceeded before allocating more than `budget` allows (DEFAULT_BUDGET_BYTES if there is none).
         """
         decoder = cls._decoders.get(version)
         if decoder is None:
             if not cls.MIN_VERSION <= version <= cls.MAX_VERSION:
                 raise DecodeError(cls._unknown_version(version))
             decoder = cls._decoders[version] = compile_decoder(cls, version)
-        if budget is None:
-            budget = DecodeBudget()
         try:
-            message, end, budget.remaining_bytes = decoder(buffer, position, budget.remaining_bytes)
+            if budget is None:
+                message, end, _ = decoder(buffer, position, DEFAULT_BUDGET_BYTES)
+            else:
+                message, end, budget.remaining_bytes = decoder(buffer, position, budget.remaining_bytes)
         except (struct_module.error, IndexError):
             raise DecodeError(
                 f"{cls.__name__} version {version} is cut off: "

@@ -80,15 +80,20 @@ def test_a_region_needs_a_size_and_to_be_joined_a_read():
     class Sizeless:
         size = "large"
 
+    class Negative:
+        size = -1
+
     class Unreadable:
         size = 10
 
-    with pytest.raises(EncodeError, match="'large', not a number of bytes"):
+    with pytest.raises(EncodeError, match="neither a buffer nor a region"):
         response(Sizeless()).encode_parts(12)
+    with pytest.raises(EncodeError, match="is -1 bytes"):
+        response(Negative()).encode_parts(12)
     assert response(Unreadable()).encode_parts(12)
     with pytest.raises(EncodeError, match=r"no read\(\)"):
         response(Unreadable()).encode(12)
-    with pytest.raises(EncodeError, match="not a valid records"):
+    with pytest.raises(EncodeError, match="'text' is neither a buffer nor a region"):
         response("text").encode(12)
 
 
@@ -110,7 +115,7 @@ def test_a_produce_request_is_not_copied():
         (FetchRequest(min_bytes=2**31), 4, r"min_bytes is 2147483648, which is not a valid int32"),
         (FetchRequest(max_wait_ms="5"), 4, r"max_wait_ms is '5'"),
         (FetchRequest(topics=[FetchTopic(), FetchTopic(topic=None)]), 4, r"topics\[\].topic is None, which"),
-        (FetchRequest(topics=[FetchTopic(partitions=[FetchPartition(fetch_offset=1.5)])]), 4, r"offset is 1.5"),
+        (FetchRequest(topics=[FetchTopic(partitions=[FetchPartition(fetch_offset=1.5)])]), 4, r"is 1.5"),
         (FetchRequest(topics=[FetchTopic(topic="x" * 40_000)]), 4, r"40000 bytes, more than the 32767"),
         (FetchRequest(topics=[FetchTopic(topic="\ud800")]), 12, r"cannot be written as UTF-8"),
         (FetchRequest(topics=["x"]), 12, r"topics\[0\] is 'x', not a FetchTopic"),
