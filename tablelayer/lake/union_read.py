@@ -21,6 +21,8 @@ from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.worker import connection
 
 LAKE_SUFFIX = "$lake"
+BROADCAST_KEYS_MAX = 1_000_000
+"""Up to so many keys every task gets all of them (some ten megabytes); beyond, both sides are sorted."""
 
 
 def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None = None) -> Any:
@@ -41,20 +43,26 @@ def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None 
     if table.endswith(LAKE_SUFFIX):
         return lake.read(state.head)
     source = TableChanges(client, bootstrap, definition)
-    tail = source.changes(spark, state.offsets, source.latest())
+    end = source.latest()
+    tail = source.changes(spark, state.offsets, end)
     if state.head is None:
         return (
             tail.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN)
             if definition.is_primary_key_table
             else tail
         )
-    return merge_tail(lake.read(state.head), tail, definition)
+    changes = sum(offset - state.offsets.get(bucket, 0) for bucket, offset in end.items())
+    return merge_tail(lake.read(state.head), tail, definition, changes)
 
 
-def merge_tail(lake: Any, tail: Any, definition: TableDefinition) -> Any:
-    """The lake's rows with the tail over them; `tail` as `ChangeSource.changes` gives it."""
+def merge_tail(lake: Any, tail: Any, definition: TableDefinition, changes: int) -> Any:
+    """The lake's rows with the tail over them; `tail` as `ChangeSource.changes` gives it, of at most `changes`
+    rows.
+    """
     if not definition.is_primary_key_table:
         return lake.unionByName(tail)
     keys = list(definition.schema.primary_key)
-    untouched = lake.join(tail.select(*keys), keys, "left_anti")
+    # Spark cannot guess the size of what Python makes, so it is told how to join.
+    changed = tail.select(*keys).hint("broadcast" if changes <= BROADCAST_KEYS_MAX else "merge")
+    untouched = lake.join(changed, keys, "left_anti")
     return untouched.unionByName(tail.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN))

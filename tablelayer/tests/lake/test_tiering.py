@@ -393,7 +393,8 @@ def test_rows_gone_from_the_log_before_they_were_tiered_are_an_error(world: Worl
         world.tier()
 
 
-def test_the_tail_wins_over_the_lake(world: World) -> None:
+@pytest.mark.parametrize("changes", [3, 10_000_000])
+def test_the_tail_wins_over_the_lake(world: World, changes: int) -> None:
     fill(world.log)
     world.tier()
     state = world.lake.find_committed()
@@ -402,7 +403,7 @@ def test_the_tail_wins_over_the_lake(world: World) -> None:
     world.log.add(INSERT, row(70, "tail only"))
     end = world.log.latest()
     tail = world.log.changes(world.lake.spark, state.offsets, end)
-    union = merge_tail(world.lake.read(state.head), tail, world.table)
+    union = merge_tail(world.lake.read(state.head), tail, world.table, changes)
     expected = world.log.state()
     assert sorted(map(tuple, union.collect())) == expected
     # A predicate on another column must not bring the lake's old version of a row back.
