@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from broker.extension import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
-from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.headers import decode_request_header, encode_response_header, peek_request
 from protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from protocol.schema import ApiMessage
@@ -118,7 +118,11 @@ class Dispatcher:
         response = failed_response(route.declaration, request, context.api_version, error)
         if response is None:
             raise CloseConnection(f"{name} failed and its response has no place for the error: {error}")
-        return _encode(route, context, response) or []
+        try:
+            return _encode(route, context, response) or []
+        except EncodeError as second:
+            logger.error("the failure of %s cannot be told: %s", name, second)
+            raise CloseConnection(f"{name} failed: {error}") from None
 
     def _unknown(self, api_key: int, version: int, correlation_id: int) -> list[Part]:
         declaration = self._declarations.get(api_key)

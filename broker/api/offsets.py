@@ -30,6 +30,7 @@ from protocol.messages.offset_for_leader_epoch import (
 )
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+_FIRST_VERSION_WITH_EPOCH = 4
 _SINCE_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 
 
@@ -61,6 +62,8 @@ class OffsetsApi:
                     _look_up(partition, wanted, context.api_version, answer)
                 except KafkaError as error:
                     answer.error_code = error.code
+                if context.api_version < _FIRST_VERSION_WITH_EPOCH:
+                    answer.leader_epoch = -1
             response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
         return response
 

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from broker.cluster.partition import TopicImage
 from broker.config import BrokerConfig
 from broker.extension import Extension
 from broker.net.reply import Peer, Pending
@@ -26,6 +27,16 @@ from protocol.headers import (
     decode_response_header,
     encode_request_header,
 )
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+)
+from protocol.records.decode import decode_records
+from protocol.records.encode import Record, build_batch
+from protocol.records.header import iter_headers
 from protocol.schema import ApiMessage
 
 QUICK = {"group.initial.rebalance.delay.ms": "0"}
@@ -42,8 +53,8 @@ class DirectBroker:
     async def send(self, request: ApiMessage, version: int | None = None, client_id: str = "test") -> Any:
         """The decoded response, or None if there is none. Raises CloseConnection as the dispatcher does."""
         api_version = type(request).MAX_VERSION if version is None else version
-        self._correlation_id += 1
-        header = RequestHeader(request.API_KEY, api_version, self._correlation_id, client_id)
+        self._correlation_id = sent = self._correlation_id + 1
+        header = RequestHeader(request.API_KEY, api_version, sent, client_id)
         frame = encode_request_header(header, request.header_version(api_version)) + request.encode(
             api_version
         )
@@ -52,9 +63,74 @@ class DirectBroker:
             return None
         response = response_type(type(request))
         correlation_id, position = decode_response_header(answer, response.header_version(api_version))
-        if correlation_id != self._correlation_id:
-            raise RuntimeError(f"the answer is to request {correlation_id}, not {self._correlation_id}")
+        if correlation_id != sent:
+            raise RuntimeError(f"the answer is to request {correlation_id}, not {sent}")
         return response.decode(answer, api_version, None, position)
+
+    async def create_topic(self, name: str, partitions: int = 1, **config: str) -> TopicImage:
+        """Create a topic; `_` in the names of configurations stands for `.`."""
+        named = {key.replace("_", "."): value for key, value in config.items()}
+        return await self.context.metadata.create_topic(name, partitions, named)
+
+    async def produce(
+        self,
+        topic: str,
+        values: Sequence[bytes] | bytes,
+        *,
+        partition: int = 0,
+        acks: int = -1,
+        version: int | None = None,
+        **batch_options: Any,
+    ) -> PartitionProduceResponse:
+        """Produce one batch: of `values`, or the bytes given. Gives the partition's part of the answer."""
+        if isinstance(values, bytes):
+            batch = values
+        else:
+            now_ms = self.context.clock.time_ms()
+            batch = build_batch([Record(None, value, (), now_ms) for value in values], **batch_options)
+        request = ProduceRequest(
+            acks=acks,
+            timeout_ms=5000,
+            topic_data=[
+                TopicProduceData(
+                    name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
+                )
+            ],
+        )
+        response = await self.send(request, version)
+        answer: PartitionProduceResponse = response.responses[0].partition_responses[0]
+        return answer
+
+    async def fetch(
+        self,
+        topic: str,
+        offset: int = 0,
+        *,
+        partition: int = 0,
+        version: int = 12,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 26,
+        partition_max_bytes: int = 1 << 20,
+        **options: Any,
+    ) -> PartitionData:
+        """Fetch one partition by name. Gives the partition's part of the answer."""
+        wanted = FetchPartition(
+            partition=partition, fetch_offset=offset, partition_max_bytes=partition_max_bytes
+        )
+        for name in ("current_leader_epoch", "last_fetched_epoch"):
+            if name in options:
+                setattr(wanted, name, options.pop(name))
+        request = FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            topics=[FetchTopic(topic=topic, partitions=[wanted])],
+            **options,
+        )
+        response = await self.send(request, version)
+        answer: PartitionData = response.responses[0].partitions[0]
+        return answer
 
     async def send_frame(self, frame: bytes) -> bytes | None:
         """The bytes of the answer to a frame given without its length."""
@@ -73,6 +149,16 @@ class DirectBroker:
             bytes(part) if isinstance(part, (bytes, bytearray, memoryview)) else part.read()  # type: ignore[attr-defined]
             for part in answer
         )
+
+
+def values_of(records: bytes | memoryview) -> list[tuple[int, bytes | None]]:
+    """Offset and value of every record in some batches."""
+    found: list[tuple[int, bytes | None]] = []
+    view = memoryview(records)
+    for position, header in iter_headers(view):
+        columns = decode_records(view[position : position + header.size])
+        found.extend(zip(columns.offsets.tolist(), columns.values(), strict=True))
+    return found
 
 
 def response_type(request: type[ApiMessage]) -> type[ApiMessage]:

@@ -1,0 +1,374 @@
+"""Fetch: sizes (KIP-74), waiting, ids, epochs, sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.testing.direct import DirectBroker, direct_broker, values_of
+from protocol.errors import ErrorCode
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.records.header import iter_headers
+
+SOON = 1.0  # seconds in which something that should happen at once has happened, on a busy machine
+LONG_MS = 30_000
+
+
+def request(topic: str, partitions: list[tuple[int, int, int]], **options) -> FetchRequest:
+    """`partitions`: (index, offset, max bytes)."""
+    return FetchRequest(
+        topics=[
+            FetchTopic(
+                topic=topic,
+                partitions=[
+                    FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=limit)
+                    for index, offset, limit in partitions
+                ],
+            )
+        ],
+        **{"max_wait_ms": 0, "min_bytes": 1, **options},
+    )
+
+
+async def started(work) -> asyncio.Task:
+    """A task that has got as far as it can."""
+    task = asyncio.ensure_future(work)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+@pytest.mark.parametrize("version", range(4, 18))
+def test_records_come_back_in_every_version(tmp_path, version) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            image = await broker.create_topic("t", 2)
+            await broker.produce("t", [b"a", b"b"], partition=1)
+            fetch = request("t", [(0, 0, 1000), (1, 0, 1000)])
+            fetch.topics[0].topic_id = image.topic_id
+            response = await broker.send(fetch, version)
+            empty, full = response.responses[0].partitions
+            assert (empty.error_code, empty.high_watermark, bytes(empty.records)) == (0, 0, b"")
+            assert (full.error_code, full.high_watermark, full.last_stable_offset) == (0, 2, 2)
+            assert full.log_start_offset == (0 if version >= 5 else -1)
+            assert full.preferred_read_replica == -1
+            assert full.aborted_transactions is None
+            assert values_of(full.records) == [(0, b"a"), (1, b"b")]
+            assert response.session_id == 0
+
+    asyncio.run(test())
+
+
+async def filled(broker: DirectBroker, sizes: list[list[int]]) -> None:
+    await broker.create_topic("t", len(sizes))
+    for partition, batches in enumerate(sizes):
+        for size in batches:
+            await broker.produce("t", [b"x" * size], partition=partition)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 2000), max_size=5), min_size=1, max_size=4),
+    max_bytes=st.integers(0, 6000),
+    partition_max_bytes=st.integers(0, 4000),
+    data=st.data(),
+)
+def test_kip74_sizes(sizes, max_bytes, partition_max_bytes, data, tmp_path_factory) -> None:
+    """Against the rule itself, written down over lists of batch sizes."""
+
+    async def test() -> None:
+        async with direct_broker(tmp_path_factory.mktemp("d")) as broker:
+            await filled(broker, sizes)
+            stored = []
+            for partition in range(len(sizes)):
+                log = broker.context.partition("t", partition).log
+                raw = log.read(0, 1 << 30, up_to=log.log_end_offset).read()
+                stored.append([header.size for _, header in iter_headers(raw)])
+            offsets = [data.draw(st.integers(0, len(batches))) for batches in sizes]
+            wanted = [(index, offset, partition_max_bytes) for index, offset in enumerate(offsets)]
+            response = await broker.send(request("t", wanted, max_bytes=max_bytes), 12)
+            expected = []
+            total = 0
+            for batches, offset in zip(stored, offsets, strict=True):
+                limit = min(partition_max_bytes, max_bytes - total)
+                taken = 0
+                for number, size in enumerate(batches[offset:]):
+                    if taken + size > limit and not (number == 0 and total == 0):
+                        break
+                    taken += size
+                    if taken > limit:
+                        break
+                total += taken
+                expected.append(taken)
+            got = [len(partition.records) for partition in response.responses[0].partitions]
+            assert got == expected
+
+    asyncio.run(test())
+
+
+def test_a_fetch_inside_a_batch_gives_the_whole_batch(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", [b"0", b"1", b"2"])
+            await broker.produce("t", [b"3", b"4", b"5"])
+            found = values_of((await broker.fetch("t", 4)).records)
+            assert [offset for offset, _ in found] == [3, 4, 5]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("offset", [-1, 4, 1 << 40])
+def test_offsets_outside_the_log_are_an_error(tmp_path, offset) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", [b"0", b"1", b"2"])
+            async with asyncio.timeout(SOON):  # and it is told at once
+                answer = await broker.fetch("t", offset, max_wait_ms=LONG_MS)
+            assert answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+            assert (await broker.fetch("t", 3)).error_code == 0
+
+    asyncio.run(test())
+
+
+def test_before_the_log_start_is_an_error(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", [b"0", b"1", b"2"])
+            broker.context.partition("t", 0).delete_records(2)
+            assert (await broker.fetch("t", 1)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+            answer = await broker.fetch("t", 2)
+            assert (answer.error_code, answer.log_start_offset) == (0, 2)
+
+    asyncio.run(test())
+
+
+# -- waiting ---------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_fetch_is_woken_by_an_append(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            task = await started(broker.fetch("t", max_wait_ms=LONG_MS))
+            await broker.produce("t", [b"now"])
+            async with asyncio.timeout(SOON):
+                assert values_of((await task).records) == [(0, b"now")]
+
+    asyncio.run(test())
+
+
+def test_an_append_between_reading_and_waiting_is_not_missed(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            # The fetch reads nothing and its task has not begun to watch when the append happens.
+            task = asyncio.ensure_future(broker.fetch("t", max_wait_ms=LONG_MS))
+            append = asyncio.ensure_future(broker.produce("t", [b"now"]))
+            async with asyncio.timeout(SOON):
+                assert values_of((await task).records) == [(0, b"now")]
+            await append
+
+    asyncio.run(test())
+
+
+def test_a_waiting_fetch_is_answered_when_its_time_is_up(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            loop = asyncio.get_running_loop()
+            before = loop.time()
+            answer = await broker.fetch("t", max_wait_ms=120)
+            assert 0.11 <= loop.time() - before < 0.12 + SOON
+            assert (answer.error_code, bytes(answer.records)) == (0, b"")
+            assert not broker.context.partition("t", 0)._waiters
+
+    asyncio.run(test())
+
+
+def test_min_bytes_are_waited_for(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 2)
+            task = asyncio.ensure_future(
+                broker.send(
+                    request("t", [(0, 0, 10**6), (1, 0, 10**6)], max_wait_ms=LONG_MS, min_bytes=1000), 12
+                )
+            )
+            for partition in (0, 1, 0, 1):
+                await broker.produce("t", [b"x" * 200], partition=partition)
+                await asyncio.sleep(0.01)
+                if partition == 0:
+                    assert not task.done()
+            async with asyncio.timeout(SOON):
+                response = await task
+            assert sum(len(partition.records) for partition in response.responses[0].partitions) >= 1000
+            assert len(values_of(response.responses[0].partitions[0].records)) == 2
+
+    asyncio.run(test())
+
+
+def test_a_waiting_fetch_is_woken_by_the_deletion_of_the_topic(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            task = await started(broker.fetch("t", max_wait_ms=LONG_MS))
+            await broker.context.metadata.delete_topic("t")
+            async with asyncio.timeout(SOON):
+                assert (await task).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+            assert (await broker.fetch("t")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    asyncio.run(test())
+
+
+def test_a_waiting_fetch_is_woken_by_a_failure(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            task = await started(broker.fetch("t", max_wait_ms=LONG_MS))
+            broker.context.partition("t", 0).fail("the test says so")
+            async with asyncio.timeout(SOON):
+                assert (await task).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+
+    asyncio.run(test())
+
+
+def test_waiting_fetches_are_answered_when_the_broker_stops(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            task = await started(broker.fetch("t", max_wait_ms=LONG_MS))
+        async with asyncio.timeout(SOON):
+            assert (await task).error_code == 0
+
+    asyncio.run(test())
+
+
+def test_an_abandoned_fetch_leaves_nobody_watching(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 3)
+            task = await started(broker.send(request("t", [(0, 0, 1), (1, 0, 1)], max_wait_ms=LONG_MS), 12))
+            assert broker.context.partition("t", 0)._waiters
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.sleep(0)
+            assert not broker.context.partition("t", 0)._waiters
+
+    asyncio.run(test())
+
+
+# -- ids, epochs, sessions, isolation ------------------------------------------------------------------
+
+
+def test_an_unknown_topic_id_is_told_per_partition(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            fetch = request("t", [(0, 0, 1000)], max_wait_ms=LONG_MS)
+            fetch.topics[0].topic_id = uuid.uuid4()
+            async with asyncio.timeout(SOON):
+                response = await broker.send(fetch, 13)
+            assert response.responses[0].topic_id == fetch.topics[0].topic_id
+            assert response.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+            by_name = await broker.send(request("missing", [(0, 0, 1000)]), 12)
+            assert by_name.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    asyncio.run(test())
+
+
+def test_the_id_of_a_deleted_topic_does_not_show_the_one_made_after_it(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            old = await broker.create_topic("t")
+            await broker.produce("t", [b"old"])
+            await broker.context.metadata.delete_topic("t")
+            await broker.create_topic("t")
+            fetch = request("t", [(0, 0, 1000)])
+            fetch.topics[0].topic_id = old.topic_id
+            response = await broker.send(fetch, 17)
+            assert response.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+            assert (await broker.fetch("t")).high_watermark == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("session_id", "epoch", "code"), [
+    (0, 0, 0), (0, -1, 0), (5, 0, 0), (5, -1, 0),
+    (5, 1, ErrorCode.FETCH_SESSION_ID_NOT_FOUND), (0, 3, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
+])  # fmt: skip
+def test_there_are_no_sessions_to_continue(tmp_path, session_id, epoch, code) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            fetch = request("t", [(0, 0, 1000)], session_id=session_id, session_epoch=epoch)
+            response = await broker.send(fetch, 12)
+            assert (response.error_code, response.session_id) == (code, 0)
+            assert len(response.responses) == (0 if code else 1)
+
+    asyncio.run(test())
+
+
+def test_leader_epochs_fence_and_show_what_diverged(tmp_path) -> None:
+    async def test() -> None:
+        for _ in range(2):  # a stop that was not clean makes the second run epoch 1
+            async with direct_broker(tmp_path) as broker:
+                if broker.context.metadata.topic("t") is None:
+                    await broker.create_topic("t")
+                await broker.produce("t", [b"a", b"b"])
+            (tmp_path / ".kafka_cleanshutdown").unlink()
+        async with direct_broker(tmp_path) as broker:
+            assert broker.context.partition("t", 0).leader_epoch == 2
+            assert (
+                await broker.fetch("t", current_leader_epoch=1)
+            ).error_code == ErrorCode.FENCED_LEADER_EPOCH
+            assert (
+                await broker.fetch("t", current_leader_epoch=3)
+            ).error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+            assert (await broker.fetch("t", current_leader_epoch=2)).error_code == 0
+            # A consumer that claims to have read up to 4 in epoch 0, which ended at 2, has to go back.
+            answer = await broker.fetch("t", 4, last_fetched_epoch=0, max_wait_ms=LONG_MS)
+            assert (answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset) == (0, 2)
+            assert bytes(answer.records) == b""
+            answer = await broker.fetch("t", 2, last_fetched_epoch=0)
+            assert answer.diverging_epoch is None
+            assert len(values_of(answer.records)) == 2
+
+    asyncio.run(test())
+
+
+def test_read_committed_sees_the_same_and_an_empty_list_of_aborted(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", [b"a"])
+            answer = await broker.fetch("t", isolation_level=1)
+            assert answer.aborted_transactions == []
+            assert answer.last_stable_offset == answer.high_watermark == 1
+            assert values_of(answer.records) == [(0, b"a")]
+
+    asyncio.run(test())
+
+
+def test_segments_do_not_show(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", segment_bytes="300")
+            for number in range(20):
+                await broker.produce("t", [b"%d" % number])
+            assert broker.context.partition("t", 0).log.segment_count > 3
+            found, offset = [], 0
+            while offset < 20:
+                batch = values_of((await broker.fetch("t", offset)).records)
+                found += batch
+                offset = batch[-1][0] + 1
+            assert found == [(number, b"%d" % number) for number in range(20)]
+
+    asyncio.run(test())

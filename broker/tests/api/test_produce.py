@@ -1,0 +1,189 @@
+"""What a produce is answered with."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+from broker.net.reply import CloseConnection
+from broker.testing.direct import direct_broker, values_of
+from protocol.errors import ErrorCode
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records.encode import Record, build_batch
+
+NOW = 1_750_000_000_000
+BATCH = build_batch([Record(None, b"v", (), NOW)])
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+def test_batches_get_consecutive_offsets_in_every_version(tmp_path, version) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            first = await broker.produce("t", [b"a", b"b"], version=version, acks=1)
+            second = await broker.produce("t", [b"c"], version=version)
+            assert (first.error_code, first.base_offset, second.base_offset) == (0, 0, 2)
+            assert (first.log_append_time_ms, first.log_start_offset) == (-1, 0 if version >= 5 else -1)
+            fetched = await broker.fetch("t")
+            assert values_of(fetched.records) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+    asyncio.run(test())
+
+
+def test_acks_0_has_no_answer_and_its_failure_closes_the_connection(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+
+            def request(topic: str) -> ProduceRequest:
+                data = [PartitionProduceData(index=0, records=BATCH)]
+                return ProduceRequest(acks=0, topic_data=[TopicProduceData(name=topic, partition_data=data)])
+
+            assert await broker.send(request("t")) is None
+            assert broker.context.partition("t", 0).log.log_end_offset == 1
+            with pytest.raises(CloseConnection, match="acks=0 to missing-0 failed"):
+                await broker.send(request("missing"))
+
+    asyncio.run(test())
+
+
+def with_attributes(bits: int) -> bytes:
+    batch = bytearray(BATCH)
+    batch[22] |= bits
+    return bytes(batch)
+
+
+def with_magic(magic: int) -> bytes:
+    batch = bytearray(BATCH)
+    batch[16] = magic
+    return bytes(batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "code", "message"),
+    [
+        (BATCH, {"acks": 2}, ErrorCode.INVALID_REQUIRED_ACKS, "acks is 2"),
+        (BATCH, {"partition": 5}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "partition 5"),
+        (b"", {}, ErrorCode.INVALID_RECORD, "0 bytes"),
+        (BATCH[:60], {}, ErrorCode.INVALID_RECORD, "60 bytes"),
+        (BATCH + BATCH, {}, ErrorCode.INVALID_RECORD, ""),
+        (with_magic(1), {}, ErrorCode.INVALID_RECORD, "format 1"),
+        (with_magic(100), {}, ErrorCode.INVALID_RECORD, "format 100"),
+        (with_attributes(0x10), {}, ErrorCode.INVALID_TXN_STATE, "not offered"),
+        (with_attributes(4), {"version": 6}, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce 7"),
+        (BATCH[:-1] + b"x", {}, ErrorCode.CORRUPT_MESSAGE, ""),
+    ],
+)
+def test_what_is_refused_is_refused_with_kafkas_code(tmp_path, batch, options, code, message) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            answer = await broker.produce("t", batch, **options)
+            assert answer.error_code == code
+            assert answer.base_offset == -1
+            if options.get("version", 12) >= 8:
+                assert message in (answer.error_message or "")
+            assert broker.context.partition("t", 0).log.log_end_offset == 0
+
+    asyncio.run(test())
+
+
+def test_acks_all_needs_the_replicas_that_the_topic_asks_for(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", min_insync_replicas="2")
+            assert (await broker.produce("t", [b"v"])).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+            assert (await broker.produce("t", [b"v"], acks=1)).error_code == 0
+            assert broker.context.partition("t", 0).log.log_end_offset == 1
+
+    asyncio.run(test())
+
+
+def test_clients_cannot_write_to_the_brokers_own_topics(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("__consumer_offsets")
+            answer = await broker.produce("__consumer_offsets", [b"v"])
+            assert answer.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    asyncio.run(test())
+
+
+def test_one_bad_partition_does_not_spoil_the_others(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 3)
+            data = [
+                PartitionProduceData(index=0, records=BATCH),
+                PartitionProduceData(index=1, records=b"junk"),
+                PartitionProduceData(index=9, records=BATCH),
+                PartitionProduceData(index=2, records=BATCH),
+            ]
+            response = await broker.send(
+                ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=data)])
+            )
+            codes = [(p.index, p.error_code) for p in response.responses[0].partition_responses]
+            assert codes == [
+                (0, 0),
+                (1, ErrorCode.INVALID_RECORD),
+                (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+                (2, 0),
+            ]
+
+    asyncio.run(test())
+
+
+def test_a_repeated_batch_gets_the_first_answer(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            options = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}
+            await broker.produce("t", [b"other"])
+            first = await broker.produce("t", [b"v"], **options)
+            again = await broker.produce("t", [b"v"], **options)
+            assert (first.base_offset, again.base_offset, again.error_code) == (1, 1, 0)
+            assert broker.context.partition("t", 0).high_watermark == 2
+            gap = await broker.produce("t", [b"v"], producer_id=5, producer_epoch=0, base_sequence=7)
+            assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    asyncio.run(test())
+
+
+def test_log_append_time_is_told(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", message_timestamp_type="LogAppendTime")
+            before = broker.context.clock.time_ms()
+            answer = await broker.produce("t", BATCH)
+            assert before <= answer.log_append_time_ms <= broker.context.clock.time_ms()
+
+    asyncio.run(test())
+
+
+def test_a_full_disk_fails_the_partition_and_nothing_else(tmp_path, monkeypatch, caplog) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("full")
+            await broker.create_topic("fine")
+            await broker.produce("full", [b"before"])
+            log = broker.context.partition("full", 0).log
+            real = type(log._segments[-1].file).write
+
+            def write(file, parts, position):
+                if file is log._segments[-1].file:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return real(file, parts, position)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(type(log._segments[-1].file), "write", write)
+                answer = await broker.produce("full", [b"lost"])
+                assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+                assert "disk is full" in answer.error_message
+                assert (await broker.produce("fine", [b"ok"])).error_code == 0
+                assert values_of((await broker.fetch("full")).records) == [(0, b"before")]
+            assert "disk is full" in caplog.text
+            assert (await broker.produce("full", [b"after"])).base_offset == 1
+
+    asyncio.run(test())

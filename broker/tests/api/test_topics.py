@@ -1,0 +1,353 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, the three config APIs, InitProducerId."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from broker.testing.direct import DirectBroker, direct_broker
+from protocol.errors import ErrorCode
+from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
+from protocol.messages.alter_configs import AlterConfigsRequest
+from protocol.messages.alter_configs import AlterConfigsResource as ReplacedResource
+from protocol.messages.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from protocol.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from protocol.messages.init_producer_id import InitProducerIdRequest
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+def creatable(
+    name: str, partitions: int = 1, replicas: int = 1, config=None, assignments=()
+) -> CreatableTopic:
+    return CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=replicas,
+        configs=[CreatableTopicConfig(name=key, value=value) for key, value in (config or {}).items()],
+        assignments=[CreatableReplicaAssignment(partition_index=i, broker_ids=b) for i, b in assignments],
+    )
+
+
+async def create(
+    broker: DirectBroker, *topics: CreatableTopic, version: int = 7, validate_only: bool = False
+):
+    response = await broker.send(
+        CreateTopicsRequest(topics=list(topics), validate_only=validate_only), version
+    )
+    return response.topics
+
+
+# -- CreateTopics ----------------------------------------------------------------------------------------
+
+
+def test_a_created_topic_is_answered_with_its_id_and_configuration(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"num.partitions": "3"}) as broker:
+            (result,) = await create(broker, creatable("t", -1, -1, {"retention.ms": "5000"}))
+            image = broker.context.metadata.topic("t")
+            assert (result.error_code, result.topic_id, result.num_partitions) == (0, image.topic_id, 3)
+            assert result.replication_factor == 1
+            config = {entry.name: (entry.value, entry.config_source) for entry in result.configs}
+            assert config["retention.ms"] == ("5000", 1)
+            assert config["segment.bytes"][1] == 5
+            for version in range(2, 8):
+                (result,) = await create(broker, creatable(f"v{version}"), version=version)
+                assert result.error_code == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"),
+    [
+        (creatable("bad name"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (creatable(""), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (creatable(".."), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (creatable("x" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (creatable("__consumer_offsets"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (creatable("there"), ErrorCode.TOPIC_ALREADY_EXISTS),
+        (creatable("t", 0), ErrorCode.INVALID_PARTITIONS),
+        (creatable("t", -2), ErrorCode.INVALID_PARTITIONS),
+        (creatable("t", 10**9), ErrorCode.INVALID_PARTITIONS),
+        (creatable("t", 1, 3), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (creatable("t", config={"retention.mss": "1"}), ErrorCode.INVALID_CONFIG),
+        (creatable("t", config={"retention.ms": "soon"}), ErrorCode.INVALID_CONFIG),
+        (creatable("t", config={"retention.ms": None}), ErrorCode.INVALID_CONFIG),
+        (creatable("t", config={"cleanup.policy": "compact"}), ErrorCode.INVALID_CONFIG),
+        (creatable("t", 1, 1, assignments=[(0, [0])]), ErrorCode.INVALID_REQUEST),
+        (creatable("t", -1, -1, assignments=[(0, [1])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (creatable("t", -1, -1, assignments=[(0, [0]), (2, [0])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    ],
+)
+def test_what_cannot_be_created_is_refused_with_a_reason(tmp_path, topic, code) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("there")
+            (result,) = await create(broker, topic)
+            assert result.error_code == code
+            assert result.error_message
+            assert [image.name for image in broker.context.metadata.topics()] == ["there"]
+
+    asyncio.run(test())
+
+
+def test_assignments_twins_and_dry_runs(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            (result,) = await create(broker, creatable("assigned", -1, -1, assignments=[(1, [0]), (0, [0])]))
+            assert (result.error_code, result.num_partitions) == (0, 2)
+            results = await create(broker, creatable("twin"), creatable("twin"), creatable("single"))
+            assert [r.error_code for r in results] == [ErrorCode.INVALID_REQUEST] * 2 + [0]
+            (result,) = await create(broker, creatable("dry", 4), validate_only=True)
+            assert (result.error_code, result.num_partitions) == (0, 4)
+            assert broker.context.metadata.topic("dry") is None
+            (result,) = await create(broker, creatable("single"), validate_only=True)
+            assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+    asyncio.run(test())
+
+
+# -- DeleteTopics ----------------------------------------------------------------------------------------
+
+
+def test_topics_are_deleted_by_name_and_by_id(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            for version in range(1, 6):
+                await broker.create_topic("t")
+                await broker.produce("t", [b"x"])
+                request = DeleteTopicsRequest(topic_names=["t", "missing"])
+                codes = [r.error_code for r in (await broker.send(request, version)).responses]
+                assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+            image = await broker.create_topic("t")
+            request = DeleteTopicsRequest(
+                topics=[
+                    DeleteTopicState(name=None, topic_id=image.topic_id),
+                    DeleteTopicState(name=None, topic_id=uuid.uuid4()),
+                    DeleteTopicState(name="t", topic_id=image.topic_id),
+                ]
+            )
+            responses = (await broker.send(request, 6)).responses
+            assert [r.error_code for r in responses] == [
+                0,
+                ErrorCode.UNKNOWN_TOPIC_ID,
+                ErrorCode.INVALID_REQUEST,
+            ]
+            assert responses[0].name == "t"
+            assert broker.context.metadata.topics() == []
+            await broker.create_topic("t")
+            assert (await broker.produce("t", [b"new"])).base_offset == 0
+        assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name != "extensions"] == ["t-0"]
+
+    asyncio.run(test())
+
+
+def test_deletion_can_be_switched_off_and_never_hits_internal_topics(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("__consumer_offsets")
+            response = await broker.send(DeleteTopicsRequest(topic_names=["__consumer_offsets"]), 5)
+            assert response.responses[0].error_code == ErrorCode.INVALID_REQUEST
+        async with direct_broker(tmp_path, {"delete.topic.enable": "false"}) as broker:
+            await broker.create_topic("t")
+            response = await broker.send(DeleteTopicsRequest(topic_names=["t"]), 5)
+            assert response.responses[0].error_code == ErrorCode.TOPIC_DELETION_DISABLED
+            assert broker.context.metadata.topic("t") is not None
+
+    asyncio.run(test())
+
+
+# -- CreatePartitions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "assignments", "code"),
+    [
+        (5, None, 0),
+        (2, None, ErrorCode.INVALID_PARTITIONS),
+        (1, None, ErrorCode.INVALID_PARTITIONS),
+        (4, [[0], [0]], 0),
+        (4, [[0]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (3, [[9]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    ],
+)
+def test_partitions_are_added_and_usable(tmp_path, count, assignments, code) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 2)
+            topic = CreatePartitionsTopic(
+                name="t",
+                count=count,
+                assignments=None
+                if assignments is None
+                else [CreatePartitionsAssignment(broker_ids=ids) for ids in assignments],
+            )
+            for validate_only in (True, False):
+                request = CreatePartitionsRequest(topics=[topic], validate_only=validate_only)
+                (result,) = (await broker.send(request)).results
+                assert result.error_code == code
+                if validate_only:
+                    assert broker.context.metadata.topic("t").partition_count == 2
+            if not code:
+                assert (await broker.produce("t", [b"x"], partition=count - 1)).error_code == 0
+        async with direct_broker(tmp_path) as broker:
+            assert broker.context.metadata.topic("t").partition_count == (2 if code else count)
+
+    asyncio.run(test())
+
+
+# -- configurations --------------------------------------------------------------------------------------
+
+
+async def described(broker: DirectBroker, kind: int, name: str, keys=None, version: int = 4, **options):
+    resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
+    response = await broker.send(DescribeConfigsRequest(resources=[resource], **options), version)
+    result = response.results[0]
+    return result.error_code, {entry.name: entry for entry in result.configs}
+
+
+def test_describe_configs_gives_every_configuration_with_its_source(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"log.segment.bytes": "5000000"}) as broker:
+            await broker.create_topic("t", retention_ms="77")
+            for version in range(1, 5):
+                code, entries = await described(broker, TOPIC, "t", version=version, include_synonyms=True)
+                assert code == 0
+                assert set(entries) == set(broker.context.metadata.topic_configs.log_keys)
+                seen = {name: (entries[name].value, entries[name].config_source) for name in entries}
+                assert seen["retention.ms"] == ("77", 1)
+                assert seen["segment.bytes"] == ("5000000", 4)
+                assert seen["cleanup.policy"] == ("delete", 5)
+                assert [s.source for s in entries["segment.bytes"].synonyms] == [4, 5]
+            assert entries["retention.ms"].config_type == 5
+            _, entries = await described(broker, TOPIC, "t", ["retention.ms"], include_documentation=True)
+            assert list(entries) == ["retention.ms"]
+            assert entries["retention.ms"].documentation
+            for name in ("", "0"):
+                code, entries = await described(broker, BROKER, name)
+                assert code == 0
+                assert entries["log.segment.bytes"].value == "5000000"
+                assert all(entry.read_only for entry in entries.values())
+            assert (await described(broker, BROKER, "9"))[0] == ErrorCode.INVALID_REQUEST
+            assert (await described(broker, 8, "0"))[0] == ErrorCode.INVALID_REQUEST
+            assert (await described(broker, TOPIC, "missing"))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    asyncio.run(test())
+
+
+async def alter(broker: DirectBroker, *operations, name: str = "t", kind: int = TOPIC, **options) -> int:
+    configs = [AlterableConfig(name=key, config_operation=op, value=value) for key, op, value in operations]
+    resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+    response = await broker.send(IncrementalAlterConfigsRequest(resources=[resource], **options))
+    return response.responses[0].error_code
+
+
+def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", retention_ms="77", segment_bytes="1000")
+            await broker.produce("t", [b"x"])
+            log = broker.context.partition("t", 0).log
+            assert await alter(broker, ("retention.ms", SET, "88"), validate_only=True) == 0
+            assert log.config.retention_ms == 77
+            assert await alter(broker, ("retention.ms", SET, "88"), ("segment.bytes", DELETE, None)) == 0
+            assert (log.config.retention_ms, log.config.segment_bytes) == (88, 1 << 30)
+            assert await alter(broker, ("cleanup.policy", APPEND, "delete")) == 0
+            assert log.config.cleanup_policy == ("delete",)
+        async with direct_broker(tmp_path) as broker:
+            assert broker.context.metadata.topic("t").config["retention.ms"] == "88"
+            assert "segment.bytes" not in broker.context.metadata.topic("t").config
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("operations", "options", "code"),
+    [
+        ([("retention.ms", SET, "soon")], {}, ErrorCode.INVALID_CONFIG),
+        ([("no.such", SET, "1")], {}, ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", APPEND, "1")], {}, ErrorCode.INVALID_CONFIG),
+        ([("cleanup.policy", APPEND, "compact")], {}, ErrorCode.INVALID_CONFIG),
+        ([("cleanup.policy", SUBTRACT, "delete")], {}, ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", SET, None)], {}, ErrorCode.INVALID_REQUEST),
+        ([("retention.ms", 9, "1")], {}, ErrorCode.INVALID_REQUEST),
+        ([("retention.ms", SET, "1"), ("retention.ms", DELETE, None)], {}, ErrorCode.INVALID_REQUEST),
+        ([("retention.ms", SET, "1")], {"name": "missing"}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ([("num.partitions", SET, "1")], {"name": "0", "kind": BROKER}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_refused_changes_change_nothing(tmp_path, operations, options, code) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", retention_ms="77")
+            changed = [*operations, ("segment.ms", SET, "99")]
+            assert await alter(broker, *changed, **options) == code
+            assert broker.context.metadata.topic("t").config == {"retention.ms": "77"}
+
+    asyncio.run(test())
+
+
+def test_alter_configs_replaces_everything(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", retention_ms="77", segment_bytes="1000")
+            resource = ReplacedResource(
+                resource_type=TOPIC,
+                resource_name="t",
+                configs=[ReplacedConfig(name="flush.messages", value="5")],
+            )
+            response = await broker.send(AlterConfigsRequest(resources=[resource]))
+            assert response.responses[0].error_code == 0
+            assert broker.context.metadata.topic("t").config == {"flush.messages": "5"}
+
+    asyncio.run(test())
+
+
+# -- producer ids ----------------------------------------------------------------------------------------
+
+
+def test_a_producer_id_is_never_given_twice(tmp_path) -> None:
+    async def test() -> None:
+        seen = []
+        for _ in range(3):
+            async with direct_broker(tmp_path) as broker:
+                answers = await asyncio.gather(
+                    *(broker.send(InitProducerIdRequest(transactional_id=None), v) for v in range(6))
+                )
+                assert {(a.error_code, a.producer_epoch) for a in answers} == {(0, 0)}
+                seen += [a.producer_id for a in answers]
+        assert len(set(seen)) == len(seen) == 18
+        assert min(seen) >= 0
+
+    asyncio.run(test())
+
+
+def test_transactional_ids_are_refused_for_good(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            answer = await broker.send(InitProducerIdRequest(transactional_id="tx"))
+            assert answer.error_code == ErrorCode.INVALID_REQUEST
+            assert not ErrorCode(answer.error_code).retriable
+            assert answer.producer_id == -1
+
+    asyncio.run(test())
