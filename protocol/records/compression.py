@@ -149,11 +149,10 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> Bytes:
         output = np.empty(sum(sizes), np.uint8)
         position = 0
         for block, size in zip(blocks, sizes, strict=True):
-            written = (
-                cramjam.snappy.decompress_raw_into(block, output.data[position : position + size])
-                if size
-                else 0
-            )
+            if not size and len(block) > 1:  # the length alone is one byte; cramjam looks no further
+                raise DecodeError(f"malformed snappy data: {len(block) - 1} bytes follow an empty block")
+            target = output.data[position : position + size]
+            written = cramjam.snappy.decompress_raw_into(block, target) if size else 0
             if written != size:
                 raise DecodeError(f"malformed snappy data: a block holds {written} bytes and promised {size}")
             position += size

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
@@ -63,6 +63,7 @@ def test_every_field_is_read_from_its_place():
     assert header.timestamp_type == 0
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=120))
 def test_any_bytes_give_a_header_or_a_decode_error(data):
     try:
@@ -74,6 +75,7 @@ def test_any_bytes_give_a_header_or_a_decode_error(data):
     assert header.last_offset >= header.base_offset >= 0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 64), st.binary(min_size=1, max_size=4))
 def test_a_header_with_damaged_bytes_gives_a_header_or_a_decode_error(position, junk):
     data = bytearray(batch())
