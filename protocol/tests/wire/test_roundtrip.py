@@ -11,24 +11,22 @@ from hypothesis import strategies as st
 
 from protocol.errors import EncodeError
 from protocol.schema import Struct
-from protocol.tests.wire.values import PAIRS, full, name_of, structs
-
-every_version = pytest.mark.parametrize(("kind", "version"), PAIRS, ids=name_of)
+from protocol.tests.wire.values import PAIRS, full, in_every_version, name_of, structs
 
 
-@every_version
+@in_every_version
 def test_defaults_come_back(kind, version):
     assert kind.decode(kind().encode(version), version) == kind()
 
 
-@every_version
+@in_every_version
 def test_every_field_comes_back(kind, version):
     message = full(kind, version)
     assert kind.decode(message.encode(version), version) == message
 
 
-@every_version
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@pytest.mark.parametrize(("kind", "version"), PAIRS, ids=name_of)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(data=st.data())
 def test_any_values_come_back(kind, version, data):
     message = data.draw(structs(kind, version))
@@ -52,7 +50,7 @@ def normalized(value):
     return value
 
 
-@every_version
+@in_every_version
 def test_buffers_of_all_kinds_decode_alike(kind, version):
     message = full(kind, version)
     encoded = message.encode(version)
@@ -70,7 +68,7 @@ def reachable(kind, version, path=()):
             yield from reachable(inner.structure, version, (*path, name))
 
 
-@every_version
+@in_every_version
 def test_fields_of_other_versions_are_dropped_or_refused(kind, version):
     """Kafka's rule: a field that the version lacks must have its default, unless it is declared ignorable."""
     for path in reachable(kind, version):

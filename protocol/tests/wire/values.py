@@ -1,9 +1,11 @@
 """All messages, and hypothesis strategies for messages of one version: shared by the tests of this folder."""
 
+import functools
 import importlib
 import pkgutil
 from uuid import UUID
 
+import pytest
 from hypothesis import strategies as st
 
 import protocol.messages
@@ -32,6 +34,22 @@ def carried(kind: type[Struct], version: int) -> list[tuple[str, Field]]:
 def name_of(value: object) -> str | None:
     """The test id of a parameter."""
     return value.__name__ if isinstance(value, type) else f"v{value}" if isinstance(value, int) else None
+
+
+def in_every_version(test):
+    """Turns a test of (kind, version) into one per message that goes through all its versions."""
+
+    @pytest.mark.parametrize("kind", MESSAGES, ids=name_of)
+    def through_versions(kind):
+        for version in range(kind.MIN_VERSION, kind.MAX_VERSION + 1):
+            try:
+                test(kind, version)
+            except BaseException as error:
+                error.add_note(f"in version {version}")
+                raise
+
+    through_versions.__doc__ = test.__doc__
+    return through_versions
 
 
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -66,6 +84,7 @@ def values(field: Field, version: int) -> st.SearchStrategy:
     return st.none() | given if version in field.nullable else given
 
 
+@functools.cache
 def structs(kind: type[Struct], version: int) -> st.SearchStrategy:
     """Structs whose fields hold legal values, and defaults where the version does not carry the field."""
     return st.builds(
