@@ -1,12 +1,17 @@
 """A server of the wire protocol for tests: real sockets and real messages, behaviour given by the test."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from broker.config import BrokerConfig
+from broker.server import Broker
 from protocol.headers import decode_request_header, encode_response_header
 from protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -17,7 +22,7 @@ from protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from tablelayer.client import ClientConfig
+from tablelayer.client import ClientConfig, Connection, connect
 
 TABLE_ID = UUID(int=7)
 
@@ -168,3 +173,66 @@ def tools() -> Any:
     import types
 
     return types.SimpleNamespace(HangUp=HangUp, Silence=Silence, TABLE_ID=TABLE_ID, run=run)
+
+
+class BrokerThread:
+    """The real server in a thread of this process."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test broker", daemon=True)
+        self.address = ""
+
+    def start(self) -> "BrokerThread":
+        self._thread.start()
+        port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
+        self.address = f"127.0.0.1:{port}"
+        return self
+
+    async def _start(self) -> int:
+        from tablelayer.server.extension import TableExtension
+
+        extension = TableExtension()
+        config = BrokerConfig.load({"log.initial.task.delay.ms": "600000"}, None, extension.broker_configs())
+        self._broker = Broker(config, data_dir=self._data, port=0, extensions=[extension])
+        await self._broker.start()
+        return self._broker.port
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    broker = BrokerThread(tmp_path_factory.mktemp("broker")).start()
+    yield broker.address
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def connection(server_address: str) -> Iterator[Connection]:
+    with connect(server_address) as connection:
+        yield connection
+
+
+@pytest.fixture
+def make_table(connection: Connection) -> Iterator[Callable[[str], Any]]:
+    """`make_table("(id INT, PRIMARY KEY (id) NOT ENFORCED) WITH (...)")` opens a new table, dropped at the end."""
+    made = []
+
+    def make(columns_and_options: str) -> Any:
+        name = f"t{next(_names)}"
+        connection.execute(f"CREATE TABLE {name} {columns_and_options}")
+        made.append(name)
+        return connection.table(name)
+
+    yield make
+    for name in made:
+        connection.admin.drop_table(name)
+
+
+_names = itertools.count()

@@ -1,0 +1,176 @@
+"""The commands that look: help, topics, tables, groups, top."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tablelayer.client import connect
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def fruit(server):
+    with connect(server) as connection:
+        connection.execute(
+            "CREATE TABLE fruit (id INT, name STRING, price DECIMAL(5,2), PRIMARY KEY (id) NOT ENFORCED)"
+            " COMMENT 'edible'"
+        )
+        table = connection.table("fruit")
+        table.upsert([{"id": 1, "name": "apple", "price": "1.50"}, {"id": 2, "name": "pear", "price": None}])
+        table.upsert([{"id": 1, "name": "apple", "price": "1.25"}])
+        table.delete([2])
+        table.upsert([{"id": 3, "name": "fig", "price": "3"}])
+        yield table
+        connection.admin.drop_table("fruit")
+
+
+def loaded(module, *names):
+    """Which of these modules the import of `module` brings with it, in a fresh Python."""
+    code = f"import sys, {module}; print([name for name in {names!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout.strip()
+
+
+def json_lines(result):
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    assert loaded("tablelayer.cli.main", "pyarrow", "numpy", "numba", "sqlglot", "asyncio", "rich") == "[]"
+
+
+def test_help_shows_examples(headrace):
+    shown = headrace("--help").stdout
+    assert "headrace serve --data ./data\n" in shown
+    for command in ("serve", "sql", "topics", "tables", "groups", "top", "tier"):
+        assert f"\n  {command} " in shown
+        assert headrace(command, "--help").exit_code == 0
+    assert "warm-up" not in shown
+
+
+def test_the_client_starts_without_the_compiler():
+    assert loaded("tablelayer.client", "numba", "sqlglot", "duckdb", "pandas") == "[]"
+
+
+def test_topics_are_created_listed_described_tailed_and_deleted(headrace):
+    done = headrace("topics", "create", "clicks", "--partitions", "2", "--set", "retention.ms=3600000")
+    assert (done.exit_code, done.stdout) == (0, "topic clicks has 2 partitions\n")
+    again = headrace("topics", "create", "clicks")
+    assert again.exit_code == 1
+    assert "TOPIC_ALREADY_EXISTS" in again.stderr
+    listed = json_lines(headrace("topics", "list", "-o", "json"))
+    assert [topic["partitions"] for topic in listed if topic["topic"] == "clicks"] == [2]
+    described = headrace("topics", "describe", "clicks")
+    assert "retention.ms = 3600000" in described.stdout
+    assert headrace("topics", "delete", "clicks", input="n\n").exit_code == 1
+    assert headrace("topics", "delete", "clicks", "-y").stdout == "topic clicks is deleted\n"
+    gone = headrace("topics", "describe", "clicks")
+    assert gone.exit_code == 1
+    assert "there is no topic clicks" in gone.stderr
+
+
+def test_the_kafka_face_of_a_table_is_a_topic(headrace, fruit):
+    records = [
+        json.loads(line)
+        for line in headrace("topics", "tail", "default.fruit", "-o", "json").stdout.splitlines()
+    ]
+    values = [None if r["value"] is None else json.loads(r["value"]) for r in records]
+    assert [r["offset"] for r in records] == sorted(r["offset"] for r in records)
+    assert values == [
+        {"id": 1, "name": "apple", "price": 1.5},
+        {"id": 2, "name": "pear", "price": None},
+        {"id": 1, "name": "apple", "price": 1.25},
+        None,
+        {"id": 3, "name": "fig", "price": 3},
+    ]
+
+
+def test_tables_are_listed_described_and_looked_into(headrace, fruit):
+    listed = list(csv.reader(io.StringIO(headrace("tables", "list", "-o", "csv").stdout)))
+    assert listed[0] == ["table", "kind", "buckets", "rows"]
+    assert ["default.fruit", "primary key", "1", "2"] in listed
+    described = headrace("tables", "describe", "fruit").stdout
+    assert "DECIMAL(5, 2)" in described
+    assert "primary" in described
+    assert "comment: edible" in described
+    assert headrace("tables", "count", "fruit").stdout == "2\n"
+    head = [
+        json.loads(line)
+        for line in headrace("tables", "head", "fruit", "-c", "name,id", "-o", "json").stdout.splitlines()
+    ]
+    assert head == [{"name": "apple", "id": 1}, {"name": "fig", "id": 3}]
+    assert '"price": 1.25' in headrace("tables", "head", "fruit", "-o", "json").stdout, (
+        "decimals keep their digits"
+    )
+    tail = [
+        json.loads(line)
+        for line in headrace("tables", "tail", "fruit", "-n", "4", "-o", "json").stdout.splitlines()
+    ]
+    assert [(row["_change_type"], row["_log_offset"], row["id"]) for row in tail] == [
+        ("-U", 2, 1), ("+U", 3, 1), ("-D", 4, 2), ("+I", 5, 3),
+    ]  # fmt: skip
+    missing = headrace("tables", "count", "fruits")
+    assert missing.exit_code == 1
+    assert "fruits" in missing.stderr
+
+
+def test_groups_and_their_lag(headrace, fruit):
+    fruit.commit("pickers", {0: 4})
+    assert any(line.startswith("pickers") for line in headrace("groups", "list").stdout.splitlines())
+    described = [
+        json.loads(line)
+        for line in headrace("groups", "describe", "pickers", "-o", "json").stdout.splitlines()
+    ]
+    assert described == [
+        {"topic": "default.fruit", "partition": 0, "committed offset": 4, "end offset": 6, "lag": 2}
+    ]
+    unknown = headrace("groups", "describe", "nobody")
+    assert unknown.exit_code == 1
+    assert "nobody" in unknown.stderr
+
+
+def test_top_shows_rates(headrace, fruit):
+    import threading
+
+    stop = threading.Event()
+
+    def write():
+        while not stop.is_set():
+            fruit.upsert([{"id": 100, "name": "x", "price": None}])
+            time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        shown = headrace("top", "-n", "1", "--interval", "0.3").stdout
+    finally:
+        stop.set()
+        writer.join()
+        fruit.delete([100])
+    row = next(line.split() for line in shown.splitlines() if line.startswith("default.fruit"))
+    assert float(row[-1].replace(",", "")) > 3
+
+
+def test_nobody_to_talk_to():
+    from typer.testing import CliRunner
+
+    from tablelayer.cli.main import app
+
+    done = CliRunner().invoke(app, ["tables", "list", "--server", "127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert done.stderr == "cannot connect to 127.0.0.1:1: Connection refused. Is the server running there?\n"
+
+
+def test_rates_of_new_and_remade_topics():
+    from tablelayer.cli.top import rates
+
+    listed = rates({"a": {0: 10}, "b": {0: 100}}, {"a": {0: 30, 1: 4}, "b": {0: 6}, "c": {0: 2}}, 2.0)
+    assert [(rate.topic, rate.per_second) for rate in listed] == [("a", 12.0), ("b", 3.0), ("c", 1.0)]

@@ -1,0 +1,238 @@
+"""`headrace sql`: what statements do, which way a SELECT goes, and what mistakes look like."""
+
+import itertools
+import json
+
+import pytest
+
+from tablelayer.client import connect
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def sql(headrace):
+    """`sql("SELECT ...")` gives rows as dicts; `sql.raw(...)` the result."""
+
+    def run(text, *words):
+        done = headrace("sql", "-o", "json", "-e", text, *words)
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    run.raw = lambda text, *words, **options: headrace("sql", "-e", text, *words, **options)
+    return run
+
+
+@pytest.fixture
+def database(sql):
+    name = f"db{next(_numbers)}"
+    sql(f"CREATE DATABASE {name}")
+    yield name
+    sql(f"DROP DATABASE {name} CASCADE")
+
+
+@pytest.fixture
+def shop(sql, database):
+    sql(
+        "CREATE TABLE item (k INT, name STRING, price DECIMAL(8,2), seen DATE, PRIMARY KEY (k) NOT ENFORCED)"
+        " WITH ('bucket.num' = '2');"
+        "CREATE TABLE part (a INT, b INT, v STRING, PRIMARY KEY (a, b) NOT ENFORCED) WITH ('bucket.key' = 'a');"
+        "CREATE TABLE visit (k INT, at TIMESTAMP(3));"
+        "INSERT INTO item VALUES (1, 'apple', 1.50, DATE '2024-09-19'), (2, 'it''s', NULL, NULL);"
+        "INSERT INTO item VALUES (3, 'fig', -0.01, NULL);"
+        "INSERT INTO part VALUES (1, 1, 'x'), (1, 2, 'y'), (2, 1, 'z');"
+        "INSERT INTO visit VALUES (1, TIMESTAMP '2024-09-19 12:00:00'), (1, NULL), (3, NULL)",
+        "-d",
+        database,
+    )
+    return lambda text: sql(text, "-d", database)
+
+
+def test_insert_select_update_delete(shop):
+    assert shop("SELECT * FROM item WHERE k = 1") == [
+        {"k": 1, "name": "apple", "price": 1.5, "seen": "2024-09-19"}
+    ]
+    shop("UPDATE item SET name = 'pear', price = 2.25 WHERE k = 1; DELETE FROM item WHERE k = 3")
+    assert shop("SELECT k, name, price FROM item ORDER BY k") == [
+        {"k": 1, "name": "pear", "price": 2.25},
+        {"k": 2, "name": "it's", "price": None},
+    ]
+    changelog = shop('SELECT _change_type AS c, k FROM "item$changelog" WHERE k <> 2 ORDER BY k, _log_offset')
+    assert changelog == [{"c": c, "k": k} for c, k in (("+I", 1), ("-U", 1), ("+U", 1), ("+I", 3), ("-D", 3))]
+
+
+def test_rows_changed_are_counted(sql, shop, database):
+    def said(text):
+        return sql.raw(text, "-d", database).stdout
+
+    assert said("UPDATE item SET name = 'x' WHERE k = 77") == "0 rows updated\n"
+    assert said("UPDATE item SET name = 'x' WHERE k = 1") == "1 row updated\n"
+    assert (
+        said("DELETE FROM item WHERE k = 77; DELETE FROM item WHERE k = 1")
+        == "0 rows deleted\n1 row deleted\n"
+    )
+    assert said("INSERT INTO item (k, name) VALUES (2, 'new'), (9, 'nine')") == "2 rows written\n"
+    assert shop("SELECT k, name, price FROM item WHERE k = 2") == [{"k": 2, "name": "new", "price": None}]
+
+
+def test_any_other_select_is_duckdbs(shop):
+    assert shop(
+        "SELECT i.name, count(v.k) AS visits, sum(price) AS total FROM item i LEFT JOIN visit v USING (k) "
+        "GROUP BY i.name HAVING count(*) > 0 ORDER BY visits DESC, 1"
+    ) == [
+        {"name": "apple", "visits": 2, "total": 3.0},
+        {"name": "fig", "visits": 1, "total": -0.01},
+        {"name": "it's", "visits": 0, "total": None},
+    ]
+    assert shop("WITH t AS (SELECT max(at) AS at FROM visit) SELECT * FROM t") == [
+        {"at": "2024-09-19T12:00:00"}
+    ]
+    assert shop("SELECT count(*) AS n FROM item WHERE price IS NULL") == [{"n": 1}]
+    assert shop("SELECT 1 + 1 AS two") == [{"two": 2}]
+
+
+def test_selects_go_the_cheapest_way(server, shop, database, monkeypatch):
+    from tablelayer.cli import select as module
+    from tablelayer.cli.sql import Session
+    from tablelayer.client import Table
+
+    ways = []
+    for name in ("lookup", "prefix_lookup", "count", "limit", "to_arrow", "scan"):
+        original = getattr(Table, name)
+
+        def recorded(self, *arguments, _name=name, _original=original, **options):
+            ways.append(
+                (
+                    _name,
+                    options.get("columns") or (arguments[-1] if _name == "to_arrow" and arguments else None),
+                )
+            )
+            return _original(self, *arguments, **options)
+
+        monkeypatch.setattr(Table, name, recorded)
+    duck = []
+    monkeypatch.setattr(module, "_in_duckdb", spy(module._in_duckdb, duck))
+    with connect(server) as connection:
+        session = Session(connection, database)
+
+        def way(text):
+            ways.clear()
+            duck.clear()
+            rows = next(answer.rows for answer in session.run(text))
+            return [name for name, _ in ways], bool(duck), rows.num_rows
+
+        assert way("SELECT * FROM item WHERE k = 1") == (["lookup"], False, 1)
+        assert way("SELECT name FROM item WHERE k = 99") == (["lookup"], False, 0)
+        assert way("SELECT b, v FROM part WHERE a = 1") == (["prefix_lookup"], False, 2)
+        assert way("SELECT b FROM part WHERE a = 1 LIMIT 1") == (["prefix_lookup"], False, 1)
+        assert way("SELECT * FROM part WHERE b = 1 AND a = 1") == (["lookup"], False, 1)
+        assert way("SELECT count(*) FROM item") == (["count"], False, 1)
+        assert way("SELECT * FROM visit LIMIT 2") == (["limit"], False, 2)
+        assert way("SELECT * FROM part WHERE b = 1") == (["to_arrow"], True, 2)
+        assert way("SELECT * FROM item WHERE k = 1 AND name = 'pear'") == (["to_arrow"], True, 0)
+        assert way("SELECT * FROM item WHERE k = 1.5") == (["lookup", "to_arrow"], True, 0)
+        assert way('SELECT * FROM "visit$changelog"') == (["scan"], True, 3)
+        way("SELECT max(price) FROM item")
+        assert ways == [("to_arrow", ["price"])], "only the columns that are named are read"
+
+
+def spy(function, calls):
+    def recorded(*arguments):
+        calls.append(arguments)
+        return function(*arguments)
+
+    return recorded
+
+
+def test_definitions_are_shown_and_given_back(sql, shop, database):
+    listed = shop("SHOW TABLES")
+    assert [row["table"] for row in listed] == ["item", "part", "visit"]
+    assert {"database": database} in shop("SHOW DATABASES")
+    described = sql.raw("DESCRIBE item", "-d", database).stdout
+    assert "DECIMAL(8, 2)" in described
+    created = sql.raw("SHOW CREATE TABLE part", "-d", database).stdout
+    shop("DROP TABLE part")
+    sql(created)
+    assert sql.raw("SHOW CREATE TABLE part", "-d", database).stdout == created
+    assert shop(f"USE {database}; SELECT count(*) AS n FROM item") == [{"n": 3}]
+
+
+def test_mistakes_are_shown_where_they_are(sql, shop, database):
+    def said(text):
+        done = sql.raw(text, "-d", database)
+        assert done.exit_code == 1
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert said("CREATE TABEL t (a INT)").splitlines()[1:] == ["  CREATE TABEL t (a INT)", "         ^^^^^"]
+    assert "there is no" in said("SELECT * FROM nowhere").lower() or "nowhere" in said(
+        "SELECT * FROM nowhere"
+    )
+    assert "pric" in said("SELECT pric FROM item ORDER BY 1")
+    assert "whole primary key" in said("UPDATE part SET v = 'x' WHERE a = 1")
+    assert "whole primary key" in said("DELETE FROM part WHERE v = 'x'")
+    assert "cannot change the primary key" in said("UPDATE item SET k = 5 WHERE k = 1")
+    assert "log table" in said("DELETE FROM visit WHERE k = 1")
+    assert "3 values for 4 columns" in said("INSERT INTO item VALUES (1, 'x', 2.0)")
+    assert "does not fit column 'k' of type INT" in said("INSERT INTO item VALUES ('one', 'x', 2.0, NULL)")
+    assert "does not fit column 'price'" in said("INSERT INTO item VALUES (1, 'x', 2.005, NULL)")
+    assert "there is no column 'colour'" in said("UPDATE item SET colour = 'red' WHERE k = 1")
+    assert "there is no database" in said("USE nothing")
+    assert shop("SELECT count(*) AS n FROM item") == [{"n": 3}], "none of them did anything"
+
+
+def test_nothing_is_done_if_a_later_statement_cannot_be_read(sql, shop, database):
+    done = sql.raw("DELETE FROM item WHERE k = 1; DELETE FORM item", "-d", database)
+    assert done.exit_code == 1
+    assert shop("SELECT count(*) AS n FROM item") == [{"n": 3}]
+
+
+def test_statements_from_a_file_or_a_pipe(headrace, shop, database, tmp_path):
+    file = tmp_path / "statements.sql"
+    file.write_text("-- a comment\nSELECT k FROM item WHERE k = 1;\n")
+    for words, given in ((("-f", str(file)), None), (("-f", "-"), file.read_text()), ((), file.read_text())):
+        done = headrace("sql", "-d", database, "-o", "csv", *words, input=given)
+        assert (done.exit_code, done.stdout) == (0, "k\n1\n"), done.output
+    missing = headrace("sql", "-f", str(tmp_path / "none.sql"))
+    assert missing.exit_code == 1
+    assert "cannot be read" in missing.stderr
+
+
+def test_the_table_format(sql, shop, database):
+    shown = sql.raw("SELECT * FROM item WHERE k < 3 ORDER BY k", "-d", database).stdout
+    lines = shown.splitlines()
+    assert lines[0].split() == ["k", "name", "price", "seen"]
+    assert lines[2].split() == ["1", "apple", "1.50", "2024-09-19"]
+    assert lines[3].split() == ["2", "it's", "NULL", "NULL"]
+    assert lines[-1] == "2 rows"
+
+
+def test_the_prompt(server, shop, database, monkeypatch, capsys, tmp_path):
+    from tablelayer.cli import shell
+    from tablelayer.cli.options import Format
+
+    typed = iter(
+        [
+            "\\?",
+            f"USE {database};",
+            "SELECT k",
+            "FROM item",
+            "WHERE k = 1;",
+            "SELEC;",
+            "",
+            "SHOW TABLES;",
+            "\\q",
+        ]
+    )
+    prompts = []
+    monkeypatch.setattr("builtins.input", lambda prompt: prompts.append(prompt) or next(typed))
+    monkeypatch.setattr(shell, "HISTORY", tmp_path / "history")
+    with connect(server) as connection:
+        shell._prompt(shell.Session(connection), server, Format.CSV)
+    out, err = capsys.readouterr()
+    assert "k\n1\n" in out
+    assert "did you mean SELECT" in err
+    assert "item\npart\nvisit\n" in out
+    assert prompts[0] == "default> "
+    assert f"{database}> " in prompts
+    assert "   ...> " in prompts
