@@ -29,3 +29,7 @@ class FileRegion:
         if len(data) != self.size:
             raise OSError(f"{self!r}: the file ends after {len(data)} of these bytes")
         return data
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """At most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
+        return self._file.read(max(0, min(size, self.size - position)), self.position + position)

@@ -1,0 +1,207 @@
+"""The key-value store of one bucket: RocksDB, whose write-ahead log is the bucket's own log.
+
+Every write carries the offset up to which the log has been applied and the number of rows, in the same atomic
+batch as the rows, in one column family. So whatever of RocksDB's memory is lost in a crash, what is found
+afterwards is the state at some applied offset, exactly; the log from there on gives the rest.
+
+Keys of rows begin with byte 01 (`ROW_PREFIX`, put there by the key encoding), the one key of metadata is 00.
+Blocking: called in executor threads. Writes come from one thread at a time, reads from any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteBufferManager,
+    WriteOptions,
+)
+
+from tablelayer.server.limits import Limits
+
+ROW_PREFIX = b"\x01"
+_META_KEY = b"\x00"
+_META = Struct("<Bqq")
+_META_VERSION = 1
+_BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
+_BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
+_MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
+
+
+class DamagedStoreError(Exception):
+    """The files are not a store that this version can use."""
+
+
+class SharedMemory:
+    """What all stores of a process share: the block cache and the budget of memtables."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.cache = Cache(limits.block_cache_bytes)
+        self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
+
+    def options(self) -> Any:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(self.limits.memtable_bytes)
+        options.set_arena_block_size(256 << 10)
+        options.set_write_buffer_manager(self.memtables)
+        options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
+        options.set_memtable_whole_key_filtering(True)
+        options.set_max_background_jobs(2)
+        options.set_level_zero_file_num_compaction_trigger(4)
+        none, lz4 = DBCompressionType.none(), DBCompressionType.lz4()
+        options.set_compression_per_level([none, none, lz4, lz4, lz4, lz4, lz4])
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(1 << 20)
+        options.set_stats_dump_period_sec(0)
+        blocks = BlockBasedOptions()
+        blocks.set_bloom_filter(_BLOOM_BITS, False)
+        blocks.set_block_cache(self.cache)
+        blocks.set_format_version(5)
+        blocks.set_block_size(_BLOCK_BYTES)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+
+class KeyValueStore:
+    """One open store. `applied_offset` is exclusive: the state is the log below it."""
+
+    def __init__(self, database: Any, path: Path) -> None:
+        self.path = path
+        self.applied_offset = 0
+        self.row_count = 0
+        self.durable_offset = 0
+        """The applied offset that is in files: what a crash cannot take away."""
+        self.bytes_since_flush = 0
+        self._database = database
+        self._write_options = WriteOptions()
+        self._write_options.disable_wal = True
+        self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
+        meta = database.get(_META_KEY)
+        if meta is not None:
+            self.applied_offset, self.row_count = _decode_meta(meta)
+            self.durable_offset = self.applied_offset
+
+    @classmethod
+    def open(cls, path: Path, memory: SharedMemory) -> KeyValueStore:
+        """Open or create. Raises DamagedStoreError when the files are no use."""
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            database = Rdict(str(path), memory.options())
+        except Exception as error:  # RocksDB's own errors have no type of their own
+            raise DamagedStoreError(str(error)) from error
+        try:
+            return cls(database, path)
+        except Exception as error:
+            database.close()
+            if isinstance(error, DamagedStoreError):
+                raise
+            raise DamagedStoreError(str(error)) from error
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The value of each key, None where there is none. Sorted keys are found faster."""
+        return self._database.get(keys) if keys else []
+
+    def write(
+        self,
+        groups: Sequence[tuple[Sequence[bytes], Sequence[bytes | None]]],
+        applied_offset: int,
+        row_count: int,
+    ) -> None:
+        """Apply groups of (keys, values) in order, None deleting, and move to `applied_offset`, atomically."""
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for keys, values in groups:
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    delete(key)
+                else:
+                    put(key, value)
+        put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
+        size = batch.size_in_bytes()
+        self._database.write(batch, self._write_options)
+        self.applied_offset, self.row_count = applied_offset, row_count
+        self.bytes_since_flush += size
+
+    def flush(self) -> None:
+        """Put what is in memory into files."""
+        offset, self.bytes_since_flush = self.applied_offset, 0
+        self._database.flush(True)
+        self.durable_offset = max(self.durable_offset, offset)
+
+    def values_from(self, first: bytes, count: int) -> list[bytes]:
+        """The values of at most `count` rows from a key on, in key order."""
+        return list(itertools.islice(self._database.values(from_key=first), count))
+
+    def values_by_prefix(self, prefixes: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
+        """How many rows each prefix has, and the values of all of them, each prefix in key order."""
+        iterator = self._database.iter(ReadOptions())
+        counts: list[int] = []
+        values: list[bytes] = []
+        for prefix in prefixes:
+            before = len(values)
+            iterator.seek(prefix)
+            while iterator.valid() and iterator.key().startswith(prefix):
+                values.append(iterator.value())
+                iterator.next()
+            counts.append(len(values) - before)
+        return counts, values
+
+    def snapshot(self) -> StoreSnapshot:
+        return StoreSnapshot(self._database.snapshot())
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.flush()
+        self._database.close()
+
+    def destroy(self) -> None:
+        """Close and remove the files."""
+        self._database.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class StoreSnapshot:
+    """The state at one applied offset, read piece by piece while writes go on."""
+
+    def __init__(self, snapshot: Any) -> None:
+        meta = snapshot[_META_KEY] if _META_KEY in _keys_of(snapshot) else None
+        self.applied_offset, self.row_count = (0, 0) if meta is None else _decode_meta(meta)
+        self._values: Iterator[bytes] = iter(snapshot.values(from_key=ROW_PREFIX))
+
+    def next_values(self, max_bytes: int) -> tuple[list[bytes], bool]:
+        """More rows in key order, about `max_bytes` of them, and whether there may be more."""
+        values: list[bytes] = []
+        size = 0
+        while size < max_bytes:
+            piece = list(itertools.islice(self._values, 1024))
+            values.extend(piece)
+            size += sum(map(len, piece))
+            if len(piece) < 1024:
+                return values, False
+        return values, True
+
+
+def _keys_of(snapshot: Any) -> list[bytes]:
+    """The first key of the store: the metadata, if anything was ever written."""
+    return list(itertools.islice(snapshot.keys(), 1))
+
+
+def _decode_meta(meta: bytes) -> tuple[int, int]:
+    if len(meta) != _META.size or meta[0] != _META_VERSION:
+        raise DamagedStoreError(f"its metadata is {meta.hex()}, which is not of version {_META_VERSION}")
+    _, applied_offset, row_count = _META.unpack(meta)
+    return applied_offset, row_count

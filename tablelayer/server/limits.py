@@ -1,0 +1,50 @@
+"""The bounds of the table extension, each with where its number comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    buffered_bytes_max: int = 256 * _MIB
+    """Write batches that are queued or not yet in a key-value store, all buckets together. More than a dozen
+    of the largest batches clients send, small against the memory of any server."""
+
+    block_cache_bytes: int = 128 * _MIB
+    """One cache of uncompressed blocks for all key-value stores."""
+
+    memtables_bytes_max: int = 192 * _MIB
+    """All memtables together; RocksDB flushes the largest when it is exceeded, so 200 tables can be open."""
+
+    memtable_bytes: int = 16 * _MIB
+    """One memtable. Inserts into larger ones are slower (cache misses), smaller ones make more files."""
+
+    flush_bytes: int = 32 * _MIB
+    """A store is flushed to its files when so much was written: bounds what is replayed after a crash."""
+
+    flush_seconds: float = 60.0
+    """... or when so much time has passed since its last flush and something was written."""
+
+    replay_bytes: int = 4 * _MIB
+    """Log read at once while replaying."""
+
+    transcoded_cache_bytes: int = 64 * _MIB
+    """Batches in Kafka's form, kept for the next consumer at the tail."""
+
+    scan_lease_seconds: float = 60.0
+    """A snapshot scan that nobody continues holds files and memory for no longer."""
+
+    scans_open_max: int = 256
+    """Snapshot scans open at once; each pins files of its store."""
+
+    limit_scan_rows_max: int = 100_000
+    """Rows of a limit scan and bucket; larger reads are scans."""
+
+    keys_per_lookup_max: int = 1_000_000
+    """Keys of one lookup and bucket."""
+
+    lake_lease_ms: int = 60_000
+    """A tiering round is lost when its worker is silent for so long."""

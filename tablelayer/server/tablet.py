@@ -1,0 +1,189 @@
+"""The state of one bucket of a primary-key table: stored rows, and the writes that are logged but not stored yet.
+
+The way of a batch (rules R1, R3, R12): `prepare` works out what it changes and builds its changelog batch, without
+any effect; the caller appends that to the log, and only then calls `logged`. Until the log says that the batch
+is replicated, its rows are in the pre-write buffer, where the next batch sees them and lookups do not. `store`
+moves a prefix of the buffer into the key-value store, together with the offset it covers.
+
+Who may do what: one `prepare` at a time, and none between it and its `logged`; `store` and `flush` at any time
+beside them, one at a time. `prepare`, `store`, `flush` and reads block and run in executor threads; the rest is
+called on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from protocol.errors import DecodeError
+from protocol.records.header import iter_headers
+from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from tablelayer.model.options import ChangelogImage
+from tablelayer.model.rows import encode_rows
+from tablelayer.model.schema import Schema
+from tablelayer.model.table import TableDefinition
+from tablelayer.server.kv import KeyValueStore
+from tablelayer.server.merge import merge, row_keys
+from tablelayer.server.writes import OperationSource, Writer
+
+_MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWrite:
+    """A batch for the log, and what it will change in the store."""
+
+    batch: bytearray
+    keys: list[bytes]
+    values: list[bytes | None]
+    row_delta: int
+
+
+class _Pending:
+    """A logged batch whose rows are not in the store yet."""
+
+    __slots__ = ("_by_key", "end_offset", "keys", "row_delta", "size", "values")
+
+    def __init__(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
+        self.keys = prepared.keys
+        self.values = prepared.values
+        self._by_key: dict[bytes, bytes | None] | None = None
+        self.row_delta = prepared.row_delta
+        self.end_offset = end_offset
+        self.size = size
+
+    @property
+    def by_key(self) -> dict[bytes, bytes | None]:
+        """Made when it is first needed: mostly a write is stored before the next one comes."""
+        if self._by_key is None:
+            self._by_key = dict(zip(self.keys, self.values, strict=True))
+        return self._by_key
+
+
+class Tablet:
+    def __init__(self, store: KeyValueStore) -> None:
+        self.kv = store
+        self._pending: tuple[_Pending, ...] = ()
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, definition: TableDefinition, decode: OperationSource, writer: Writer, now_ms: int
+    ) -> PreparedWrite:
+        """Work out a write. Raises TableError or KafkaError, without any effect."""
+        operations = decode()
+        settings = definition.settings
+        merged = merge(
+            definition.schema,
+            operations,
+            self._read,
+            full_image=settings.changelog_image is ChangelogImage.FULL,
+        )
+        batch = encode_arrow_batch(
+            merged.changelog,
+            schema_id=definition.schema.schema_id,
+            change_types=merged.change_types,
+            compression=settings.arrow_compression,
+            timestamp_ms=now_ms,
+            sequence_count=writer.sequence_count,
+            producer_id=writer.producer_id,
+            producer_epoch=writer.producer_epoch,
+            base_sequence=writer.base_sequence,
+        )
+        return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta)
+
+    def _read(self, keys: list[bytes]) -> list[bytes | None]:
+        """Old rows: from the newest pending write that knows the key, else from the store."""
+        pending = self._pending
+        if not pending:
+            return self.kv.get(keys)
+        # A write that is stored meanwhile is found in both places, which say the same.
+        known: list[bytes | None] = [_MISSING] * len(keys)
+        for write in pending:
+            get = write.by_key.get
+            known = [get(key, value) for key, value in zip(keys, known, strict=True)]
+        wanted = [key for key, value in zip(keys, known, strict=True) if value is _MISSING]
+        if len(wanted) == len(keys):
+            return self.kv.get(keys)
+        stored = iter(self.kv.get(wanted))
+        return [next(stored) if value is _MISSING else value for value in known]
+
+    def logged(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
+        """The prepared batch is in the log, below `end_offset`. `size` is what it is charged to the budget."""
+        self._pending = (*self._pending, _Pending(prepared, end_offset, size))
+
+    # -- storing -------------------------------------------------------------------------------------------
+
+    def covered(self, offset: int) -> int:
+        """How many of the oldest pending writes lie below `offset`."""
+        return sum(write.end_offset <= offset for write in self._pending)
+
+    def end_of(self, count: int) -> int:
+        """Where the `count` oldest pending writes end."""
+        return self._pending[count - 1].end_offset
+
+    def store(self, count: int) -> None:
+        """Put the `count` oldest pending writes into the store. Raises what RocksDB raises."""
+        writes = self._pending[:count]
+        self.kv.write(
+            [(write.keys, write.values) for write in writes],
+            writes[-1].end_offset,
+            self.kv.row_count + sum(write.row_delta for write in writes),
+        )
+
+    def stored(self, count: int) -> int:
+        """Forget the `count` oldest pending writes, which are stored. What they were charged with."""
+        released = sum(write.size for write in self._pending[:count])
+        self._pending = self._pending[count:]
+        return released
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(write.size for write in self._pending)
+
+    # -- replaying -----------------------------------------------------------------------------------------
+
+    def replay(self, schema: Schema, data: bytes) -> int:
+        """Apply whole log batches that continue the applied offset. The number of rows replayed.
+
+        Raises DecodeError for batches that are not a changelog.
+        """
+        replayed = 0
+        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+        row_count, end_offset = self.kv.row_count, self.kv.applied_offset
+        view = memoryview(data)
+        for position, header in iter_headers(view):
+            if header.next_offset <= end_offset:
+                continue
+            if header.base_offset != end_offset:
+                raise DecodeError(f"a changelog batch begins at {header.base_offset}, not at {end_offset}")
+            batch = ArrowBatch.parse(view[position : position + header.size])
+            keys, values, delta = changes_of(schema, batch)
+            groups.append((keys, values))
+            row_count += delta
+            end_offset = header.next_offset
+            replayed += header.record_count
+        if groups:
+            self.kv.write(groups, end_offset, row_count)
+        return replayed
+
+
+def changes_of(schema: Schema, batch: ArrowBatch) -> tuple[list[bytes], list[bytes | None], int]:
+    """What a changelog batch puts into the store, in its order, and how the number of rows changes."""
+    rows = batch.to_record_batch(schema.arrow())
+    if rows.num_rows == 0:
+        return [], [], 0
+    changes = batch.change_types
+    if changes is None:
+        raise DecodeError("a batch of a primary-key table has no change types")
+    kept = changes != ChangeType.UPDATE_BEFORE
+    selected = rows.filter(pa.array(kept))
+    deletes = changes[kept] == ChangeType.DELETE
+    keys = row_keys(schema, selected).to_pylist()
+    values: list[bytes | None] = encode_rows(selected, schema).to_pylist()
+    if deletes.any():
+        values = [None if gone else value for value, gone in zip(values, deletes.tolist(), strict=True)]
+    delta = int((changes == ChangeType.INSERT).sum()) - int((changes == ChangeType.DELETE).sum())
+    return keys, values, delta

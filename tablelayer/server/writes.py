@@ -1,0 +1,199 @@
+"""Batches of writers, checked against the table before anything is done with them (R1.5, R4.1, R16).
+
+What comes out can be applied without any further doubt about its content. Pure; called in executor threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.header import BatchHeader, verify_crc
+from tablelayer.model.arrays import Mask
+from tablelayer.model.batch import ArrowBatch, ChangeType
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import DeleteBehavior
+from tablelayer.model.schema import Column, Schema
+from tablelayer.model.table import TableDefinition
+from tablelayer.model.types import TypeKind
+from tablelayer.server.merge import Operations
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes, for deduplication: the producer fields of a batch and how many sequence numbers it takes."""
+
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+    sequence_count: int = 0
+
+    @classmethod
+    def of(cls, header: BatchHeader) -> Writer:
+        return cls(header.producer_id, header.producer_epoch, header.base_sequence, header.sequence_count)
+
+
+OperationSource = Callable[[], Operations]
+"""Decodes and checks a write; raises TableError or KafkaError. Called in an executor thread."""
+
+
+def target_positions(schema: Schema, column_ids: Sequence[int] | None) -> frozenset[int] | None:
+    """Positions of the target columns; None for all. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2."""
+    if column_ids is None:
+        return None
+    positions = {column.id: index for index, column in enumerate(schema.columns)}
+    unknown = [str(each) for each in column_ids if each not in positions]
+    if unknown or not column_ids:
+        raise _target_error(
+            f"there is no column with id {', '.join(unknown)}" if unknown else "none are given"
+        )
+    if list(column_ids) != sorted(set(column_ids)):
+        raise _target_error("column ids must be given once each, in ascending order")
+    targets = frozenset(positions[each] for each in column_ids)
+    for index, column in enumerate(schema.columns):
+        if index in targets:
+            continue
+        if column.name in schema.primary_key:
+            raise _target_error(f"key column '{column.name}' must be one of them")
+        if not column.nullable:
+            raise _target_error(f"column '{column.name}' is NOT NULL and would be left out")
+    return None if len(targets) == len(schema.columns) else targets
+
+
+def parse_write(batch: memoryview, schema: Schema) -> ArrowBatch:
+    """The frame of a batch from the network: whole, intact, of the current schema. Raises KafkaError, TableError."""
+    try:
+        parsed = ArrowBatch.parse(batch)
+        if parsed.header.size != len(batch):
+            raise DecodeError(
+                f"{len(batch) - parsed.header.size} bytes follow the batch; one batch is expected"
+            )
+        intact = verify_crc(batch)
+    except DecodeError as error:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+    if not intact:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
+    if parsed.header.producer_id < -1:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"{parsed.header.producer_id} is not a producer id")
+    if parsed.schema_id != schema.schema_id:
+        raise TableError(
+            TableErrorCode.UNKNOWN_SCHEMA_ID,
+            f"the batch was written under schema {parsed.schema_id}; the table has schema {schema.schema_id}",
+        )
+    return parsed
+
+
+def decode_put(batch: memoryview, definition: TableDefinition, targets: frozenset[int] | None) -> Operations:
+    """The operations of a write to a primary-key table. Raises KafkaError or TableError; R5, R6.7."""
+    schema = definition.schema
+    parsed = parse_write(batch, schema)
+    positions = range(len(schema.columns)) if targets is None else sorted(targets)
+    columns = [schema.columns[index] for index in positions]
+    try:
+        rows = parsed.to_record_batch(pa.schema([column.field() for column in columns]), untrusted=True)
+    except DecodeError as error:
+        raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
+    deletes: Mask | None = None
+    changes = parsed.change_types
+    if changes is not None and len(changes):
+        deletes = changes == ChangeType.DELETE
+        if not bool((deletes | (changes == ChangeType.UPDATE_AFTER)).all()):
+            raise TableError(
+                TableErrorCode.INVALID_ROW,
+                "a write to a primary-key table consists of upserts (change type 3) and deletes (4)",
+            )
+        if not deletes.any():
+            deletes = None
+    check_columns(columns, rows, deletes, schema.primary_key, partial=targets is not None)
+    if targets is not None:
+        filled = dict(zip(positions, rows.columns, strict=True))
+        rows = pa.RecordBatch.from_arrays(
+            [
+                filled[index] if index in filled else pa.nulls(rows.num_rows, column.type.arrow())
+                for index, column in enumerate(schema.columns)
+            ],
+            schema=schema.arrow(),
+        )
+    return apply_delete_behavior(definition, Operations(rows, deletes, targets))
+
+
+def decode_append(batch: memoryview, definition: TableDefinition) -> ArrowBatch:
+    """Check a batch of appends to a log table; its rows stay as they were sent. Raises KafkaError or TableError."""
+    schema = definition.schema
+    parsed = parse_write(batch, schema)
+    if parsed.change_types is not None:
+        raise TableError(
+            TableErrorCode.INVALID_ROW, "a write to a log table consists of appends: no change types"
+        )
+    header = parsed.header
+    if header.last_offset_delta != max(0, header.record_count - 1):
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE, "the batch's last offset delta is not that of its last row"
+        )
+    try:
+        rows = parsed.to_record_batch(schema.arrow(), untrusted=True)
+    except DecodeError as error:
+        raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
+    check_columns(schema.columns, rows, None, (), partial=False)
+    return parsed
+
+
+def check_columns(
+    columns: Sequence[Column],
+    rows: pa.RecordBatch,
+    deletes: Mask | None,
+    primary_key: Sequence[str],
+    *,
+    partial: bool,
+) -> None:
+    """NOT NULL and CHAR(n). Of a delete only the key counts, but a partial one may not clear a NOT NULL column."""
+    for column, values in zip(columns, rows.columns, strict=True):
+        if column.name in primary_key:
+            if values.null_count:
+                raise _null_error(column, values)
+        elif not column.nullable:
+            if deletes is not None and partial:
+                raise TableError(
+                    TableErrorCode.INVALID_ROW,
+                    f"a partial delete would clear column '{column.name}', which is NOT NULL",
+                )
+            if values.null_count:
+                bad = values.is_null().to_numpy(zero_copy_only=False)
+                if deletes is None or bool((bad & ~deletes).any()):
+                    raise _null_error(column, values)
+        if column.type.kind is TypeKind.CHAR and len(values):
+            longest = pc.max(pc.utf8_length(values)).as_py() or 0
+            if longest > column.type.length:
+                raise TableError(
+                    TableErrorCode.INVALID_ROW,
+                    f"column '{column.name}': a text of {longest} characters does not fit into {column.type}",
+                )
+
+
+def apply_delete_behavior(definition: TableDefinition, operations: Operations) -> Operations:
+    """R5: refuse deletes, or leave them out, as the table says."""
+    if operations.deletes is None or definition.settings.delete_behavior is DeleteBehavior.ALLOW:
+        return operations
+    if definition.settings.delete_behavior is DeleteBehavior.DISABLE:
+        raise TableError(
+            TableErrorCode.DELETION_DISABLED,
+            f"table {definition.path} has 'table.delete.behavior' = 'DISABLE'; nothing of the batch was written",
+        )
+    kept = pa.array(~operations.deletes)
+    return Operations(operations.rows.filter(kept), None, operations.targets)
+
+
+def _null_error(column: Column, values: pa.Array) -> TableError:
+    row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+    return TableError(
+        TableErrorCode.INVALID_ROW, f"row {row}, column '{column.name}': null, but the column is NOT NULL"
+    )
+
+
+def _target_error(reason: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TARGET_COLUMNS, f"target columns: {reason}")
