@@ -200,9 +200,9 @@ class Table:
         """Insert whole rows, or replace those with the same primary key; the last of equal keys wins."""
         return self._loop.run(self._table.upsert(data))
 
-    def delete(self, keys: Data) -> WriteResult:
-        """Delete the rows with these primary keys; absent keys are no error."""
-        return self._loop.run(self._table.delete(keys))
+    def delete(self, keys: Data, columns: Sequence[str] | None = None) -> WriteResult:
+        """Delete the rows with these primary keys (absent keys are no error), or only these columns of them."""
+        return self._loop.run(self._table.delete(keys, columns))
 
     def partial(self, data: Data, columns: Sequence[str]) -> WriteResult:
         """Write only these columns (the primary key among them); the others keep their values."""

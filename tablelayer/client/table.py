@@ -78,22 +78,25 @@ class AsyncTable:
         rows = await self._conformed(data, self.definition.schema.columns)
         return await self._writer.write(rows, change_type=_UPSERT)
 
-    async def delete(self, keys: Data) -> WriteResult:
-        """Delete the rows with these primary keys; other columns given are ignored, absent keys are no
-        error.
+    async def delete(self, keys: Data, columns: Sequence[str] | None = None) -> WriteResult:
+        """Delete the rows with these primary keys; other columns given are ignored, absent keys are no error.
+
+        With `columns` only those become null, and a row goes when nothing but its key is left: the partial update's
+        opposite.
         """
         self._must_be(log_table=False, doing="delete")
         schema = self.definition.schema
+        chosen, targets = self._targets([*schema.primary_key, *columns] if columns else schema.names)
         key_rows = await self._keys(keys, schema.key_columns)
-        columns = [
+        nothing = key_rows.num_rows
+        arrays = [
             key_rows.column(column.name)
             if column.name in schema.primary_key
-            else pa.nulls(key_rows.num_rows, column.type.arrow())
-            for column in schema.columns
+            else pa.nulls(nothing, column.type.arrow())
+            for column in chosen
         ]
-        return await self._writer.write(
-            pa.table(columns, schema=nullable_schema(schema.columns)), change_type=_DELETE
-        )
+        rows = pa.table(arrays, schema=nullable_schema(chosen))
+        return await self._writer.write(rows, change_type=_DELETE, target_columns=targets)
 
     async def partial(self, data: Data, columns: Sequence[str]) -> WriteResult:
         """Write only these columns, the primary key among them; the others keep their values.
@@ -102,20 +105,23 @@ class AsyncTable:
         left out must be nullable. Writers of disjoint columns do not disturb each other.
         """
         self._must_be(log_table=False, doing="partial update")
+        chosen, targets = self._targets(columns)
+        rows = await self._conformed(data, chosen, fill_missing=False)
+        return await self._writer.write(rows, change_type=_UPSERT, target_columns=targets)
+
+    def _targets(self, names: Sequence[str]) -> tuple[list[Column], tuple[int, ...] | None]:
+        """The columns of these names in the table's order, and their ids for the request (None: all of them)."""
         schema = self.definition.schema
-        wanted = set(columns)
-        schema.select(list(columns))
+        wanted = set(names)
+        schema.select(list(names))
         missing = [name for name in schema.primary_key if name not in wanted]
         if missing:
             raise TableError(
                 TableErrorCode.INVALID_TARGET_COLUMNS,
-                f"a partial update of {self.path} needs the whole primary key; "
-                f"{', '.join(missing)} is missing",
+                f"a partial update of {self.path} needs the whole primary key; {', '.join(missing)} is missing",
             )
         chosen = [column for column in schema.columns if column.name in wanted]
-        rows = await self._conformed(data, chosen, fill_missing=False)
-        targets = None if len(chosen) == len(schema.columns) else tuple(column.id for column in chosen)
-        return await self._writer.write(rows, change_type=_UPSERT, target_columns=targets)
+        return chosen, None if len(chosen) == len(schema.columns) else tuple(column.id for column in chosen)
 
     def _must_be(self, *, log_table: bool, doing: str) -> None:
         if self.definition.is_primary_key_table is not log_table:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tablelayer.cli.main import app
 from tablelayer.client import ClientConfig, connect
 
 ROOT = Path(__file__).parents[3]

@@ -184,6 +184,10 @@ def test_partial_updates_leave_other_columns_alone(make_table):
     first.join()
     rows = sorted(table.to_arrow().to_pylist(), key=lambda row: row["id"])
     assert rows == [{"id": i, "a": f"a{i}", "b": i} for i in range(30)]
+    table.delete([3], columns=["a"])
+    assert table.lookup_one(3) == {"id": 3, "a": None, "b": 3}
+    table.delete([3], columns=["b"])
+    assert table.lookup_one(3) is None, "nothing but the key was left"
     with pytest.raises(TableError) as caught:
         table.partial([{"a": "x"}], ["a"])
     assert caught.value.code is TableErrorCode.INVALID_TARGET_COLUMNS
