@@ -63,8 +63,8 @@ def json_to_rows(
     data, offsets = _bytes_of(values)
     names = [column.name.encode() for column in columns]
     count = len(offsets) - 1
-    starts = np.zeros((len(columns), count), dtype=np.int32)
-    lengths = np.zeros((len(columns), count), dtype=np.int32)
+    starts = np.empty((len(columns), count), dtype=np.int32)  # of no meaning where the kind is MISSING
+    lengths = np.empty((len(columns), count), dtype=np.int32)
     kinds = np.zeros((len(columns), count), dtype=np.uint8)
     failure = np.zeros(3, dtype=np.int64)
     fail_unknown = unknown_fields == UnknownFields.FAIL
@@ -126,13 +126,13 @@ def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     except pa.ArrowInvalid:
         raise _utf8_error(values) from None
     if len(values) == 0:
-        return np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+        return np.zeros(json_scan.PADDING, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, offset_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
     offsets = offsets.astype(np.int64)
     size = int(offsets[-1] - offsets[0])
-    data = np.empty(size + 1, dtype=np.uint8)  # never empty, so that its address is always valid
-    data[size] = 0
+    data = np.empty(size + json_scan.PADDING, dtype=np.uint8)
+    data[size:] = 0
     if size:
         data[:size] = np.frombuffer(data_buffer, dtype=np.uint8, count=size, offset=int(offsets[0]))
     offsets -= offsets[0]

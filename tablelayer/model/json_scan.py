@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from tablelayer.model.memory import Int64, byte_at, trailing_zeros, word_at
+
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
-Int64 = Any  # what kernels count with: to a type checker neither int nor quite np.int64
 
 MISSING, NULL, TRUE, FALSE, NUMBER, STRING, CONTAINER = range(7)
 """What a value is; MISSING means the record has no such field."""
@@ -37,17 +38,22 @@ TRAILING_TEXT = 8
 UNKNOWN_FIELD = 9
 
 MAX_DEPTH = 1000  # nesting inside fields; Jackson's own limit
+PADDING = 8  # bytes that can be read after the end of every buffer
 
 _HASH_SEED = 0x811C9DC5
 _HASH_FACTOR = 0x01000193
 
 
-def field_table(names: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The lookup table of wanted field names, for ``scan``: their bytes, int64 offsets, and an int32 hash
-    table.
+def field_table(names: list[bytes]) -> tuple[Bytes, Array, Array, Array]:
+    """The lookup table of wanted field names, for ``scan``.
+
+    Their bytes, int64 offsets into these, an int32 hash table, and which names stand in JSON as they are.
     """
-    data = np.frombuffer(b"".join(names) + b"\0", dtype=np.uint8).copy()
+    data = np.frombuffer(b"".join(names) + bytes(PADDING), dtype=np.uint8).copy()
     offsets = np.cumsum([0] + [len(name) for name in names], dtype=np.int64)
+    plain = np.array(
+        [not any(byte < 32 or byte in b'"\\' for byte in name) for name in names], dtype=np.bool_
+    )
     size = 8
     while size < 4 * len(names):
         size *= 2
@@ -60,24 +66,25 @@ def field_table(names: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
         while slots[slot] >= 0:
             slot = (slot + 1) & (size - 1)
         slots[slot] = index
-    return data, offsets, slots
+    return data, offsets, slots, plain
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _skip_blanks(data: Bytes, position: int, end: int) -> int:
-    while position < end and (
-        data[position] == 32 or data[position] == 10 or data[position] == 13 or data[position] == 9
-    ):
+@njit(cache=True, nogil=True)
+def _skip_blanks(base: int, position: int, end: int) -> int:
+    while position < end and byte_at(base, position) <= 32:
+        byte = byte_at(base, position)
+        if byte != 32 and byte != 10 and byte != 13 and byte != 9:
+            break
         position += 1
     return position
 
 
 @njit(cache=True, nogil=True)
-def _hex_value(data: Bytes, position: int) -> int:
+def _hex_value(base: int, position: int) -> int:
     """The four hex digits at a position as a number, or -1."""
     value = 0
     for index in range(position, position + 4):
-        byte = data[index]
+        byte = byte_at(base, index)
         if 48 <= byte <= 57:
             digit = byte - 48
         elif 97 <= byte <= 102:
@@ -110,13 +117,13 @@ def _unescape(data: Bytes, start: int, end: int) -> tuple[int, int, int]:
             continue
         escape = data[position + 1] if position + 1 < end else 0
         if escape == 117:
-            value = _hex_value(data, position + 2) if position + 6 <= end else -1
+            value = _hex_value(data.ctypes.data, position + 2) if position + 6 <= end else -1
             if value < 0:
                 return 0, BAD_ESCAPE, position
             if 0xD800 <= value < 0xDC00:
                 low = -1
                 if position + 12 <= end and data[position + 6] == 92 and data[position + 7] == 117:
-                    low = _hex_value(data, position + 8)
+                    low = _hex_value(data.ctypes.data, position + 8)
                 if 0xDC00 <= low < 0xE000:
                     value = 0x10000 + ((value - 0xD800) << 10) + (low - 0xDC00)
                     position += 6
@@ -167,96 +174,113 @@ def _unescape(data: Bytes, start: int, end: int) -> tuple[int, int, int]:
     return written - start, code, where
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _string_end(data: Bytes, position: int, end: int) -> tuple[int, bool]:
+@njit(cache=True, nogil=True)
+def _string_end(base: int, position: int, end: int) -> tuple[int, bool]:
     """From after the opening quote on: (position of the closing quote, has escapes), or (-code, False)."""
     escaped = False
+    ones = np.uint64(0x0101010101010101)
+    highs = np.uint64(0x8080808080808080)
+    quotes = np.uint64(0x2222222222222222)
+    backslashes = np.uint64(0x5C5C5C5C5C5C5C5C)
+    blanks = np.uint64(0x2020202020202020)
     while position < end:
-        byte = data[position]
+        # Eight bytes at a time: the lowest marked byte is a quote, a backslash or below 32 (zero bytes
+        # found by
+        # borrows, as in Sean Anderson's "Bit Twiddling Hacks"; only bytes above a true mark can be false
+        # ones).
+        word = word_at(base, position)
+        quote = word ^ quotes
+        backslash = word ^ backslashes
+        marks = ((quote - ones) & ~quote) | ((backslash - ones) & ~backslash) | ((word - blanks) & ~word)
+        marks &= highs
+        if marks == np.uint64(0):
+            position += 8
+            continue
+        position += trailing_zeros(marks) >> 3
+        if position >= end:
+            break
+        byte = byte_at(base, position)
         if byte == 34:
             return position, escaped
-        if byte == 92:
-            escaped = True
-            position += 2
-            continue
-        if byte < 32:
+        if byte != 92:
             return -CONTROL_CHARACTER, False
-        position += 1
+        escaped = True
+        position += 2
     return -UNEXPECTED_END, False
 
 
 @njit(cache=True, nogil=True)
-def _number_end(data: Bytes, position: int, end: int) -> int:
+def _number_end(base: int, position: int, end: int) -> int:
     """The end of the number at a position, or -1 when it is not one by RFC 8259."""
-    if position < end and data[position] == 45:
+    if position < end and byte_at(base, position) == 45:
         position += 1
-    if position >= end or not 48 <= data[position] <= 57:
+    if position >= end or not 48 <= byte_at(base, position) <= 57:
         return -1
-    if data[position] == 48:
+    if byte_at(base, position) == 48:
         position += 1
     else:
-        while position < end and 48 <= data[position] <= 57:
+        while position < end and 48 <= byte_at(base, position) <= 57:
             position += 1
-    if position < end and data[position] == 46:
+    if position < end and byte_at(base, position) == 46:
         position += 1
-        if position >= end or not 48 <= data[position] <= 57:
+        if position >= end or not 48 <= byte_at(base, position) <= 57:
             return -1
-        while position < end and 48 <= data[position] <= 57:
+        while position < end and 48 <= byte_at(base, position) <= 57:
             position += 1
-    if position < end and (data[position] == 101 or data[position] == 69):
+    if position < end and (byte_at(base, position) == 101 or byte_at(base, position) == 69):
         position += 1
-        if position < end and (data[position] == 43 or data[position] == 45):
+        if position < end and (byte_at(base, position) == 43 or byte_at(base, position) == 45):
             position += 1
-        if position >= end or not 48 <= data[position] <= 57:
+        if position >= end or not 48 <= byte_at(base, position) <= 57:
             return -1
-        while position < end and 48 <= data[position] <= 57:
+        while position < end and 48 <= byte_at(base, position) <= 57:
             position += 1
     return position
 
 
 @njit(cache=True, nogil=True)
-def _literal(data: Bytes, position: int, end: int) -> int:
+def _literal(base: int, position: int, end: int) -> int:
     """The kind of the literal at a position, or MISSING when there is none."""
-    byte = data[position]
+    byte = byte_at(base, position)
     if byte == 110:
         if (
             position + 4 <= end
-            and data[position + 1] == 117
-            and data[position + 2] == 108
-            and data[position + 3] == 108
+            and byte_at(base, position + 1) == 117
+            and byte_at(base, position + 2) == 108
+            and byte_at(base, position + 3) == 108
         ):
             return NULL
     elif byte == 116:
         if (
             position + 4 <= end
-            and data[position + 1] == 114
-            and data[position + 2] == 117
-            and data[position + 3] == 101
+            and byte_at(base, position + 1) == 114
+            and byte_at(base, position + 2) == 117
+            and byte_at(base, position + 3) == 101
         ):
             return TRUE
     elif (
         byte == 102
         and position + 5 <= end
-        and data[position + 1] == 97
-        and data[position + 2] == 108
-        and data[position + 3] == 115
-        and data[position + 4] == 101
+        and byte_at(base, position + 1) == 97
+        and byte_at(base, position + 2) == 108
+        and byte_at(base, position + 3) == 115
+        and byte_at(base, position + 4) == 101
     ):
         return FALSE
     return MISSING
 
 
 @njit(cache=True, nogil=True)
-def _escapes_are_sound(data: Bytes, start: int, end: int) -> bool:
-    """Whether every backslash in data[start:end] begins a proper escape."""
+def _escapes_are_sound(base: int, start: int, end: int) -> bool:
+    """Whether every backslash in byte_at(base, start:end) begins a proper escape."""
     position = start
     while position < end:
-        if data[position] != 92:
+        if byte_at(base, position) != 92:
             position += 1
             continue
-        escape = data[position + 1] if position + 1 < end else 0
+        escape = byte_at(base, position + 1) if position + 1 < end else 0
         if escape == 117:
-            if position + 6 > end or _hex_value(data, position + 2) < 0:
+            if position + 6 > end or _hex_value(base, position + 2) < 0:
                 return False
             position += 6
             continue
@@ -270,7 +294,7 @@ def _escapes_are_sound(data: Bytes, start: int, end: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _container_end(data: Bytes, position: int, end: int, stack: Bytes) -> tuple[int, int]:
+def _container_end(base: int, position: int, end: int, stack: Bytes) -> tuple[int, int]:
     """The end of the object or array at a position, checked whole. Returns (end or -code, where it went
     wrong).
     """
@@ -278,10 +302,10 @@ def _container_end(data: Bytes, position: int, end: int, stack: Bytes) -> tuple[
     state = 0  # 0: a value must come; 1: a key must come; 2: a value just ended
     may_close = False  # an empty container may end here
     while True:
-        position = _skip_blanks(data, position, end)
+        position = _skip_blanks(base, position, end)
         if position >= end:
             return -UNEXPECTED_END, position
-        byte = data[position]
+        byte = byte_at(base, position)
         if state == 2:
             if byte == 44:
                 state = 1 if stack[depth - 1] == 123 else 0
@@ -301,15 +325,15 @@ def _container_end(data: Bytes, position: int, end: int, stack: Bytes) -> tuple[
                 continue
             if byte != 34:
                 return -UNEXPECTED_CHARACTER, position
-            close, escaped = _string_end(data, position + 1, end)
+            close, escaped = _string_end(base, position + 1, end)
             if close < 0:
                 return close, position
-            if escaped and not _escapes_are_sound(data, position + 1, close):
+            if escaped and not _escapes_are_sound(base, position + 1, close):
                 return -BAD_ESCAPE, position
-            position = _skip_blanks(data, close + 1, end)
+            position = _skip_blanks(base, close + 1, end)
             if position >= end:
                 return -UNEXPECTED_END, position
-            if data[position] != 58:
+            if byte_at(base, position) != 58:
                 return -UNEXPECTED_CHARACTER, position
             position += 1
             state = 0
@@ -328,19 +352,19 @@ def _container_end(data: Bytes, position: int, end: int, stack: Bytes) -> tuple[
             state = 2
             continue
         if byte == 34:
-            close, escaped = _string_end(data, position + 1, end)
+            close, escaped = _string_end(base, position + 1, end)
             if close < 0:
                 return close, position
-            if escaped and not _escapes_are_sound(data, position + 1, close):
+            if escaped and not _escapes_are_sound(base, position + 1, close):
                 return -BAD_ESCAPE, position
             position = close + 1
         elif byte == 45 or 48 <= byte <= 57:
-            close = _number_end(data, position, end)
+            close = _number_end(base, position, end)
             if close < 0:
                 return -UNEXPECTED_CHARACTER, position
             position = close
         else:
-            kind = _literal(data, position, end)
+            kind = _literal(base, position, end)
             if kind == MISSING:
                 return -UNEXPECTED_CHARACTER, position
             position += 5 if kind == FALSE else 4
@@ -348,32 +372,34 @@ def _container_end(data: Bytes, position: int, end: int, stack: Bytes) -> tuple[
 
 
 @njit(cache=True, nogil=True)
-def _find_field(
-    data: Bytes, start: int, length: int, guess: int, names: Bytes, name_offsets: Array, slots: Array
-) -> Int64:
-    """Index of the wanted field whose name is data[start:start+length], or -1; ``guess`` is tried first."""
-    count = len(name_offsets) - 1
-    if guess < count and name_offsets[guess + 1] - name_offsets[guess] == length:
-        base = name_offsets[guess]
-        index = 0
-        while index < length and data[start + index] == names[base + index]:
-            index += 1
-        if index == length:
-            return guess
+def _same(left: int, right: int, length: int) -> Int64:
+    """Whether the bytes at two addresses are equal; both may be read up to PADDING bytes further."""
+    index = 0
+    while index + 8 <= length:
+        if word_at(left, index) != word_at(right, index):
+            return False
+        index += 8
+    if index == length:
+        return True
+    differing = word_at(left, index) ^ word_at(right, index)
+    return differing == np.uint64(0) or (trailing_zeros(differing) >> 3) >= length - index
+
+
+@njit(cache=True, nogil=True)
+def _find_field(base: int, start: int, length: int, names: Bytes, name_offsets: Array, slots: Array) -> Int64:
+    """Index of the wanted field whose name is the ``length`` bytes from ``start`` on, or -1."""
     slot = np.uint32(_HASH_SEED)
     for index in range(start, start + length):
-        slot = np.uint32((slot ^ np.uint32(data[index])) * np.uint32(_HASH_FACTOR))
+        slot = np.uint32((slot ^ np.uint32(byte_at(base, index))) * np.uint32(_HASH_FACTOR))
     mask = len(slots) - 1
     position = np.int64(slot) & mask
     while slots[position] >= 0:
         candidate = np.int64(slots[position])
-        base = name_offsets[candidate]
-        if name_offsets[candidate + 1] - base == length:
-            index = 0
-            while index < length and data[start + index] == names[base + index]:
-                index += 1
-            if index == length:
-                return candidate
+        name = name_offsets[candidate]
+        if name_offsets[candidate + 1] - name == length and _same(
+            base + start, names.ctypes.data + name, length
+        ):
+            return candidate
         position = (position + 1) & mask
     return np.int64(-1)
 
@@ -385,6 +411,7 @@ def scan(
     names: Bytes,
     name_offsets: Array,
     slots: Array,
+    plain: Array,
     fail_unknown: bool,
     starts: Array,
     lengths: Array,
@@ -393,22 +420,25 @@ def scan(
 ) -> Int64:
     """Find the wanted values of all records.
 
-    data: uint8, a scratch copy (escapes are resolved in it); offsets: int64[n + 1]; names, name_offsets,
-    slots: from ``field_table``; starts, lengths: int32[fields, n] and kinds: uint8[fields, n] zeroed,
-    filled here (of strings: the text between the quotes). Stops at the first bad record and returns its
-    index, with (code, position, length) in failure[0:3]; returns n when all are sound.
+    data: uint8, a scratch copy (escapes are resolved in it) with PADDING more bytes at its end; offsets:
+    int64[n + 1]; names, name_offsets, slots, plain: from ``field_table``; starts, lengths: int32[fields, n]
+    and kinds: uint8[fields, n] zeroed, filled here (of strings: the text between the quotes). Stops at the
+    first bad record and returns its index, with (code, position, length) in failure[0:3]; returns n when
+    all are sound.
     """
+    base = data.ctypes.data
+    name_base = names.ctypes.data
     stack = np.empty(MAX_DEPTH, dtype=np.uint8)
     count = len(offsets) - 1
     for row in range(count):
-        position = _skip_blanks(data, offsets[row], offsets[row + 1])
+        position = _skip_blanks(base, offsets[row], offsets[row + 1])
         end = offsets[row + 1]
         failure[2] = 0
-        if position >= end or data[position] != 123:
+        if position >= end or byte_at(base, position) != 123:
             failure[0] = NOT_AN_OBJECT
             failure[1] = position
             return row
-        position = _skip_blanks(data, position + 1, end)
+        position = _skip_blanks(base, position + 1, end)
         guess = np.int64(0)
         first = True
         while True:
@@ -416,52 +446,59 @@ def scan(
                 failure[0] = UNEXPECTED_END
                 failure[1] = position
                 return row
-            if data[position] == 125 and first:
+            if byte_at(base, position) == 125 and first:
                 position += 1
                 break
             first = False
-            if data[position] != 34:
+            if byte_at(base, position) != 34:
                 failure[0] = UNEXPECTED_CHARACTER
                 failure[1] = position
                 return row
             start = position + 1
-            close, escaped = _string_end(data, start, end)
-            if close < 0:
-                failure[0] = -close
-                failure[1] = position
-                return row
-            length = close - start
-            known = True
-            if escaped:
-                length, code, where = _unescape(data, start, close)
-                if code == BAD_ESCAPE:
-                    failure[0] = code
-                    failure[1] = where
-                    return row
-                known = code == OK
             field = np.int64(-1)
-            if known:
-                field = _find_field(data, start, length, guess, names, name_offsets, slots)
+            if guess < len(plain) and plain[guess]:
+                length = name_offsets[guess + 1] - name_offsets[guess]
+                close = start + length
+                if close < end and byte_at(base, close) == 34:
+                    name = name_base + name_offsets[guess]
+                    field = guess if _same(base + start, name, length) else field
+            if field < 0:
+                close, escaped = _string_end(base, start, end)
+                if close < 0:
+                    failure[0] = -close
+                    failure[1] = position
+                    return row
+                length = close - start
+                known = True
+                if escaped:
+                    length, code, where = _unescape(data, start, close)
+                    if code == BAD_ESCAPE:
+                        failure[0] = code
+                        failure[1] = where
+                        return row
+                    known = code == OK
+                if known:
+                    field = _find_field(base, start, length, names, name_offsets, slots)
             if field < 0 and fail_unknown:
                 failure[0] = UNKNOWN_FIELD
                 failure[1] = start
                 failure[2] = length
                 return row
-            position = _skip_blanks(data, close + 1, end)
-            if position >= end or data[position] != 58:
+            position = _skip_blanks(base, close + 1, end)
+            if position >= end or byte_at(base, position) != 58:
                 failure[0] = UNEXPECTED_END if position >= end else UNEXPECTED_CHARACTER
                 failure[1] = position
                 return row
-            position = _skip_blanks(data, position + 1, end)
+            position = _skip_blanks(base, position + 1, end)
             if position >= end:
                 failure[0] = UNEXPECTED_END
                 failure[1] = position
                 return row
-            byte = data[position]
+            byte = byte_at(base, position)
             start = position
             if byte == 34:
                 start = position + 1
-                close, escaped = _string_end(data, start, end)
+                close, escaped = _string_end(base, start, end)
                 if close < 0:
                     failure[0] = -close
                     failure[1] = position
@@ -476,7 +513,7 @@ def scan(
                 position = close + 1
                 kind = STRING
             elif byte == 45 or 48 <= byte <= 57:
-                close = _number_end(data, position, end)
+                close = _number_end(base, position, end)
                 if close < 0:
                     failure[0] = UNEXPECTED_CHARACTER
                     failure[1] = position
@@ -485,7 +522,7 @@ def scan(
                 position = close
                 kind = NUMBER
             elif byte == 123 or byte == 91:
-                close, where = _container_end(data, position, end, stack)
+                close, where = _container_end(base, position, end, stack)
                 if close < 0:
                     failure[0] = -close
                     failure[1] = where
@@ -494,7 +531,7 @@ def scan(
                 position = close
                 kind = CONTAINER
             else:
-                kind = _literal(data, position, end)
+                kind = _literal(base, position, end)
                 if kind == MISSING:
                     failure[0] = UNEXPECTED_CHARACTER
                     failure[1] = position
@@ -506,17 +543,17 @@ def scan(
                 lengths[field, row] = length
                 kinds[field, row] = kind
                 guess = field + 1
-            position = _skip_blanks(data, position, end)
-            if position < end and data[position] == 44:
-                position = _skip_blanks(data, position + 1, end)
+            position = _skip_blanks(base, position, end)
+            if position < end and byte_at(base, position) == 44:
+                position = _skip_blanks(base, position + 1, end)
                 continue
-            if position < end and data[position] == 125:
+            if position < end and byte_at(base, position) == 125:
                 position += 1
                 break
             failure[0] = UNEXPECTED_END if position >= end else UNEXPECTED_CHARACTER
             failure[1] = position
             return row
-        position = _skip_blanks(data, position, end)
+        position = _skip_blanks(base, position, end)
         if position < end:
             failure[0] = TRAILING_TEXT
             failure[1] = position

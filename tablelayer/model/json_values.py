@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from tablelayer.model.json_scan import FALSE, NULL, NUMBER, STRING, TRUE, Array, Bytes, Int64
+from tablelayer.model.json_scan import FALSE, NULL, NUMBER, STRING, TRUE, Array, Bytes
+from tablelayer.model.memory import Int64
 
 # Failure codes of a value. The texts are in json_rows.
 WRONG_KIND = 20
@@ -36,7 +37,7 @@ _DAYS_IN_MONTH = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtyp
 _EXPONENT_MAX = 1 << 40  # beyond the length of any text: larger exponents need no exact count
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _times_ten(high: Any, low: Any, digit: Any) -> tuple[Any, Any]:
     """(high, low) * 10 + digit in 128 bits."""
     mask = np.uint64(0xFFFFFFFF)

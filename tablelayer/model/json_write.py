@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import carray, njit
 
-from tablelayer.model.json_scan import Array, Bytes, Int64
+from tablelayer.model.json_scan import Array, Bytes
+from tablelayer.model.memory import Int64, bit_at, byte_at, int32_at, int64_at, pointer
 
 # How a column is written. Everything that is not in this list is brought to one of these first.
 (
@@ -166,46 +165,16 @@ def _byte_length(array: pa.Array) -> int:
     return int(offsets[array.offset + len(array)]) - int(offsets[array.offset]) if len(array) else 0
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    """An int64 address as a pointer that carray takes."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _int32_at(address: int, index: int) -> Int64:
-    return carray(_pointer(address + index * 4), 1, np.int32)[0]
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _int64_at(address: int, index: int) -> Int64:
-    return carray(_pointer(address + index * 8), 1, np.int64)[0]
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _byte_at(address: int, index: int) -> Int64:
-    return carray(_pointer(address + index), 1, np.uint8)[0]
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _bit_at(address: int, index: int) -> Int64:
-    return (_byte_at(address, index >> 3) >> (index & 7)) & 1
-
-
 @njit(cache=True, nogil=True)
 def _escaped_length(row: Array, count: int) -> Int64:
     """The bytes that ``count`` strings of a column take at most, with their escapes."""
     if count == 0:
         return 0
-    first = np.int64(_int32_at(row[_VALUES], row[_OFFSET]))
-    last = np.int64(_int32_at(row[_VALUES], row[_OFFSET] + count))
+    first = np.int64(int32_at(row[_VALUES], row[_OFFSET]))
+    last = np.int64(int32_at(row[_VALUES], row[_OFFSET] + count))
     if last == first:
         return 0
-    text = carray(_pointer(row[_DATA] + first), last - first, np.uint8)
+    text = carray(pointer(row[_DATA] + first), last - first, np.uint8)
     controls = 0
     marked = 0
     for byte in text:
@@ -416,7 +385,7 @@ def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Arr
                 out[position] = names[index]
                 position += 1
             at = row + description[_OFFSET]
-            if description[_VALIDITY] != 0 and _bit_at(description[_VALIDITY], at) == 0:
+            if description[_VALIDITY] != 0 and bit_at(description[_VALIDITY], at) == 0:
                 out[position] = 110
                 out[position + 1] = 117
                 out[position + 2] = 108
@@ -426,14 +395,14 @@ def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Arr
             kind = description[_KIND]
             values = description[_VALUES]
             if kind in (_STRING, _RAW, _BASE64):
-                start = np.int64(_int32_at(values, at))
-                length = np.int64(_int32_at(values, at + 1)) - start
+                start = np.int64(int32_at(values, at))
+                length = np.int64(int32_at(values, at + 1)) - start
                 quoted = kind != _RAW
                 if quoted:
                     out[position] = 34
                     position += 1
                 if length > 0:
-                    text = carray(_pointer(description[_DATA] + start), length, np.uint8)
+                    text = carray(pointer(description[_DATA] + start), length, np.uint8)
                     if kind == _BASE64:
                         position = _put_base64(out, position, text)
                     elif kind == _RAW or description[_SCALE] < 0:
@@ -446,21 +415,21 @@ def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Arr
                     out[position] = 34
                     position += 1
             elif kind == _INT64:
-                position = _put_signed(out, position, _int64_at(values, at))
+                position = _put_signed(out, position, int64_at(values, at))
             elif kind == _INT32:
-                position = _put_signed(out, position, np.int64(_int32_at(values, at)))
+                position = _put_signed(out, position, np.int64(int32_at(values, at)))
             elif kind == _DECIMAL:
-                low = _int64_at(values, 2 * at)
-                high = _int64_at(values, 2 * at + 1)
+                low = int64_at(values, 2 * at)
+                high = int64_at(values, 2 * at + 1)
                 position = _put_decimal(out, position, low, high, description[_SCALE])
             elif kind == _DATE:
                 out[position] = 34
-                position = _put_date(out, position + 1, np.int64(_int32_at(values, at)))
+                position = _put_date(out, position + 1, np.int64(int32_at(values, at)))
                 out[position] = 34
                 position += 1
             elif kind == _TIMESTAMP:
                 units = description[_UNITS]
-                ticks = _int64_at(values, at)
+                ticks = int64_at(values, at)
                 seconds = ticks // units
                 days = seconds // 86_400
                 out[position] = 34
@@ -476,7 +445,7 @@ def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Arr
                 position += 1
             elif kind in (_TIME32, _TIME64):
                 units = description[_UNITS]
-                ticks = np.int64(_int32_at(values, at)) if kind == _TIME32 else _int64_at(values, at)
+                ticks = np.int64(int32_at(values, at)) if kind == _TIME32 else int64_at(values, at)
                 # A time of day is below 24 h; anything else would not fit in the text.
                 seconds = ticks // units % 86_400
                 out[position] = 34
@@ -484,7 +453,7 @@ def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Arr
                 out[position] = 34
                 position += 1
             elif kind == _BOOLEAN:
-                if _bit_at(values, at) != 0:
+                if bit_at(values, at) != 0:
                     out[position] = 116
                     out[position + 1] = 114
                     out[position + 2] = 117
@@ -498,10 +467,10 @@ def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Arr
                 out[position] = 101
                 position += 1
             elif kind == _INT8:
-                position = _put_signed(out, position, np.int64(np.int8(_byte_at(values, at))))
+                position = _put_signed(out, position, np.int64(np.int8(byte_at(values, at))))
             else:
-                low_byte = np.int64(_byte_at(values, 2 * at))
-                high_byte = np.int64(np.int8(_byte_at(values, 2 * at + 1)))
+                low_byte = np.int64(byte_at(values, 2 * at))
+                high_byte = np.int64(np.int8(byte_at(values, 2 * at + 1)))
                 position = _put_signed(out, position, (high_byte << 8) | low_byte)
         out[position] = 125
         position += 1

@@ -1,0 +1,63 @@
+"""Raw loads for kernels: bytes and words at an address, without numpy's index arithmetic.
+
+Nothing here checks bounds. Callers keep the array that an address comes from alive, and stay inside of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+Int64 = Any  # what kernels count with: to a type checker neither int nor quite np.int64
+
+
+@intrinsic
+def pointer(typing_context: Any, address: Any) -> Any:
+    """An int64 address as a pointer that numba's carray takes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """The number of zero bits below the lowest set bit of a uint64, which must not be 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+@njit(cache=True, nogil=True)
+def byte_at(address: int, index: int) -> Int64:
+    return carray(pointer(address + index), 1, np.uint8)[0]
+
+
+@njit(cache=True, nogil=True)
+def int32_at(address: int, index: int) -> Int64:
+    return carray(pointer(address + index * 4), 1, np.int32)[0]
+
+
+@njit(cache=True, nogil=True)
+def int64_at(address: int, index: int) -> Int64:
+    return carray(pointer(address + index * 8), 1, np.int64)[0]
+
+
+@njit(cache=True, nogil=True)
+def word_at(address: int, index: int) -> Int64:
+    """Eight bytes from byte ``index`` on as a uint64, the first byte lowest."""
+    return carray(pointer(address + index), 1, np.uint64)[0]
+
+
+@njit(cache=True, nogil=True)
+def bit_at(address: int, index: int) -> Int64:
+    """A bit of an Arrow bitmap."""
+    return (byte_at(address, index >> 3) >> (index & 7)) & 1
