@@ -150,6 +150,7 @@ class GroupCoordinator:
         if metadata.topic(journal.TOPIC) is None:
             count = self.context.config["offsets.topic.num.partitions"]
             await metadata.create_topic(journal.TOPIC, count, TOPIC_CONFIG)
+        await asyncio.get_running_loop().run_in_executor(self.context.executor, journal.warm)
         self._partitions = metadata.partitions(journal.TOPIC)
 
     def _created(self, creation: asyncio.Task[None]) -> None:
@@ -220,15 +221,15 @@ class GroupCoordinator:
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
-        now = self.now()
-        effects: deque[Effect] = deque(step(group, event, now, self.limits))
+        effects: deque[Effect] = deque(step(group, event, self.now(), self.limits))
         while effects:
             effect = effects.popleft()
             if isinstance(effect, Reply):
                 self._answer(effect.token, effect.result)
             else:
-                error = self._append(group_id, effect.records, now)
-                effects.extendleft(reversed(step(group, Appended(effect.pending, error), now, self.limits)))
+                # The append may have taken a while: sessions begin when their members are answered.
+                appended = Appended(effect.pending, self._append(group_id, effect.records))
+                effects.extendleft(reversed(step(group, appended, self.now(), self.limits)))
         if group.phase is Phase.DEAD or group.is_disposable:
             self.groups.pop(group_id, None)
             self._deadlines.forget(group_id)
@@ -250,13 +251,13 @@ class GroupCoordinator:
 
     # -- the journal -----------------------------------------------------------------------------------------
 
-    def _append(self, group_id: str, records: Sequence[JournalRecord], now: Now) -> ErrorCode:
+    def _append(self, group_id: str, records: Sequence[JournalRecord]) -> ErrorCode:
         if not self._partitions:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         index = journal.partition_of(group_id, len(self._partitions))
         partition = self._partitions[index]
         try:
-            journal.append(partition, records, now.time_ms)
+            journal.append(partition, records, self.context.clock.time_ms())
         except KafkaError as error:
             logger.error("group %s: its change cannot be stored: %s", group_id, error)
             return _answer_for(error.code)
@@ -268,6 +269,7 @@ class GroupCoordinator:
 
     async def _load_all(self) -> None:
         started = self.context.clock.monotonic()
+        await asyncio.get_running_loop().run_in_executor(self.context.executor, journal.warm)
         for index in sorted(self._loading):
             await self._load(index)
         logger.info(

@@ -2,6 +2,10 @@
 
 A key has at most one deadline that counts, the earliest it was given since it last fired. Firing early is
 harmless for the groups (a tick finds nothing due), so a deadline that moved later is not taken back.
+
+When the event loop itself was held up, the heartbeats of that time are still unread. Then everything that is
+due gets a short grace, in which they are read: a stall of the broker must not cost its clients their
+sessions.
 """
 
 from __future__ import annotations
@@ -11,6 +15,9 @@ import heapq
 from collections.abc import Callable
 
 from broker.ports import Clock
+
+STALL_SECONDS = 0.25
+GRACE_SECONDS = 0.1
 
 
 class Deadlines:
@@ -63,8 +70,12 @@ class Deadlines:
         self._handle = asyncio.get_running_loop().call_later(delay, self._fire)
 
     def _fire(self) -> None:
-        self._handle = None
         now = self._clock.monotonic()
+        if now - self._armed_for > STALL_SECONDS:
+            self._armed_for = now + GRACE_SECONDS
+            self._handle = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._fire)
+            return
+        self._handle = None
         due = []
         while self._heap and self._heap[0][0] <= now:
             when, key = heapq.heappop(self._heap)

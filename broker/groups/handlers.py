@@ -97,10 +97,12 @@ class GroupHandlers:
                 first_use(self.find_coordinator),
                 on_error=_failed_find,
             ),
-            ApiDeclaration(JoinGroupRequest, JoinGroupResponse, first_use(self.join_group)),
+            ApiDeclaration(
+                JoinGroupRequest, JoinGroupResponse, first_use(self.join_group), cancel_on_disconnect=True
+            ),
             ApiDeclaration(HeartbeatRequest, HeartbeatResponse, self.heartbeat),
             ApiDeclaration(LeaveGroupRequest, LeaveGroupResponse, self.leave_group),
-            ApiDeclaration(SyncGroupRequest, SyncGroupResponse, self.sync_group),
+            ApiDeclaration(SyncGroupRequest, SyncGroupResponse, self.sync_group, cancel_on_disconnect=True),
             ApiDeclaration(DescribeGroupsRequest, DescribeGroupsResponse, self.describe_groups),
             ApiDeclaration(ListGroupsRequest, ListGroupsResponse, self.list_groups),
             ApiDeclaration(DeleteGroupsRequest, DeleteGroupsResponse, self.delete_groups),

@@ -220,3 +220,11 @@ def read_partition(partition: Partition) -> Iterator[JournalRecord]:
         for position, header in iter_headers(data):
             yield from decode_journal_batch(data[position : position + header.size])
             offset = header.last_offset + 1
+
+
+def warm() -> None:
+    """Load what encodes and decodes batches, which takes a second the first time: not on the event loop."""
+    from protocol.records import decode, encode
+
+    encode.warm()
+    decode.warm()

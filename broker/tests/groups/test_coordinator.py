@@ -97,11 +97,13 @@ class Metadata:
 
 
 class Clock:
+    ahead = 0.0
+
     def time_ms(self):
         return 1_700_000_000_000
 
     def monotonic(self):
-        return asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() + self.ahead
 
 
 class Site:
@@ -109,6 +111,7 @@ class Site:
 
     def __init__(self):
         self.metadata = Metadata()
+        self.clock = Clock()
         self.tasks = []
         self.executor = ThreadPoolExecutor(1)
 
@@ -118,7 +121,7 @@ class Site:
                 "offsets.topic.num.partitions": PARTITIONS,
                 "offsets.retention.check.interval.ms": 600_000,
             },
-            clock=Clock(),
+            clock=self.clock,
             entropy=SimpleNamespace(uuid=uuid.uuid4),
             executor=self.executor,
             metadata=self.metadata,
@@ -710,6 +713,24 @@ def test_session_ends_without_any_request():
         await stable_member(site, session_ms=50)
         await asyncio.sleep(0.12)
         assert not site.coordinator.groups["g"].members
+
+    run(scenario)
+
+
+def test_slow_append_does_not_cost_the_session():
+    async def scenario(site):
+        joined = await site.call(join_request(session_ms=1_000), 3)
+        partition = site.metadata.journal[partition_of("g", PARTITIONS)]
+        append = partition.append
+
+        def slow(batch, origin):
+            site.clock.ahead += 10
+            append(batch, origin)
+
+        partition.append = slow
+        await site.call(sync_request(joined.member_id, 1, {joined.member_id: b"all"}), 3)
+        await asyncio.sleep(0.3)
+        assert site.coordinator.groups["g"].members
 
     run(scenario)
 

@@ -116,6 +116,19 @@ def test_key_that_is_due_at_once_again_does_not_hold_the_loop(loop):
     assert seen == ["a", "a", "a"]
 
 
+def test_stall_of_the_loop_gives_a_grace(loop, deadlines, fired):
+    deadlines.wake("a", 1)
+    deadlines.wake("b", 2)
+    timer = loop.armed[0]
+    loop.timers.remove(timer)
+    loop.now = 5
+    timer.callback()  # four seconds late
+    assert fired == []
+    loop.run_to(6)
+    assert [key for _, key in fired] == ["a", "b"]
+    assert fired[0][0] == pytest.approx(5.1)
+
+
 def test_closed_scheduler_is_silent(loop, deadlines, fired):
     deadlines.wake("a", 3)
     deadlines.close()

@@ -1,0 +1,150 @@
+"""A real server process for black-box tests: foreign clients on one side, a port on the other.
+
+Nothing of the server is imported here. `server` is shared by all tests of a run, so each test takes names of
+its own (`unique`); tests that kill take a server of their own (`own_server`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_SECONDS = 60
+MODULE = (
+    ["tablelayer.cli.main", "serve"] if (ROOT / "tablelayer/server/extension.py").exists() else ["broker"]
+)
+# What a consumer test would otherwise wait for: the first rebalance, and the end of a dead member's session.
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
+    "auto.create.topics.enable": "true",
+}
+
+
+class ServerProcess:
+    """`headrace serve` on a port that stays the same over restarts."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.directory = directory
+        self.settings = {**SETTINGS, **settings}
+        self.port = _free_port()
+        self.process: subprocess.Popen[str] | None = None
+        self._log = directory / "server.log"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> ServerProcess:
+        sets = [
+            argument for name, value in self.settings.items() for argument in ("--set", f"{name}={value}")
+        ]
+        command = [sys.executable, "-m", *MODULE, "--listen", self.address]
+        command += ["--data", str(self.directory / "data"), *sets]
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, env=_environment()
+            )
+        line = self._first_line()
+        if "ready on" not in line:
+            self.kill()
+            pytest.fail(f"the server said {line!r} instead of being ready; its log:\n{self.log()}")
+        return self
+
+    def _first_line(self) -> str:
+        """What the server says first; empty if it says nothing or ends."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
+        return self.process.stdout.readline() if readable else ""
+
+    def kill(self) -> None:
+        """kill -9: nothing is flushed, nobody is told."""
+        if self.process is not None:
+            self.process.kill()
+            self._reap()
+
+    def stop(self) -> int:
+        """SIGTERM, as an administrator does; gives the exit code."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(signal.SIGTERM)
+        return self._reap()
+
+    def _reap(self) -> int:
+        assert self.process is not None
+        process, self.process = self.process, None
+        code = process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+        return code
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    process = ServerProcess(tmp_path_factory.mktemp("server")).start()
+    yield process
+    code = process.stop()
+    assert "Traceback" not in process.log(), process.log()
+    assert code == 0, f"the server ended with {code}:\n{process.log()}"
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    process = ServerProcess(tmp_path).start()
+    yield process
+    process.kill()
+    assert "Traceback" not in process.log(), process.log()
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def unique():
+    """Names nobody else uses: `unique("topic")`."""
+    return lambda prefix: f"{prefix}-{os.getpid()}-{next(_numbers)}"
+
+
+def wait_until(condition, what: str, seconds: float = 30, interval: float = 0.05):
+    """The first true value of `condition()`; fails with `what` was waited for."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(interval)
+    return pytest.fail(f"waited {seconds} s in vain for {what}")
+
+
+@pytest.fixture(name="wait_until")
+def _wait_until():
+    return wait_until

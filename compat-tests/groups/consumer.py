@@ -1,0 +1,129 @@
+"""A consumer in a process of its own, so that it can be killed: `consumer.py CLIENT ADDRESS GROUP TOPIC [INSTANCE]`.
+
+Prints a line per event: `assigned 0,2`, `got PARTITION OFFSET VALUE`, `committed`. Commits after every poll that
+gave records. Leaves the group on SIGTERM.
+"""
+
+import asyncio
+import signal
+import sys
+
+SESSION_MS = 1_500
+HEARTBEAT_MS = 200
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def assigned(partitions):
+    say("assigned", ",".join(str(partition) for partition in sorted(partitions)) or "none")
+
+
+class Stop:
+    def __init__(self):
+        self.wanted = False
+        signal.signal(signal.SIGTERM, self.set)
+
+    def set(self, *_):
+        self.wanted = True
+
+
+def run_confluent(address, group, topic, instance):
+    from confluent_kafka import Consumer
+
+    stop = Stop()
+    config = {
+        "bootstrap.servers": address,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": SESSION_MS,
+        "heartbeat.interval.ms": HEARTBEAT_MS,
+        "topic.metadata.refresh.interval.ms": 1_000,
+    }
+    if instance:
+        config["group.instance.id"] = instance
+    consumer = Consumer(config)
+    consumer.subscribe([topic], on_assign=lambda _, parts: assigned(part.partition for part in parts))
+    while not stop.wanted:
+        message = consumer.poll(0.1)
+        if message is None or message.error():
+            continue
+        say("got", message.partition(), message.offset(), message.value().decode())
+        consumer.commit(message, asynchronous=False)
+        say("committed")
+    consumer.close()
+
+
+def run_kafka_python(address, group, topic, instance):
+    from kafka import ConsumerRebalanceListener, KafkaConsumer
+
+    class Listener(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, revoked):
+            pass
+
+        def on_partitions_assigned(self, parts):
+            assigned(part.partition for part in parts)
+
+    stop = Stop()
+    options = {"group_instance_id": instance} if instance else {}
+    consumer = KafkaConsumer(
+        bootstrap_servers=address,
+        group_id=group,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        session_timeout_ms=SESSION_MS,
+        heartbeat_interval_ms=HEARTBEAT_MS,
+        **options,
+    )
+    consumer.subscribe([topic], listener=Listener())
+    while not stop.wanted:
+        for records in consumer.poll(timeout_ms=100).values():
+            for record in records:
+                say("got", record.partition, record.offset, record.value.decode())
+            consumer.commit()
+            say("committed")
+    consumer.close()
+
+
+def run_aiokafka(address, group, topic, instance):
+    from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+
+    class Listener(ConsumerRebalanceListener):
+        def on_partitions_revoked(self, revoked):
+            pass
+
+        def on_partitions_assigned(self, parts):
+            assigned(part.partition for part in parts)
+
+    async def main():
+        stop = Stop()
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=address,
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            group_instance_id=instance,
+        )
+        consumer.subscribe([topic], listener=Listener())
+        await consumer.start()
+        while not stop.wanted:
+            for records in (await consumer.getmany(timeout_ms=100)).values():
+                for record in records:
+                    say("got", record.partition, record.offset, record.value.decode())
+                await consumer.commit()
+                say("committed")
+        await consumer.stop()
+
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    client, *arguments = sys.argv[1:]
+    arguments += [None] * (4 - len(arguments))
+    {"confluent": run_confluent, "kafka-python": run_kafka_python, "aiokafka": run_aiokafka}[client](
+        *arguments
+    )

@@ -1,0 +1,192 @@
+"""Two consumers share a group; they come, leave and die; positions survive the death of the broker."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupState, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+CLIENTS = ["confluent", "kafka-python", "aiokafka"]
+PARTITIONS = {0, 1, 2, 3}
+
+
+class Member:
+    """A consumer process and what it has said."""
+
+    def __init__(self, client, server, group, topic, instance=None):
+        script = Path(__file__).with_name("consumer.py")
+        command = [sys.executable, str(script), client, server.address, group, topic]
+        self.process = subprocess.Popen(
+            [*command, *([instance] if instance else [])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.lines = []
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.append(line.split())
+
+    @property
+    def assignment(self):
+        """The partitions of the last rebalance, None before the first."""
+        for words in reversed(list(self.lines)):
+            if words[0] == "assigned":
+                return set() if words[1] == "none" else {int(number) for number in words[1].split(",")}
+        return None
+
+    @property
+    def got(self):
+        return [(int(words[1]), int(words[2]), words[3]) for words in list(self.lines) if words[0] == "got"]
+
+    @property
+    def commits(self):
+        return sum(words[0] == "committed" for words in list(self.lines))
+
+    def leave(self):
+        self.process.terminate()
+        self.process.wait(20)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(20)
+
+    def end(self):
+        self.reader.join(5)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def members():
+    started = []
+
+    def start(*arguments, **options):
+        started.append(Member(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for member in started:
+        if member.process.poll() is None:
+            member.kill()
+        member.end()
+
+
+def create(server, topic):
+    admin = AdminClient({"bootstrap.servers": server.address})
+    admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(10)
+    return admin
+
+
+def produce(server, topic, values):
+    producer = Producer({"bootstrap.servers": server.address})
+    for index, value in enumerate(values):
+        producer.produce(topic, value.encode(), partition=index % len(PARTITIONS))
+    assert producer.flush(20) == 0
+
+
+def committed(server, group, topic):
+    consumer = Consumer({"bootstrap.servers": server.address, "group.id": group})
+    try:
+        wanted = [TopicPartition(topic, partition) for partition in sorted(PARTITIONS)]
+        return {part.partition: part.offset for part in consumer.committed(wanted, timeout=10)}
+    finally:
+        consumer.close()
+
+
+def share(first, second):
+    a, b = first.assignment, second.assignment
+    return a and b and not (a & b) and a | b == PARTITIONS
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_members_join_leave_and_die(server, unique, members, wait_until, client):
+    topic, group = unique("topic"), unique("group")
+    admin = create(server, topic)
+    produce(server, topic, [f"a{index}" for index in range(40)])
+
+    first = members(client, server, group, topic)
+    wait_until(lambda: first.assignment == PARTITIONS, "the only member to have everything")
+    second = members(client, server, group, topic)
+    wait_until(lambda: share(first, second), "two members to share")
+    described = admin.describe_consumer_groups([group])[group].result(10)
+    assert described.state == ConsumerGroupState.STABLE
+    assert len(described.members) == 2
+
+    second.leave()
+    wait_until(lambda: first.assignment == PARTITIONS, "the member that stays to have everything again")
+    third = members(client, server, group, topic)
+    wait_until(lambda: share(first, third), "a new member to get its part")
+    third.kill()
+    wait_until(lambda: first.assignment == PARTITIONS, "the survivor to take over from the dead")
+
+    produce(server, topic, [f"b{index}" for index in range(40)])
+    expected = {f"{letter}{index}" for letter in "ab" for index in range(40)}
+    everybody = [first, second, third]
+    wait_until(
+        lambda: {value for member in everybody for _, _, value in member.got} == expected,
+        "every record to be seen",
+    )
+    wait_until(
+        lambda: committed(server, group, topic) == dict.fromkeys(PARTITIONS, 20),
+        "every position to be committed",
+    )
+    first.leave()
+    deleted = admin.delete_consumer_groups([group])
+    assert deleted[group].result(10) is None
+
+
+def test_three_kinds_of_clients_in_one_group(server, unique, members, wait_until):
+    """All know the range assignor; the leader's bytes must reach each of them as they are."""
+    topic, group = unique("topic"), unique("group")
+    create(server, topic)
+    everybody = [members(client, server, group, topic) for client in CLIENTS]
+
+    def shared():
+        parts = [member.assignment for member in everybody]
+        return all(parts) and sum(len(part) for part in parts) == 4 and set().union(*parts) == PARTITIONS
+
+    wait_until(shared, "three clients to share four partitions")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_static_member_comes_back_to_its_partitions(server, unique, members, wait_until, client):
+    topic, group = unique("topic"), unique("group")
+    admin = create(server, topic)
+    first = members(client, server, group, topic, instance="one")
+    second = members(client, server, group, topic, instance="two")
+    wait_until(lambda: share(first, second), "two static members to share")
+    rebalances = sum(words[0] == "assigned" for words in list(first.lines))
+    kept = second.assignment
+    second.kill()
+    again = members(client, server, group, topic, instance="two")
+    wait_until(lambda: again.assignment == kept, "the static member to get its partitions back", seconds=15)
+    described = admin.describe_consumer_groups([group])[group].result(10)
+    assert {member.group_instance_id for member in described.members} == {"one", "two"}
+    if client != "aiokafka":  # it takes longer to start than the session lasts
+        assert sum(words[0] == "assigned" for words in list(first.lines)) == rebalances
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wait_until, client):
+    topic, group = unique("topic"), unique("group")
+    create(own_server, topic)
+    produce(own_server, topic, [f"a{index}" for index in range(40)])
+    member = members(client, own_server, group, topic)
+    wait_until(lambda: len(member.got) == 40, "the first records")
+    wait_until(
+        lambda: committed(own_server, group, topic) == dict.fromkeys(PARTITIONS, 10), "the first positions"
+    )
+    own_server.restart()
+    assert wait_until(lambda: committed(own_server, group, topic), "positions") == dict.fromkeys(
+        PARTITIONS, 10
+    )
+    produce(own_server, topic, [f"b{index}" for index in range(40)])
+    wait_until(lambda: len(member.got) >= 80, "the member to go on after the restart")
+    values = [value for _, _, value in member.got]
+    assert len(values) == len(set(values)) == 80, "nothing twice, nothing lost"
