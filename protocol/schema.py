@@ -154,8 +154,13 @@ class Message(Struct):
         version: int,
         budget: DecodeBudget | None = None,
         position: int = 0,
+        *,
+        ignore_rest: bool = False,
     ) -> Self:
         """Decode the message that fills `buffer` from byte `position` to its end.
+
+        `ignore_rest` lets bytes follow it, as Apache Kafka does with requests: librdkafka leaves three behind
+        the null list of topics in Metadata 9 and newer.
 
         Raises DecodeError, and nothing else, for a version out of range, malformed or left-over bytes, and
         BudgetExceeded before allocating more than `budget` allows (DEFAULT_BUDGET_BYTES if there is none).
@@ -180,7 +185,7 @@ class Message(Struct):
                 f"{cls.__name__} version {version} has text that is not UTF-8: {error.reason} "
                 f"at byte {error.start} of {bytes(error.object[:64])!r}"
             ) from None
-        if end != len(buffer):
+        if end != len(buffer) and not ignore_rest:
             raise DecodeError(
                 f"{cls.__name__} version {version} ends at byte {end}, "
                 f"but {len(buffer) - end} more bytes follow it"
