@@ -26,6 +26,7 @@ text, are refused too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -61,16 +62,14 @@ def json_to_rows(
     """
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
     data, offsets = _bytes_of(values)
-    names = [column.name.encode() for column in columns]
+    table, arrow_schema = _wanted(columns)
     count = len(offsets) - 1
     starts = np.empty((len(columns), count), dtype=np.int32)  # of no meaning where the kind is MISSING
     lengths = np.empty((len(columns), count), dtype=np.int32)
     kinds = np.zeros((len(columns), count), dtype=np.uint8)
     failure = np.zeros(3, dtype=np.int64)
     fail_unknown = unknown_fields == UnknownFields.FAIL
-    good = json_scan.scan(
-        data, offsets, *json_scan.field_table(names), fail_unknown, starts, lengths, kinds, failure
-    )
+    good = json_scan.scan(data, offsets, *table, fail_unknown, starts, lengths, kinds, failure)
     scan_failure = failure.copy()
     # After a failed scan the rows before it are still converted: one of them may be the first that does not
     # fit.
@@ -91,7 +90,14 @@ def json_to_rows(
         raise worst
     if good < count:
         raise _scan_error(good, data, offsets, scan_failure)
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.field() for column in columns]))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+
+
+@lru_cache(maxsize=256)
+def _wanted(columns: tuple[Column, ...]) -> tuple[tuple[json_scan.Bytes, ...], pa.Schema]:
+    """The scan's table of field names, and the Arrow schema of the rows."""
+    table = json_scan.field_table([column.name.encode() for column in columns])
+    return table, pa.schema([column.field() for column in columns])
 
 
 def warm() -> None:

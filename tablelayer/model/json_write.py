@@ -9,6 +9,7 @@ caller meanwhile.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ from tablelayer.model.memory import Int64, bit_at, byte_at, int32_at, int64_at, 
     _RAW,
     _BASE64,
 ) = range(13)
+
+_SIMPLE_KINDS = {
+    pa.int8(): _INT8, pa.int16(): _INT16, pa.int32(): _INT32, pa.int64(): _INT64, pa.bool_(): _BOOLEAN,
+    pa.date32(): _DATE, pa.string(): _STRING, pa.binary(): _BASE64,
+}  # fmt: skip
 
 # Columns of the table that describes the columns to the kernel.
 _KIND, _OFFSET, _VALIDITY, _VALUES, _DATA, _SCALE, _UNITS, _ZONED, _NAME_START, _NAME_END = range(10)
@@ -75,11 +81,7 @@ def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
     """
     count = batch.num_rows
     columns = [_prepare(column) for column in batch.columns]
-    prefixes = [
-        ("," if index else "{").encode() + json.dumps(name, ensure_ascii=False).encode() + b":"
-        for index, name in enumerate(batch.schema.names)
-    ]
-    names = np.frombuffer(b"".join(prefixes) + b"\0", dtype=np.uint8)
+    prefixes, names = _prefixes(tuple(batch.schema.names))
     table = np.zeros((len(columns), _DESCRIPTION_WIDTH), dtype=np.int64)
     capacity = 2 * count
     name_start = 0
@@ -110,13 +112,20 @@ def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), data], 0)
 
 
+@lru_cache(maxsize=256)
+def _prefixes(names: tuple[str, ...]) -> tuple[list[bytes], Bytes]:
+    """What stands before each value of a row, one by one and all together."""
+    prefixes = [
+        ("," if index else "{").encode() + json.dumps(name, ensure_ascii=False).encode() + b":"
+        for index, name in enumerate(names)
+    ]
+    return prefixes, np.frombuffer(b"".join(prefixes) + b"\0", dtype=np.uint8)
+
+
 def _prepare(array: pa.Array) -> tuple[int, pa.Array]:
     """How a column is written, and the array to write it from."""
     kind = array.type
-    simple = {
-        pa.int8(): _INT8, pa.int16(): _INT16, pa.int32(): _INT32, pa.int64(): _INT64, pa.bool_(): _BOOLEAN,
-        pa.date32(): _DATE, pa.string(): _STRING, pa.binary(): _BASE64,
-    }.get(kind)  # fmt: skip
+    simple = _SIMPLE_KINDS.get(kind)
     if simple is not None:
         return simple, array
     if pa.types.is_decimal128(kind):
