@@ -68,6 +68,13 @@ class _LoopThread:
             future.cancel()
             raise
 
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run without waiting; not at all if the loop has stopped or belongs to another process."""
+        if self._stopped or self._pid != os.getpid():
+            coroutine.close()
+        else:
+            asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def stop(self) -> None:
         if self._stopped or self._pid != os.getpid():
             return
@@ -315,6 +322,11 @@ class Scan:
         if not self._ended:
             self._ended = True
             self._loop.run(self._scan.close())
+
+    def __del__(self) -> None:
+        # `for batch in table.scan(): ... break` leaves a scan behind that nobody can close.
+        if not self._ended:
+            self._loop.start(self._scan.close())
 
     def __enter__(self) -> Self:
         return self

@@ -143,7 +143,8 @@ class BrokerConnection:
                 f"{host}:{port} did not accept a connection within {connect_timeout_ms} ms"
             ) from None
         except OSError as error:
-            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else str(error)
             raise ConnectionFailed(
                 f"cannot connect to {host}:{port}: {reason}. Is the server running there?"
             ) from None
