@@ -84,6 +84,9 @@ class ApiDeclaration:
     `min_version` and `max_version` default to the request's own. `advertised_min_version` is for the one API
     whose clients want to see a version that nobody sends (Produce 0, KAFKA-18659).
 
+    A handler runs to its end although its client has gone, since what it does must not stop half-way. With
+    `cancel_on_disconnect` it is cancelled: for handlers that only wait and change nothing.
+
     `on_error` builds the response that carries an error; without it the error goes to the fields `error_code`
     and `error_message` of the response, which must then have the former.
     """
@@ -94,6 +97,7 @@ class ApiDeclaration:
     min_version: int = -1
     max_version: int = -1
     advertised_min_version: int = -1
+    cancel_on_disconnect: bool = False
     on_error: Callable[[Any, int, KafkaError], ApiMessage] | None = None
 
     def __post_init__(self) -> None:

@@ -163,6 +163,7 @@ class Broker:
             await groups.stop()
             await network.drain(network.limits.drain_seconds)
             network.close()
+            await network.cancel_requests()
 
         undo.push_async_callback(drain)
         self._start_task(network.reap_idle(), "close idle connections")

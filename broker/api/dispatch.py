@@ -74,7 +74,7 @@ class Dispatcher:
             if route is None:
                 return self._unknown(api_key, version, correlation_id)
             header, position = decode_request_header(frame, route.request_header_version)
-            request = route.request.decode(frame, version, None, position)
+            request = route.request.decode(frame, version, None, position, ignore_rest=True)
         except DecodeError as error:
             raise CloseConnection(f"a request cannot be decoded: {error}") from None
         context = RequestContext(
@@ -86,7 +86,11 @@ class Dispatcher:
                 return _encode(route, context, cast("Encodable | None", response))
         except Exception as error:  # noqa: BLE001 - the boundary: see the table in the module's docstring
             return self._encode_failure(route, context, request, error)
-        return Pending(cast("Awaitable[Any]", response), partial(self._finish, route, context, request))
+        return Pending(
+            cast("Awaitable[Any]", response),
+            partial(self._finish, route, context, request),
+            route.declaration.cancel_on_disconnect,
+        )
 
     def _finish(
         self, route: _Route, context: RequestContext, request: ApiMessage, outcome: asyncio.Future[Any]

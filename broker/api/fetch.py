@@ -47,7 +47,7 @@ class FetchApi:
         self._stopping = False
 
     def declarations(self) -> list[ApiDeclaration]:
-        return [ApiDeclaration(FetchRequest, FetchResponse, self.fetch)]
+        return [ApiDeclaration(FetchRequest, FetchResponse, self.fetch, cancel_on_disconnect=True)]
 
     def stop(self) -> None:
         """Answer everyone who waits with what there is, and let nobody wait any more."""

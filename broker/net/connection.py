@@ -10,7 +10,7 @@ Writing. Answers are queues of buffers and file regions, sent with `sendmsg` and
 socket takes them; the rest waits for the socket to become writable. Nothing is copied on the way.
 
 A connection ends (`close`) when the peer hangs up, breaks the protocol, is silent for too long, or the broker
-stops. Whatever it waited for is cancelled then.
+stops. A request under way is cancelled then if it only waits; any other is carried to its end.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Connection:
         "_fd",
         "_filled",
         "_frames",
+        "_may_cancel",
         "_network",
         "_pending",
         "_prefix",
@@ -72,6 +73,7 @@ class Connection:
         self._assembling: memoryview | None = None  # a frame of which the first `_filled` bytes are here
         self._filled = 0
         self._pending: asyncio.Future[Any] | None = None
+        self._may_cancel = False
         self._unsent: deque[Part] = deque()
         self._unsent_bytes = 0
         self._reading = True
@@ -197,14 +199,18 @@ class Connection:
             self._current = frame
         future = asyncio.ensure_future(pending.outcome, loop=self._network.loop)
         self._pending = future
+        self._may_cancel = pending.may_cancel
+        self._network.requests.add(future)
         future.add_done_callback(lambda done: self._finish(pending, done))
 
     def _finish(self, pending: Pending, outcome: asyncio.Future[Any]) -> None:
         self._pending = None
+        self._network.requests.discard(outcome)
         frame, self._current = self._current, None
         if self.closed:
-            if not outcome.cancelled():
-                outcome.exception()  # nobody is left to be told; keep asyncio from reporting it as forgotten
+            if not outcome.cancelled() and (error := outcome.exception()) is not None:
+                logger.info("a request of a connection that is gone failed: %s", error)
+            self._network.on_rest()
             return
         try:
             answer = pending.finish(outcome)
@@ -326,7 +332,7 @@ class Connection:
     # -- the end -------------------------------------------------------------------------------------------
 
     def close(self, reason: str, level: int = logging.INFO) -> None:
-        """End the connection at once: unsent answers are lost, the request under way is cancelled."""
+        """End the connection at once: unsent answers are lost, a request that only waits is cancelled."""
         if self.closed:
             return
         self.closed = True
@@ -346,7 +352,7 @@ class Connection:
         self._unsent.clear()
         self._unsent_bytes = 0
         self._assembling = None
-        if self._pending is not None:
+        if self._pending is not None and self._may_cancel:
             self._pending.cancel()
         self._network.forget(self)
 

@@ -10,6 +10,7 @@ import errno
 import logging
 import socket
 from collections import Counter
+from typing import Any
 
 from broker.net.connection import Connection
 from broker.net.limits import Limits
@@ -38,6 +39,8 @@ class Network:
         self._per_address: Counter[str] = Counter()
         self._next_id = 0
         self._draining: asyncio.Event | None = None
+        self.requests: set[asyncio.Future[Any]] = set()
+        """Requests under way, also those whose connections are gone."""
 
     @property
     def connection_count(self) -> int:
@@ -157,8 +160,19 @@ class Network:
 
     def on_rest(self) -> None:
         """Called by a connection that has nothing more to do for now."""
-        if self._draining is not None and not any(connection.is_busy for connection in self._connections):
+        if (
+            self._draining is not None
+            and not self.requests
+            and not any(connection.is_busy for connection in self._connections)
+        ):
             self._draining.set()
+
+    async def cancel_requests(self) -> None:
+        """Stop whatever is still under way, and wait until it has stopped."""
+        requests = list(self.requests)
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
 
     def close(self) -> None:
         """Close everything at once."""

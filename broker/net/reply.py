@@ -48,10 +48,14 @@ class Peer:
 @dataclass(slots=True)
 class Pending:
     """An answer to come. When `outcome` is done, `finish` makes the parts of it (or raises CloseConnection).
+
+    If the connection ends before, `outcome` is cancelled only when `may_cancel` says so: what changes
+    something must not stop half-way because nobody waits for the answer any more.
     """
 
     outcome: Awaitable[Any]
     finish: Callable[[asyncio.Future[Any]], list[Part] | None]
+    may_cancel: bool = False
 
 
 Answer = list[Part] | Pending | None

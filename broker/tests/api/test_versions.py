@@ -229,3 +229,18 @@ def test_one_api_key_cannot_be_declared_twice() -> None:
     declaration = ApiDeclaration(ApiVersionsRequest, ApiVersionsResponse, lambda context, request: None)
     with pytest.raises(ValueError, match="API key 18"):
         Dispatcher([declaration, declaration])
+
+
+def test_bytes_behind_a_request_are_ignored_as_kafka_does(tmp_path) -> None:
+    """librdkafka 2.16 sends three zero bytes too many when it asks for all topics in Metadata 13."""
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            frame = bytes.fromhex("0003000d00000003000772646b61666b610000000000010000")
+            answer = await broker.send_frame(frame)
+            _, position = decode_response_header(answer, 1)
+            response = response_type(MetadataRequest).decode(answer, 13, None, position)
+            assert [topic.name for topic in response.topics] == ["t"]
+
+    asyncio.run(test())

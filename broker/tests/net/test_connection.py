@@ -157,7 +157,7 @@ def test_a_flood_behind_a_waiting_request_is_not_taken_into_memory() -> None:
 
     def answerer(peer, body):
         waiting.append(asyncio.get_running_loop().create_future())
-        return Pending(waiting[-1], lambda done: [b"done"])
+        return Pending(waiting[-1], lambda done: [b"done"], may_cancel=True)
 
     async def test() -> None:
         async with network(answerer) as net:
@@ -176,12 +176,13 @@ def test_a_flood_behind_a_waiting_request_is_not_taken_into_memory() -> None:
     run(test)
 
 
-def test_the_request_of_a_peer_that_hangs_up_is_cancelled() -> None:
+@pytest.mark.parametrize("may_cancel", [False, True])
+def test_the_request_of_a_peer_that_hangs_up_is_cancelled_only_if_it_may_be(may_cancel) -> None:
     waiting: list[asyncio.Future] = []
 
     def answerer(peer, body):
         waiting.append(asyncio.get_running_loop().create_future())
-        return Pending(waiting[-1], lambda done: [b"never"])
+        return Pending(waiting[-1], lambda done: [b"never"], may_cancel)
 
     async def test() -> None:
         async with network(answerer) as net:
@@ -190,7 +191,10 @@ def test_the_request_of_a_peer_that_hangs_up_is_cancelled() -> None:
             await until(lambda: waiting)
             await close(writer)
             await until(lambda: not net.connection_count)
+            assert waiting[0].cancelled() == may_cancel
+            await net.cancel_requests()
             assert waiting[0].cancelled()
+            assert not net.requests
 
     run(test)
 
