@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # what the tests share lies beside this file
 READY_SECONDS = 60
 MODULE = (
     ["tablelayer.cli.main", "serve"] if (ROOT / "tablelayer/server/extension.py").exists() else ["broker"]
@@ -29,6 +30,13 @@ SETTINGS = {
     "group.min.session.timeout.ms": "500",
     "auto.create.topics.enable": "true",
 }
+
+
+def pytest_configure(config):
+    # What the foreign clients do among themselves is not ours to mend.
+    config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:.*unclosed.*socket:ResourceWarning")
+    config.addinivalue_line("filterwarnings", "ignore:.*socket:pytest.PytestUnraisableExceptionWarning")
 
 
 class ServerProcess:

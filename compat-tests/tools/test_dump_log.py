@@ -1,0 +1,94 @@
+"""What is on disk for a plain topic is what Kafka writes: its own dump tool reads it without complaint.
+
+Kafka's published jars are fetched on the first run (`python -m bench.kafka_peer`); Java is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from foreign_clients import DEADLINE_SECONDS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RECORDS = 3_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="session")
+def dump_tool():
+    """Runs Kafka's DumpLogSegments on files; gives what it printed."""
+    jars = subprocess.run(
+        [sys.executable, "-m", "bench.kafka_peer"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else "java"
+
+    def run(*arguments: str) -> str:
+        command = [java, "-cp", f"{jars}/*", "kafka.tools.DumpLogSegments", *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return run
+
+
+def produce(address: str, topic: str, compression: str) -> None:
+    producer = Producer(
+        {
+            "bootstrap.servers": address,
+            "compression.type": compression,
+            "enable.idempotence": True,
+            "batch.size": 4_000,
+            "linger.ms": 20,
+        }
+    )
+    for number in range(RECORDS):
+        value = json.dumps({"number": number, "padding": "x" * (number % 50)})
+        producer.produce(topic, value, key=str(number), timestamp=1_700_000_000_000 + number, partition=0)
+    assert producer.flush(DEADLINE_SECONDS) == 0
+
+
+def test_kafka_reads_segments_indexes_and_producer_snapshots(own_server, dump_tool) -> None:
+    admin = AdminClient({"bootstrap.servers": own_server.address})
+    config = {"segment.bytes": "65536", "index.interval.bytes": "1024", "retention.ms": "-1"}
+    admin.create_topics([NewTopic("plain", 1, 1, config=config)])["plain"].result(DEADLINE_SECONDS)
+    for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
+        produce(own_server.address, "plain", compression)
+    own_server.restart()
+    produce(own_server.address, "plain", "none")
+    assert own_server.stop() == 0
+
+    folder = own_server.directory / "data" / "plain-0"
+    segments = sorted(map(str, folder.glob("*.log")))
+    assert len(segments) > 3
+
+    printed = dump_tool("--files", ",".join(segments), "--print-data-log", "--deep-iteration")
+    offsets = [int(text) for text in re.findall(r"^\| offset: (\d+) ", printed, re.MULTILINE)]
+    assert offsets == list(range(6 * RECORDS))
+    assert "isvalid: false" not in printed
+    assert printed.count("isvalid: true") == printed.count("baseOffset:")
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        assert f"compresscodec: {codec}" in printed
+    numbers = [int(text) for text in re.findall(r'"number": (\d+)', printed)]
+    assert numbers == 6 * list(range(RECORDS))
+
+    indexes = sorted(map(str, [*folder.glob("*.index"), *folder.glob("*.timeindex")]))
+    assert indexes
+    checked = dump_tool("--files", ",".join(indexes), "--index-sanity-check")
+    assert checked.count("passed sanity check.") == len(indexes), checked
+    walked = dump_tool("--files", ",".join(indexes), "--verify-index-only")
+    for complaint in ("mismatch", "Found timestamp", "out of order", "should be in"):
+        assert complaint not in walked.lower(), walked
+
+    snapshots = sorted(map(str, folder.glob("*.snapshot")))
+    assert snapshots
+    assert "producerId: " in dump_tool("--files", ",".join(snapshots))
