@@ -129,8 +129,8 @@ class TimeIndex:
         if len(self.entries) % TIME_ENTRY.size:
             return False
         columns = np.frombuffer(self.entries, np.dtype([("timestamp", ">i8"), ("offset", ">i4")]))
-        if not len(columns):
-            return True
+        if not len(columns):  # only records without timestamps give none; then rebuilding it costs little
+            return False
         stamps, offsets = columns["timestamp"], columns["offset"]
         return (
             bool(np.all(stamps[1:] > stamps[:-1]))

@@ -292,6 +292,7 @@ class PartitionLog:
         """Seal the active segment and begin another, whose file will be made by its first batch."""
         old = self._segments[-1]
         old.seal()
+        self._directory_is_dirty = True
         self._write_snapshot()
         segment = self._new_segment(old.end_offset)
         segment.activate()
@@ -312,11 +313,21 @@ class PartitionLog:
                 self._producer_state().encode_snapshot(),
                 sync=False,
             )
-            offsets = recovery.snapshot_offsets(self._disk, self.directory)
-            for offset in offsets[:-_SNAPSHOTS_KEPT]:
-                self._disk.remove(self.directory / recovery.snapshot_name(offset))
         except OSError as error:
             logger.warning("%s: no producer snapshot at %d: %s", self.directory.name, end_offset, error)
+
+    def _sync_names(self) -> None:
+        """Make new names durable, and the snapshot of the last roll; then older snapshots can go.
+
+        Raises OSError.
+        """
+        path = self.directory / recovery.snapshot_name(self._segments[-1].base_offset)
+        if self._disk.size(path) is not None:
+            self._disk.open_read_only(path).sync()
+        self._disk.sync_directory(self.directory)
+        self._disk.sync_directory(self.directory.parent)
+        for offset in recovery.snapshot_offsets(self._disk, self.directory)[:-_SNAPSHOTS_KEPT]:
+            self._disk.remove(self.directory / recovery.snapshot_name(offset))
 
     # -- read ----------------------------------------------------------------------------------------------
 
@@ -432,6 +443,8 @@ class PartitionLog:
         """Move the log start, durably, and only then remove files: a crash in between removes them later."""
         log_start_offset = max(log_start_offset, self.log_start_offset)
         try:
+            if count:
+                self._sync_names()  # the batches that go may be all that is known of their producers
             self._write_checkpoint(log_start_offset)
             self._epochs.truncate_from_start(log_start_offset)
             doomed = self._segments[:count]
@@ -531,7 +544,7 @@ class PartitionLog:
         for segment in list(self._segments):
             if segment.size and segment.end_offset > self.recovery_point:
                 try:
-                    segment.file.sync()
+                    segment.sync()
                 except FileNotFoundError:
                     if segment in self._segments:
                         raise self._sync_failed(OSError(f"{segment.path} is gone")) from None
@@ -540,8 +553,7 @@ class PartitionLog:
         if self._directory_is_dirty:
             try:
                 self._directory_is_dirty = False
-                self._disk.sync_directory(self.directory)
-                self._disk.sync_directory(self.directory.parent)
+                self._sync_names()
             except OSError as error:
                 raise self._sync_failed(error) from error
         self.recovery_point = max(self.recovery_point, end_offset)
@@ -599,11 +611,15 @@ class PartitionLog:
 
     def _leave_clean(self) -> None:
         self.flush()
-        active = self._segments[-1]
-        if active.size:
-            active.write_indexes()
         self._write_snapshot()
+        active = self._segments[-1]
         try:
+            if active.size:
+                active.write_indexes()
+            else:
+                active.remove()  # a file may have been made for a batch that could not be written
+            if self._epochs.written != tuple(self._epochs.entries):
+                self._write_epochs(sync=True)
             self._write_checkpoint()
             written = [segment for segment in self._segments if segment.size]
             checkpoints.write_clean_marker(self._disk, self.directory, written)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from broker.log.checkpoint import Checkpoint, read_checkpoint, read_clean_marker
@@ -176,10 +177,15 @@ class _Recovery:
             if name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)):
                 disk.remove(directory / name)
         checkpoint = read_checkpoint(disk, directory) or Checkpoint()
-        bases = _numbered(names, LOG_SUFFIX)
-        segments = [self._segment(base) for base in bases]
-        for segment, following in zip(segments, bases[1:], strict=False):
-            segment.end_offset = following
+        segments = []
+        for base_offset in _numbered(names, LOG_SUFFIX):
+            segment = self._segment(base_offset)
+            if segment.size:
+                segments.append(segment)
+            else:
+                segment.remove()  # made for a batch that never came
+        for segment, following in pairwise(segments):
+            segment.end_offset = following.base_offset
         self._scan(segments, checkpoint)
         end_offset = segments[-1].end_offset if segments else 0
         if checkpoint.log_start_offset > end_offset:

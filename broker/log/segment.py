@@ -10,6 +10,7 @@ Positions are bytes in the file. Nothing here reads the body of a batch.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -157,6 +158,16 @@ class Segment:
             self._disk.remove(self.index_path)
             self._disk.remove(self.time_index_path)
 
+    def sync(self) -> None:
+        """Make its batches durable, and its index files too once they are final: half an index that looks whole
+        would hide batches. Raises OSError.
+        """
+        self.file.sync()
+        if not self.is_active:
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.open_read_only(self.index_path).sync()
+                self._disk.open_read_only(self.time_index_path).sync()
+
     def remove(self, run: Callable[[Callable[[], None]], object] | None = None) -> None:
         """Take its files away. Removing a large one takes long, so that is left to `run` if given: until then
         it is there under a name that recovery knows to be garbage. Raises OSError.
@@ -206,9 +217,8 @@ class Segment:
                 time_index.entries = self._disk.open_read_only(self.time_index_path).view()
             except FileNotFoundError:
                 return self.rebuild_indexes("an index file is missing")
-            if not index.is_plausible(self.end_offset, self.size) or not time_index.is_plausible(
-                self.end_offset
-            ):
+            is_plausible = index.is_plausible(self.end_offset, self.size)
+            if not is_plausible or not time_index.is_plausible(self.end_offset):
                 return self.rebuild_indexes("an index file makes no sense")
             if self.is_active:
                 index.entries, time_index.entries = bytearray(index.entries), bytearray(time_index.entries)

@@ -1,0 +1,87 @@
+"""Logs on a simulated disk, under a clock that moves only when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.log.config import LogConfig
+from broker.log.partition_log import AppendInfo, AppendOrigin, PartitionLog
+from broker.testing.disk import SimulatedDisk
+from protocol.records.encode import Record, build_batch
+from protocol.records.header import iter_headers
+
+
+class StillClock:
+    """Both kinds of time stand still until they are set."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+        self.seconds = 1000.0
+
+    def time_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class LogWorld:
+    """A disk, a clock, and what one does with a partition's log on them."""
+
+    def __init__(self) -> None:
+        self.clock = StillClock()
+        self.disk = SimulatedDisk()
+        self.directory = Path("/data/orders-0")
+        self.disk.make_directory(self.directory.parent)
+
+    def open(
+        self,
+        disk: SimulatedDisk | None = None,
+        *,
+        clean: bool = False,
+        background: Callable[[Callable[[], None]], object] | None = None,
+        **config: Any,
+    ) -> PartitionLog:
+        """Open the log on this or another disk; `config` are fields of LogConfig."""
+        return PartitionLog.open(
+            self.directory,
+            LogConfig(**config),
+            clock=self.clock,
+            disk=disk or self.disk,
+            clean=clean,
+            background=background,
+        )
+
+    def batch(
+        self, count: int = 1, *, value: bytes = b"value", at: int | None = None, **options: Any
+    ) -> bytes:
+        """`count` records of one value, stamped `at` or now; `options` are those of `encode_batch`."""
+        timestamp = self.clock.now_ms if at is None else at
+        return build_batch([Record(b"key", value, (), timestamp) for _ in range(count)], **options)
+
+    def append(
+        self,
+        log: PartitionLog,
+        count: int = 1,
+        *,
+        epoch: int = 0,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        **batch: Any,
+    ) -> AppendInfo:
+        return log.append(self.batch(count, **batch), leader_epoch=epoch, origin=origin)
+
+
+def batches_of(log: PartitionLog) -> list[tuple[int, bytes]]:
+    """Everything from the log's start on: (base offset, the batch without the prefix that the log stamps)."""
+    result = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        data = log.read(offset, 1 << 20, up_to=log.log_end_offset).read()
+        if not data:
+            raise AssertionError(f"nothing at {offset} of {log}")
+        for position, header in iter_headers(data):
+            result.append((header.base_offset, data[position + 16 : position + header.size]))
+            offset = header.next_offset
+    return result
