@@ -17,9 +17,9 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.cluster.partition import Partition, TopicImage
 from broker.cluster.topic_config import TopicConfigs
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from broker.log.partition_log import PartitionLog
 
 logger = logging.getLogger("headrace.metadata")
+
+Result = TypeVar("Result")
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 TOPIC_NAME_LENGTH_MAX = 249  # Kafka's own: the folder name has to hold "-<partition>" too
@@ -87,6 +89,7 @@ class TopicManager:
         self._topics_by_id: dict[uuid.UUID, TopicImage] = {}
         self._partitions: dict[str, list[Partition]] = {}
         self._change = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._removals: set[asyncio.Task[None]] = set()
 
     # -- reading the image ---------------------------------------------------------------------------------
@@ -141,6 +144,11 @@ class TopicManager:
         `partitions` -1 takes the broker's default. Raises KafkaError: INVALID_TOPIC_EXCEPTION,
         TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, POLICY_VIOLATION.
         """
+        return await self._to_the_end(self._create_topic(name, partitions, config or {}, validate_only))
+
+    async def _create_topic(
+        self, name: str, partitions: int, config: Mapping[str, str], validate_only: bool
+    ) -> TopicImage:
         check_topic_name(name)
         count = self._default_partitions if partitions == -1 else partitions
         if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
@@ -151,7 +159,7 @@ class TopicManager:
         async with self._change:
             if name in self._topics:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists already")
-            normal = self._validated(name, count, dict(config or {}))
+            normal = self._validated(name, count, dict(config))
             image = TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
             if validate_only:
                 return image
@@ -162,6 +170,9 @@ class TopicManager:
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        await self._to_the_end(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> None:
         async with self._change:
             image = self._existing(name)
             tombstone = f"/deleted/{image.topic_id}"
@@ -184,6 +195,9 @@ class TopicManager:
 
     async def create_partitions(self, name: str, total: int, *, validate_only: bool = False) -> TopicImage:
         """Grow a topic to `total` partitions. Raises KafkaError."""
+        return await self._to_the_end(self._create_partitions(name, total, validate_only))
+
+    async def _create_partitions(self, name: str, total: int, validate_only: bool) -> TopicImage:
         async with self._change:
             old = self._existing(name)
             if total == old.partition_count:
@@ -210,6 +224,11 @@ class TopicManager:
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> TopicImage:
         """Set configurations (None: back to the default), all or none. Raises KafkaError."""
+        return await self._to_the_end(self._alter_config(name, changes, validate_only))
+
+    async def _alter_config(
+        self, name: str, changes: Mapping[str, str | None], validate_only: bool
+    ) -> TopicImage:
         async with self._change:
             old = self._existing(name)
             config = {**old.config, **{key: value for key, value in changes.items() if value is not None}}
@@ -246,6 +265,7 @@ class TopicManager:
 
     async def close(self) -> None:
         """Close every partition; the image stays readable but nothing can be written any more."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
         async with self._change:
             for partition in self.all_partitions():
                 await partition.close()
@@ -253,6 +273,13 @@ class TopicManager:
             await asyncio.gather(*self._removals)
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
+        """Carry a change out even if its caller is cancelled: the image must not differ from the store."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
 
     def _existing(self, name: str) -> TopicImage:
         image = self._topics.get(name)
