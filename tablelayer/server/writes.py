@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
-from protocol.records.header import BatchHeader, verify_crc
+from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
 from tablelayer.model.arrays import Mask
 from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -36,6 +36,13 @@ class Writer:
     @classmethod
     def of(cls, header: BatchHeader) -> Writer:
         return cls(header.producer_id, header.producer_epoch, header.base_sequence, header.sequence_count)
+
+    def header(self) -> BatchHeader:
+        """A header with nothing but the producer's fields, to ask the log whether it has the batch."""
+        return BatchHeader(
+            0, 0, -1, MAGIC_ARROW, 0, 0, 0, -1, -1,
+            self.producer_id, self.producer_epoch, self.base_sequence, 0, max(1, self.sequence_count),
+        )  # fmt: skip
 
 
 OperationSource = Callable[[], Operations]

@@ -1,0 +1,197 @@
+"""A bucket of a table as the broker sees it: what log tables and primary-key tables have in common.
+
+Here is the Kafka face (fetch and produce); how rows get into the log is the subclasses' own. Everything is
+called on the event loop; what blocks or takes long goes to the executor, once per batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from broker.extension import FetchedRecords
+from broker.log.partition_log import AppendInfo
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
+from tablelayer.model.buckets import bucket_of
+from tablelayer.model.errors import TableError
+from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.server import kafka_face
+from tablelayer.server.merge import Operations
+from tablelayer.server.services import Services
+from tablelayer.server.writes import OperationSource, Writer
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+    from broker.log.region import FileRegion
+
+_EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
+
+
+class TableBucket:
+    """See the module. One per partition of a table's topic."""
+
+    def __init__(self, services: Services, partition: Partition) -> None:
+        self.services = services
+        self.partition = partition
+        self.closed = False
+        self._topic = partition.topic
+        self._definition = definition_of(partition)
+        self._transcoding = asyncio.Lock()
+
+    @property
+    def definition(self) -> TableDefinition:
+        """The table as it is now: some of its options can be altered."""
+        if self.partition.topic is not self._topic:
+            self._topic = self.partition.topic
+            self._definition = definition_of(self.partition)
+        return self._definition
+
+    @property
+    def name(self) -> str:
+        return f"table {self.definition.path} bucket {self.partition.index}"
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is closed")
+        if self.partition.failure is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline: {self.partition.failure}"
+            )
+
+    # -- what the subclasses do ----------------------------------------------------------------------------
+
+    async def write_rows(
+        self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        """Write rows of this bucket; `size` is their charge to the budget. Raises KafkaError, TableError."""
+        raise AssertionError("abstract")
+
+    # -- common to all hooks -------------------------------------------------------------------------------
+
+    def retention_floor(self) -> int | None:
+        """Nothing is deleted before the lake has it (when there is one)."""
+        return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
+        """R11: with acks all, an answer means visible."""
+        if acks == -1 and not await self.partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{self.name}: logged at {info.base_offset}, but not stored in time",
+            )
+        return info
+
+    # -- the Kafka face ------------------------------------------------------------------------------------
+
+    async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
+        self.check_open()
+        async with self._transcoding:  # who comes second finds the first one's work in the cache
+            found = self.partition.read(offset, max(1, max_bytes // _EXPANSION), True)
+            if found.region is None:
+                return FetchedRecords()
+            parts, size = await self.services.run(
+                self._transcode, self.definition, found.region, max_bytes, min_one
+            )
+        return FetchedRecords(tuple(parts), size)
+
+    def _transcode(
+        self, definition: TableDefinition, region: FileRegion, max_bytes: int, min_one: bool
+    ) -> tuple[list[bytes], int]:
+        cache = self.services.transcoded
+        parts: list[bytes] = []
+        total = 0
+        for position, header in headers_of(region):
+            key = (definition.table_id, self.partition.index, header.base_offset)
+            batch = cache.get(key)
+            if batch is None:
+                stored = region.read_at(position, header.size)
+                batch = kafka_face.to_kafka_batch(definition, memoryview(stored))
+                cache.put(key, batch)
+            if total + len(batch) > max_bytes and (parts or not min_one):
+                break
+            parts.append(batch)
+            total += len(batch)
+        return parts, total
+
+    async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+        """R17.2: forward rows of other buckets, then log the own ones under the producer's own sequence."""
+        self.check_open()
+        definition, index = self.definition, self.partition.index
+        header = kafka_face.check_frame(batch)
+        duplicate = self.partition.log.check_producer(header)
+        if duplicate is not None:
+            return await self.wait_published(duplicate, acks, timeout_ms)
+        writer, size = Writer.of(header), len(batch)
+        try:
+            if definition.bucket_count == 1 or not definition.bucket_key:
+                return await self.write_rows(
+                    lambda: kafka_face.decode_produced(definition, batch), writer, size, acks, timeout_ms
+                )
+            by_bucket = await self.services.run(_split, definition, batch)
+            forwarded = Writer(
+                kafka_face.forwarded_producer_id(header.producer_id, index),
+                header.producer_epoch if header.has_producer else -1,
+                header.base_sequence,
+                writer.sequence_count,
+            )
+            for bucket, operations in by_bucket.items():
+                if bucket != index:
+                    await self._forward(bucket, operations, forwarded, acks, timeout_ms)
+            own = by_bucket.get(index) or Operations(definition.schema.arrow().empty_table().to_batches()[0])
+            return await self.write_rows(lambda: own, writer, size, acks, timeout_ms)
+        except TableError as error:
+            raise as_kafka_error(error) from error
+
+    async def _forward(
+        self, bucket: int, operations: Operations, writer: Writer, acks: int, timeout_ms: int
+    ) -> None:
+        other: object = self.services.context.partition(self._topic.name, bucket).hooks
+        if not isinstance(other, TableBucket):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
+        other.check_open()
+        # Without acknowledgement the answer must still mean that every row is in some log.
+        await other.write_rows(
+            lambda: operations, writer, operations.rows.nbytes, -1 if acks == -1 else 1, timeout_ms
+        )
+
+
+def definition_of(partition: Partition) -> TableDefinition:
+    topic = partition.topic
+    return TableDefinition.from_topic_config(
+        TablePath.parse(topic.name), topic.topic_id, topic.partition_count, topic.config
+    )
+
+
+def as_kafka_error(error: TableError) -> KafkaError:
+    """What a Kafka client is told: it knows Kafka's codes only."""
+    if error.retriable:
+        return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, error.message)
+    return KafkaError(ErrorCode.INVALID_RECORD, error.message)
+
+
+def headers_of(region: FileRegion) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each batch of a region of whole batches. Blocking."""
+    position = 0
+    while position < region.size:
+        header = read_header(region.read_at(position, ARROW_HEADER_SIZE))
+        yield position, header
+        position += header.size
+
+
+def _split(definition: TableDefinition, batch: memoryview) -> dict[int, Operations]:
+    """A producer's batch by bucket, rows in order. Raises as `decode_produced`."""
+    operations = kafka_face.decode_produced(definition, batch)
+    buckets = bucket_of(definition, operations.rows)
+    parts = {}
+    for bucket in np.unique(buckets).tolist():
+        at = np.flatnonzero(buckets == bucket)
+        deletes = None if operations.deletes is None else operations.deletes[at]
+        if deletes is not None and not deletes.any():
+            deletes = None
+        parts[bucket] = Operations(operations.rows.take(pa.array(at)), deletes)
+    return parts

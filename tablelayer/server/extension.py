@@ -1,0 +1,128 @@
+"""The table extension of the broker: the composition root of the table layer's server side.
+
+Topics with a `table.schema` are tables; all others are left to the broker. Data is under
+`DATA/extensions/tables/<table id>/<bucket>` (key-value stores); everything else is in the topics' logs and in
+the coordination store (`/databases`, `/lake`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from broker.config_key import ConfigKey, ConfigType
+from tablelayer.model.options import DECLARED
+from tablelayer.model.table import DEFINITION_CONFIGS
+from tablelayer.server.catalog import Catalog, is_table
+from tablelayer.server.lake import LakeRounds
+from tablelayer.server.limits import Limits
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition, TopicImage
+    from broker.extension import ApiDeclaration, BrokerContext, PartitionHooks
+    from tablelayer.server.handlers import Handlers
+    from tablelayer.server.services import Services
+    from tablelayer.server.snapshot_scans import SnapshotScans
+
+logger = logging.getLogger("headrace.tables")
+
+_CHECK_SECONDS = 5.0
+_DEFINITION_DOCS = {
+    "table.schema": "Makes the topic a table: its columns, as 'id BIGINT, name STRING' or in JSON.",
+    "table.primary-key": "The columns of the primary key, separated by commas; makes it a primary-key table.",
+    "table.bucket-key": "The columns whose hash chooses the bucket, separated by commas.",
+    "table.comment": "What the table is for.",
+}
+_BROKER_CONFIGS = (
+    ConfigKey(
+        "datalake.iceberg.warehouse",
+        ConfigType.STRING,
+        None,
+        "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
+    ),
+)
+
+
+class TableExtension:
+    """`broker.extension.Extension`."""
+
+    name = "tables"
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = Limits() if limits is None else limits
+        self.catalog = Catalog()
+        self.lake = LakeRounds(self.catalog, self.limits.lake_lease_ms)
+        self._services: Services | None = None
+        self._scans: SnapshotScans | None = None
+        self._handlers: Handlers | None = None
+
+    # -- declarations --------------------------------------------------------------------------------------
+
+    def broker_configs(self) -> Sequence[ConfigKey]:
+        return _BROKER_CONFIGS
+
+    def topic_configs(self) -> Sequence[ConfigKey]:
+        """Everything that makes or configures a table; what values mean is checked by `validate_topic`."""
+        definitions = [
+            ConfigKey(name, ConfigType.STRING, None, _DEFINITION_DOCS[name]) for name in DEFINITION_CONFIGS
+        ]
+        # Without a default here: an option that is not given must not look as if it were, on plain topics.
+        options = [ConfigKey(each.name, ConfigType.STRING, None, each.doc) for each in DECLARED.values()]
+        return [*definitions, *options]
+
+    def apis(self) -> Sequence[ApiDeclaration]:
+        if self._handlers is None:
+            raise RuntimeError("the extension's APIs are declared when it is started")
+        return self._handlers.declarations()
+
+    def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        return self.catalog.validate_topic(topic, partitions, config)
+
+    def validate_change(
+        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
+    ) -> dict[str, str]:
+        return self.catalog.validate_change(topic, partitions, config)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    async def start(self, context: BrokerContext) -> None:
+        # Imported here because these load numba and RocksDB, which whoever only asks for names need not wait for.
+        from tablelayer.server.handlers import Handlers
+        from tablelayer.server.services import Services
+        from tablelayer.server.snapshot_scans import SnapshotScans
+
+        await self.catalog.load(context)
+        await self.lake.load(context)
+        self._services = Services(
+            context, self.limits, context.extension_dir(self.name), self.lake.tiered_offset
+        )
+        self._scans = SnapshotScans(self._services)
+        self._handlers = Handlers(self._services, self.catalog, self.lake, self._scans)
+
+    def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
+        if not is_table(topic.config):
+            return None
+        from tablelayer.server.key_bucket import KeyBucket
+        from tablelayer.server.log_bucket import LogBucket
+
+        assert self._services is not None
+        if self.catalog.definition(topic).is_primary_key_table:
+            return KeyBucket(self._services, partition)
+        return LogBucket(self._services, partition)
+
+    async def run(self, context: BrokerContext) -> None:
+        """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
+        from tablelayer.server.key_bucket import KeyBucket
+
+        assert self._scans is not None
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            self._scans.expire()
+            for definition in self.catalog.all_tables():
+                for partition in context.metadata.partitions(definition.path.topic):
+                    bucket: object = partition.hooks
+                    if isinstance(bucket, KeyBucket):
+                        bucket.flush_if_due()
+            await self.lake.forget_dropped()

@@ -1,0 +1,394 @@
+"""The handlers of the table extension's APIs: from a message to the catalog, the buckets or the lake, and back.
+
+Errors of a whole request are in the response's own fields, errors of a bucket in that bucket's part; the others
+of the request are served all the same. With acks=0 there is no answer, and an error closes the connection, as
+in Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from broker.extension import ApiDeclaration, RequestContext
+from broker.log.partition_log import AppendInfo
+from broker.net.reply import CloseConnection
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.schema import ApiMessage
+from tablelayer.model import messages as m
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.server import reads
+from tablelayer.server.bucket import TableBucket
+from tablelayer.server.catalog import Catalog
+from tablelayer.server.key_bucket import KeyBucket
+from tablelayer.server.lake import LakeRounds
+from tablelayer.server.log_bucket import LogBucket
+from tablelayer.server.scan_log import scan_log
+from tablelayer.server.services import Services
+from tablelayer.server.snapshot_scans import SnapshotScans
+from tablelayer.server.writes import target_positions
+
+logger = logging.getLogger("headrace.tables")
+
+Bucket = TypeVar("Bucket", bound=TableBucket)
+_Handler = Callable[[RequestContext, Any], Awaitable["ApiMessage | None"]]
+_LAKE_PROPERTIES = "datalake."
+
+
+class Handlers:
+    def __init__(self, services: Services, catalog: Catalog, lake: LakeRounds, scans: SnapshotScans) -> None:
+        self._services = services
+        self._catalog = catalog
+        self._lake = lake
+        self._scans = scans
+
+    def declarations(self) -> list[ApiDeclaration]:
+        handlers: Sequence[Callable[[Any], Awaitable[ApiMessage | None]]] = (
+            self._create_database, self._drop_database, self._list_databases,
+            self._create_table, self._drop_table, self._list_tables, self._describe_table,
+            self._append_rows, self._put_rows, self._lookup, self._prefix_lookup, self._scan_log,
+            self._limit_scan, self._count_rows, self._scan_snapshot,
+            self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
+        )  # fmt: skip
+        return [
+            ApiDeclaration(request, response, _answering(handler, response))
+            for request, response, handler in zip(m.REQUESTS, m.RESPONSES, handlers, strict=True)
+        ]
+
+    # -- catalog -------------------------------------------------------------------------------------------
+
+    async def _create_database(self, request: m.CreateDatabaseRequest) -> ApiMessage:
+        await self._catalog.create_database(request.name, ignore_if_exists=request.ignore_if_exists)
+        return m.CreateDatabaseResponse()
+
+    async def _drop_database(self, request: m.DropDatabaseRequest) -> ApiMessage:
+        await self._catalog.drop_database(
+            request.name, ignore_if_not_exists=request.ignore_if_not_exists, cascade=request.cascade
+        )
+        await self._lake.forget_dropped()
+        return m.DropDatabaseResponse()
+
+    async def _list_databases(self, request: m.ListDatabasesRequest) -> ApiMessage:
+        return m.ListDatabasesResponse(databases=self._catalog.databases())
+
+    async def _create_table(self, request: m.CreateTableRequest) -> ApiMessage:
+        definition = TableDefinition.from_json(request.definition)
+        table_id = await self._catalog.create_table(definition, ignore_if_exists=request.ignore_if_exists)
+        return m.CreateTableResponse(table_id=table_id)
+
+    async def _drop_table(self, request: m.DropTableRequest) -> ApiMessage:
+        path = TablePath(request.database, request.table)
+        await self._catalog.drop_table(path, ignore_if_not_exists=request.ignore_if_not_exists)
+        await self._lake.forget_dropped()
+        return m.DropTableResponse()
+
+    async def _list_tables(self, request: m.ListTablesRequest) -> ApiMessage:
+        return m.ListTablesResponse(tables=self._catalog.list_tables(request.database))
+
+    async def _describe_table(self, request: m.DescribeTableRequest) -> ApiMessage:
+        definition = self._catalog.by_path(TablePath(request.database, request.table))
+        assert definition.table_id is not None
+        return m.DescribeTableResponse(table_id=definition.table_id, definition=definition.to_json())
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    async def _append_rows(self, request: m.AppendRowsRequest) -> ApiMessage | None:
+        definition = self._catalog.by_id(request.table_id)
+        if definition.is_primary_key_table:
+            raise TableError(
+                TableErrorCode.NOT_A_LOG_TABLE,
+                f"table {definition.path} has a primary key: write upserts and deletes, not appends",
+            )
+
+        async def append(part: m.WriteBucket) -> AppendInfo:
+            bucket = self._bucket(definition, part.bucket, LogBucket)
+            return await bucket.append(part.batch, request.acks, request.timeout_ms)
+
+        return await self._write(definition, request, append, m.AppendRowsResponse)
+
+    async def _put_rows(self, request: m.PutRowsRequest) -> ApiMessage | None:
+        definition = self._key_table(request.table_id)
+        targets = target_positions(definition.schema, request.target_columns)
+        if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE):
+            raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
+        if request.write_mode == m.WRITE_MODE_OVERWRITE and targets is not None:
+            raise TableError(
+                TableErrorCode.INVALID_TARGET_COLUMNS, "a row is overwritten as a whole: no target columns"
+            )
+
+        async def put(part: m.WriteBucket) -> AppendInfo:
+            bucket = self._bucket(definition, part.bucket, KeyBucket)
+            return await bucket.put(part.batch, targets, request.acks, request.timeout_ms)
+
+        return await self._write(definition, request, put, m.PutRowsResponse)
+
+    async def _write(
+        self,
+        definition: TableDefinition,
+        request: Any,
+        write: Callable[[m.WriteBucket], Awaitable[AppendInfo]],
+        response: type[Any],
+    ) -> ApiMessage | None:
+        acks = request.acks
+        if acks not in (-1, 0, 1):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
+            )
+
+        async def one(part: m.WriteBucket) -> m.WrittenBucket:
+            answer = m.WrittenBucket(bucket=part.bucket)
+            try:
+                if part.batch is None:
+                    raise KafkaError(ErrorCode.INVALID_RECORD, "there is no batch")
+                if acks == -1:
+                    self._check_replicas(definition, part.bucket)
+                info = await write(part)
+            except Exception as error:  # noqa: BLE001 - of one bucket: the others have their own answers
+                _refuse(answer, error, definition, part.bucket)
+            else:
+                answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
+            return answer
+
+        answers = await _each(one, request.buckets)
+        if acks != 0:
+            answer: ApiMessage = response(buckets=answers)
+            return answer
+        for each in answers:
+            if each.error_code:
+                raise CloseConnection(
+                    f"a write with acks=0 to table {definition.path} failed: {each.error_message}"
+                )
+        return None
+
+    def _check_replicas(self, definition: TableDefinition, bucket: int) -> None:
+        """R11: before the append."""
+        partition = self._services.context.partition(definition.path.topic, bucket)
+        needed = partition.log.config.min_insync_replicas
+        if needed > 1:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS, f"min.insync.replicas is {needed}, and 1 replica is in sync"
+            )
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    async def _lookup(self, request: m.LookupRequest) -> ApiMessage:
+        definition = self._key_table(request.table_id)
+        schema, limit = definition.schema, self._services.limits.keys_per_lookup_max
+        columns = reads.column_positions(schema, request.columns)
+
+        async def one(part: m.LookupBucket) -> m.LookupResult:
+            answer = m.LookupResult(bucket=part.bucket)
+            try:
+                bucket = self._bucket(definition, part.bucket, KeyBucket)
+                answer.found, answer.rows = await bucket.read(reads.lookup, schema, part.keys, columns, limit)
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                _refuse(answer, error, definition, part.bucket)
+            return answer
+
+        return m.LookupResponse(schema_id=schema.schema_id, buckets=await _each(one, request.buckets))
+
+    async def _prefix_lookup(self, request: m.PrefixLookupRequest) -> ApiMessage:
+        definition = self._key_table(request.table_id)
+        schema, limit = definition.schema, self._services.limits.keys_per_lookup_max
+        if not definition.allows_prefix_lookup:
+            raise TableError(
+                TableErrorCode.INVALID_KEY,
+                f"table {definition.path} has no prefix lookup: its bucket key ({', '.join(definition.bucket_key)}) "
+                f"is not a proper prefix of its primary key ({', '.join(schema.primary_key)})",
+            )
+        columns = reads.column_positions(schema, request.columns)
+
+        async def one(part: m.PrefixLookupBucket) -> m.PrefixLookupResult:
+            answer = m.PrefixLookupResult(bucket=part.bucket)
+            try:
+                bucket = self._bucket(definition, part.bucket, KeyBucket)
+                answer.counts, answer.rows = await bucket.read(
+                    reads.prefix_lookup, schema, definition.bucket_key, part.prefixes, columns, limit
+                )
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                _refuse(answer, error, definition, part.bucket)
+            return answer
+
+        return m.PrefixLookupResponse(schema_id=schema.schema_id, buckets=await _each(one, request.buckets))
+
+    async def _scan_log(self, request: m.ScanLogRequest) -> ApiMessage:
+        return await scan_log(self._services, self._catalog.by_id(request.table_id), request)
+
+    async def _limit_scan(self, request: m.LimitScanRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+        schema = definition.schema
+        columns = reads.column_positions(schema, request.columns)
+        limit = request.limit
+        if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
+            raise TableError(
+                TableErrorCode.INVALID_ROW,
+                f"limit is {limit}; it must be from 0 to {self._services.limits.limit_scan_rows_max}",
+            )
+
+        async def one(index: int) -> m.LimitScanResult:
+            answer = m.LimitScanResult(bucket=index)
+            try:
+                if definition.is_primary_key_table:
+                    bucket = self._bucket(definition, index, KeyBucket)
+                    answer.rows = await bucket.read(reads.first_rows, schema, limit, columns)
+                else:
+                    answer.rows = await reads.last_rows(
+                        self._bucket(definition, index, LogBucket), limit, columns
+                    )
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                _refuse(answer, error, definition, index)
+            return answer
+
+        return m.LimitScanResponse(schema_id=schema.schema_id, buckets=await _each(one, request.buckets))
+
+    async def _count_rows(self, request: m.CountRowsRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+
+        async def one(index: int) -> m.CountRowsResult:
+            answer = m.CountRowsResult(bucket=index)
+            try:
+                if definition.is_primary_key_table:
+                    bucket = self._bucket(definition, index, KeyBucket)
+                    answer.count, answer.offset = await bucket.read(reads.row_count)
+                else:
+                    answer.count, answer.offset = await reads.count_log_rows(
+                        self._bucket(definition, index, LogBucket)
+                    )
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                _refuse(answer, error, definition, index)
+            return answer
+
+        return m.CountRowsResponse(buckets=await _each(one, request.buckets))
+
+    async def _scan_snapshot(self, request: m.ScanSnapshotRequest) -> ApiMessage:
+        definition = self._key_table(request.table_id)
+        if request.close:
+            self._scans.close(request.scan_id)
+            return m.ScanSnapshotResponse(scan_id=request.scan_id, schema_id=definition.schema.schema_id)
+        if request.scan_id == m.OPEN_SCAN:
+            bucket = self._bucket(definition, request.bucket, KeyBucket)
+            columns = reads.column_positions(definition.schema, request.columns)
+            scan_id = await self._scans.open(bucket, columns)
+        else:
+            scan_id = request.scan_id
+        log_offset, rows, has_more = await self._scans.next(scan_id, max(1, request.max_bytes))
+        return m.ScanSnapshotResponse(
+            scan_id=scan_id,
+            log_offset=log_offset,
+            has_more=has_more,
+            schema_id=definition.schema.schema_id,
+            rows=rows,
+        )
+
+    # -- lake ----------------------------------------------------------------------------------------------
+
+    async def _lake_begin(self, request: m.LakeBeginRequest) -> ApiMessage:
+        path = None
+        if request.table is not None:
+            path = TablePath(request.database or "default", request.table)
+        granted = await self._lake.begin(path, force=request.force)
+        if granted is None:
+            return m.LakeBeginResponse(granted=False, lease_ms=self._lake.lease_ms)
+        definition = granted.definition
+        assert definition.table_id is not None
+        logger.info("tiering round %d of table %s for %s", granted.epoch, definition.path, request.worker)
+        return m.LakeBeginResponse(
+            granted=True,
+            table_id=definition.table_id,
+            database=definition.path.database,
+            table=definition.path.table,
+            epoch=granted.epoch,
+            lease_ms=self._lake.lease_ms,
+        )
+
+    async def _lake_heartbeat(self, request: m.LakeHeartbeatRequest) -> ApiMessage:
+        self._lake.heartbeat(request.table_id, request.epoch)
+        return m.LakeHeartbeatResponse()
+
+    async def _lake_commit(self, request: m.LakeCommitRequest) -> ApiMessage:
+        offsets = {entry.bucket: entry.offset for entry in request.offsets}
+        await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets)
+        return m.LakeCommitResponse()
+
+    async def _describe_lake(self, request: m.DescribeLakeRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+        settings, progress = definition.settings, self._lake.progress(request.table_id)
+        explicit = self._services.context.config.explicit
+        return m.DescribeLakeResponse(
+            enabled=settings.datalake_enabled,
+            format=settings.datalake_format.value if settings.datalake_format else "",
+            snapshot_id=progress.snapshot_id,
+            epoch=progress.epoch,
+            committed_at_ms=progress.committed_at_ms,
+            offsets=[
+                m.LakeOffset(bucket=bucket, offset=offset)
+                for bucket, offset in sorted(progress.offsets.items())
+            ],
+            properties=[
+                m.LakeProperty(key=name, value=explicit[name])
+                for name in sorted(explicit)
+                if name.startswith(_LAKE_PROPERTIES)
+            ],
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _key_table(self, table_id: Any) -> TableDefinition:
+        """R16."""
+        definition = self._catalog.by_id(table_id)
+        if not definition.is_primary_key_table:
+            raise TableError(
+                TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
+                f"table {definition.path} is a log table: it has no keys to write or look up by",
+            )
+        return definition
+
+    def _bucket(self, definition: TableDefinition, index: int, kind: type[Bucket]) -> Bucket:
+        hooks: object = self._services.context.partition(definition.path.topic, index).hooks
+        if not isinstance(hooks, kind):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {index} of {definition.path} is not served"
+            )
+        hooks.check_open()
+        return hooks
+
+
+def _answering(handler: Callable[[Any], Awaitable[ApiMessage | None]], response: type[Any]) -> _Handler:
+    """A handler of the broker; errors of tables become the response's own."""
+
+    @functools.wraps(handler)
+    async def answer(context: RequestContext, request: Any) -> ApiMessage | None:
+        try:
+            return await handler(request)
+        except TableError as error:
+            failed: ApiMessage = response(error_code=int(error.code), error_message=error.message)
+            return failed
+
+    return answer
+
+
+Part = TypeVar("Part")
+Answer = TypeVar("Answer")
+
+
+async def _each(work: Callable[[Part], Awaitable[Answer]], parts: Iterable[Part]) -> list[Answer]:
+    listed = list(parts)
+    if len(listed) == 1:
+        return [await work(listed[0])]
+    return list(await asyncio.gather(*map(work, listed)))
+
+
+def _refuse(answer: Any, error: Exception, definition: TableDefinition, bucket: int) -> None:
+    if isinstance(error, (TableError, KafkaError)):
+        answer.error_code, answer.error_message = int(error.code), error.message
+    elif isinstance(error, DecodeError):
+        logger.error("table %s bucket %d: %s", definition.path, bucket, error)
+        answer.error_code, answer.error_message = int(ErrorCode.CORRUPT_MESSAGE), str(error)
+    else:
+        logger.error("table %s bucket %d", definition.path, bucket, exc_info=error)
+        answer.error_code = int(ErrorCode.UNKNOWN_SERVER_ERROR)
+        answer.error_message = f"table {definition.path} bucket {bucket}: {error}"

@@ -1,0 +1,95 @@
+"""A bucket of a log table: rows go into the log as they come, and are visible at once.
+
+Batches of table clients stay as they were sent, but for the time of the append; they are checked first.
+"""
+
+from __future__ import annotations
+
+from broker.log.partition_log import AppendInfo, AppendOrigin
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import BatchHeader, read_header
+from tablelayer.model.batch import encode_arrow_batch, stamp_timestamp
+from tablelayer.model.table import TableDefinition
+from tablelayer.server.bucket import TableBucket
+from tablelayer.server.reads import Counted
+from tablelayer.server.writes import OperationSource, Writer, decode_append
+
+_HEADER_MIN = 77
+
+
+class LogBucket(TableBucket):
+    """`PartitionHooks` of a log table."""
+
+    counted: Counted | None = None
+    """What counting rows has found so far (`reads.count_log_rows`)."""
+
+    async def start(self) -> None:
+        self.partition.publish_high_watermark(self.partition.log.log_end_offset)
+
+    def high_watermark_candidate(self, offset: int) -> None:
+        self.partition.publish_high_watermark(offset)
+
+    async def append(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+        """A batch of a table client. Raises KafkaError or TableError."""
+        self.check_open()
+        if len(batch) < _HEADER_MIN:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
+        duplicate = self._duplicate(batch)
+        if duplicate is not None:
+            return await self.wait_published(duplicate, acks, timeout_ms)
+        now_ms = self.services.context.clock.time_ms()
+        self.services.budget.reserve(len(batch))
+        try:
+            stamped = await self.services.run(_checked, batch, self.definition, now_ms)
+            self.check_open()
+            info = self.partition.append(stamped, AppendOrigin.EXTENSION)
+        finally:
+            self.services.budget.release(len(batch))
+        return await self.wait_published(info, acks, timeout_ms)
+
+    async def write_rows(
+        self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        definition, now_ms = self.definition, self.services.context.clock.time_ms()
+        self.services.budget.reserve(size)
+        try:
+            batch = await self.services.run(_encoded, source, writer, definition, now_ms)
+            self.check_open()
+            info = self.partition.append(batch, AppendOrigin.EXTENSION)
+        finally:
+            self.services.budget.release(size)
+        return await self.wait_published(info, acks, timeout_ms)
+
+    def _duplicate(self, batch: memoryview) -> AppendInfo | None:
+        header: BatchHeader = read_header(batch)
+        return self.partition.log.check_producer(header)
+
+    async def truncated(self, end_offset: int) -> None:
+        """Nothing is held that could be ahead of the log."""
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def delete(self) -> None:
+        self.closed = True
+
+
+def _checked(batch: memoryview, definition: TableDefinition, now_ms: int) -> bytearray:
+    decode_append(batch, definition)
+    stamped = bytearray(batch)
+    stamp_timestamp(stamped, now_ms)
+    return stamped
+
+
+def _encoded(source: OperationSource, writer: Writer, definition: TableDefinition, now_ms: int) -> bytearray:
+    return encode_arrow_batch(
+        source().rows,
+        schema_id=definition.schema.schema_id,
+        change_types=None,
+        compression=definition.settings.arrow_compression,
+        timestamp_ms=now_ms,
+        sequence_count=writer.sequence_count,
+        producer_id=writer.producer_id,
+        producer_epoch=writer.producer_epoch,
+        base_sequence=writer.base_sequence,
+    )

@@ -1,0 +1,163 @@
+"""ScanLog: batches of the log for table clients, whole or projected, waiting for them if asked to.
+
+Whole batches leave as file regions, by `sendfile`; projected ones as byte ranges (`projection.py`). Nothing at or
+above the published high watermark is given (R12.1). Sizes are as in Kafka's Fetch: the first bucket that has
+anything gives at least one batch, the others what is left of `max_bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from tablelayer.model.messages import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
+from tablelayer.model.table import TableDefinition
+from tablelayer.server.bucket import TableBucket
+from tablelayer.server.projection import Projector
+from tablelayer.server.reads import column_positions
+from tablelayer.server.services import Services
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+
+logger = logging.getLogger("headrace.tables")
+
+
+class Parts:
+    """Bytes in several parts, sent one after the other."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, parts: list[bytes], size: int) -> None:
+        self.parts = parts
+        self.size = size
+
+    def read(self) -> bytes:
+        return b"".join(self.parts)
+
+
+async def scan_log(
+    services: Services, definition: TableDefinition, request: ScanLogRequest
+) -> ScanLogResponse:
+    """Raises TableError for columns that do not exist; errors of buckets are in the response."""
+    columns = column_positions(definition.schema, request.columns)
+    projector = None
+    if columns is not None and len(columns) < len(definition.schema.columns):
+        projector = Projector(definition.schema.arrow(), columns)
+    scan = _Scan(services, definition, request, projector)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + max(0, request.max_wait_ms) / 1000
+    scan.watch()
+    try:
+        await scan.read()
+        while not scan.is_complete and loop.time() < deadline and await scan.changed(deadline):
+            await scan.read()
+    finally:
+        scan.unwatch()
+    return ScanLogResponse(buckets=scan.results)
+
+
+class _Scan:
+    """A request under way. What was found for a bucket is kept; only buckets without rows are read again."""
+
+    def __init__(
+        self,
+        services: Services,
+        definition: TableDefinition,
+        request: ScanLogRequest,
+        projector: Projector | None,
+    ) -> None:
+        self.results: list[ScanLogResult] = []
+        self._services = services
+        self._topic = definition.path.topic
+        self._request = request
+        self._projector = projector
+        self._found: dict[int, ScanLogResult] = {}
+        self._bytes = 0
+        self._failed = False
+        self._moved = asyncio.Event()
+        self._watched: list[Partition] = []
+
+    def watch(self) -> None:
+        for wanted in self._request.buckets:
+            partition = self._services.context.metadata.find_partition(self._topic, wanted.bucket)
+            if partition is not None:
+                partition.add_waiter(self._moved.set)
+                self._watched.append(partition)
+
+    def unwatch(self) -> None:
+        for partition in self._watched:
+            partition.remove_waiter(self._moved.set)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._failed or not self._request.buckets or self._bytes >= max(1, self._request.min_bytes)
+
+    async def changed(self, deadline: float) -> bool:
+        """Wait until a partition moved; False if the time is up first."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def read(self) -> None:
+        self._moved.clear()
+        self.results = []
+        for wanted in self._request.buckets:
+            result = self._found.get(wanted.bucket)
+            if result is None:
+                result = ScanLogResult(bucket=wanted.bucket)
+                try:
+                    await self._read_bucket(wanted, result)
+                except Exception as error:  # noqa: BLE001 - of one bucket: the others have their own answers
+                    self._failed = True
+                    _fail(result, error, f"{self._topic} bucket {wanted.bucket}")
+                if result.records is not None:
+                    self._found[wanted.bucket] = result
+            self.results.append(result)
+
+    async def _read_bucket(self, wanted: ScanLogBucket, result: ScanLogResult) -> None:
+        partition = self._services.context.partition(self._topic, wanted.bucket)
+        bucket: object = partition.hooks
+        if not isinstance(bucket, TableBucket):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {wanted.bucket} is not served")
+        bucket.check_open()
+        result.log_start_offset = partition.log.log_start_offset
+        result.high_watermark = partition.high_watermark
+        room = min(wanted.max_bytes, self._request.max_bytes - self._bytes)
+        must = self._bytes == 0
+        if room <= 0 and not must:
+            return
+        found = partition.read(wanted.offset, max(room, 0), must)
+        if found.region is None:
+            return
+        if self._projector is None:
+            result.records, size = found.region, found.size
+        else:
+            # Of a large region only the columns count: read on until they fill the room.
+            region = (
+                partition.read(wanted.offset, max(room, 0) * _PROJECTED_REACH, must).region or found.region
+            )
+            parts, size = await self._services.run(self._projector.project, region, max(room, 0))
+            result.records = Parts(parts, size)
+        self._bytes += size
+
+
+_PROJECTED_REACH = 8
+
+
+def _fail(result: ScanLogResult, error: Exception, name: str) -> None:
+    code: Any = getattr(error, "code", None)
+    result.records = None
+    if isinstance(error, DecodeError):
+        logger.error("a batch of %s cannot be read: %s", name, error)
+        code = ErrorCode.CORRUPT_MESSAGE
+    elif code is None:
+        logger.error("reading %s failed", name, exc_info=error)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR
+    result.error_code = int(code)
+    result.error_message = getattr(error, "message", None) or str(error)
