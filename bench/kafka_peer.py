@@ -26,6 +26,7 @@ IVY_SETTINGS = """<ivysettings><settings defaultResolver="central"/><resolvers>
 IVY_MODULE = f"""<ivy-module version="2.0"><info organisation="headrace" module="kafka-peer"/>
 <configurations><conf name="default"/></configurations><dependencies>
 <dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}" conf="default->runtime,master"/>
+<dependency org="org.apache.kafka" name="kafka-tools" rev="{KAFKA_VERSION}" conf="default->runtime,master"/>
 <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="2.25.1" conf="default->runtime,master"/>
 <dependency org="org.apache.logging.log4j" name="log4j-core" rev="2.25.1" conf="default->runtime,master"/>
 </dependencies></ivy-module>

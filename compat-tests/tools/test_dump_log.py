@@ -33,7 +33,7 @@ def dump_tool():
     java = str(Path(home) / "bin" / "java") if home else "java"
 
     def run(*arguments: str) -> str:
-        command = [java, "-cp", f"{jars}/*", "kafka.tools.DumpLogSegments", *arguments]
+        command = [java, "-cp", f"{jars}/*", "org.apache.kafka.tools.DumpLogSegments", *arguments]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
