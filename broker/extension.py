@@ -145,8 +145,9 @@ class PartitionHooks(Protocol):
     """How an extension serves one partition. One object per partition; called on the event loop only."""
 
     async def start(self) -> None:
-        """The log is open; nothing is served yet. Replay here. An exception fails the partition, not the
-        broker.
+        """The log is open; nothing is served yet. Replay here, and publish the high watermark that results.
+
+        An exception fails the partition, not the broker.
         """
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:

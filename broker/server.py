@@ -192,6 +192,8 @@ class Broker:
                 "is another broker running there? Choose another port"
             ) from error
         self.port = network.port
+        if self.host == "localhost":
+            self.host = network.host  # clients might resolve the name to an address nobody listens on
         return network
 
     def _declarations(self, groups: GroupCoordinator, fetches: FetchApi) -> list[ApiDeclaration]:
