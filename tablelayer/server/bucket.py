@@ -17,12 +17,14 @@ from broker.extension import FetchedRecords
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
+from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.buckets import bucket_of
 from tablelayer.model.errors import TableError
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.server import kafka_face
 from tablelayer.server.merge import Operations
 from tablelayer.server.services import Services
+from tablelayer.server.transcode import to_kafka
 from tablelayer.server.writes import OperationSource, Writer
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ class TableBucket:
             batch = cache.get(key)
             if batch is None:
                 stored = region.read_at(position, header.size)
-                batch = kafka_face.to_kafka_batch(definition, memoryview(stored))
+                batch = to_kafka(ArrowBatch.parse(stored), definition)
                 cache.put(key, batch)
             if total + len(batch) > max_bytes and (parts or not min_one):
                 break

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from broker.config_key import ConfigKey, ConfigType
 from tablelayer.model.options import DECLARED
@@ -53,7 +54,7 @@ class TableExtension:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = Limits() if limits is None else limits
         self.catalog = Catalog()
-        self.lake = LakeRounds(self.catalog, self.limits.lake_lease_ms)
+        self._lake: LakeRounds | None = None
         self._services: Services | None = None
         self._scans: SnapshotScans | None = None
         self._handlers: Handlers | None = None
@@ -94,12 +95,11 @@ class TableExtension:
         from tablelayer.server.snapshot_scans import SnapshotScans
 
         await self.catalog.load(context)
-        await self.lake.load(context)
-        self._services = Services(
-            context, self.limits, context.extension_dir(self.name), self.lake.tiered_offset
-        )
+        self._lake = lake = LakeRounds(context.store, context.clock, self.limits.lake_lease_ms)
+        await lake.load()
+        self._services = Services(context, self.limits, context.extension_dir(self.name), self._tiered_offset)
         self._scans = SnapshotScans(self._services)
-        self._handlers = Handlers(self._services, self.catalog, self.lake, self._scans)
+        self._handlers = Handlers(self._services, self.catalog, lake, self._scans)
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         if not is_table(topic.config):
@@ -117,6 +117,7 @@ class TableExtension:
         from tablelayer.server.key_bucket import KeyBucket
 
         assert self._scans is not None
+        assert self._lake is not None
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             self._scans.expire()
@@ -125,4 +126,14 @@ class TableExtension:
                     bucket: object = partition.hooks
                     if isinstance(bucket, KeyBucket):
                         bucket.flush_if_due()
-            await self.lake.forget_dropped()
+            for table_id in self._lake.known_tables():
+                if context.metadata.topic_by_id(table_id) is None:
+                    await self._lake.forget(table_id)
+
+    def _tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
+        """How far the lake has a bucket; None if the table is not tiered, so that nothing waits for it."""
+        assert self._lake is not None
+        topic = self.catalog.context.metadata.topic_by_id(table_id)
+        if topic is None or not self.catalog.definition(topic).settings.datalake_enabled:
+            return None
+        return self._lake.tiered_offset(table_id, bucket)

@@ -20,12 +20,12 @@ from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath
 from tablelayer.server import reads
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.catalog import Catalog
 from tablelayer.server.key_bucket import KeyBucket
-from tablelayer.server.lake import LakeRounds
+from tablelayer.server.lake import Candidate, LakeRounds
 from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
@@ -69,7 +69,6 @@ class Handlers:
         await self._catalog.drop_database(
             request.name, ignore_if_not_exists=request.ignore_if_not_exists, cascade=request.cascade
         )
-        await self._lake.forget_dropped()
         return m.DropDatabaseResponse()
 
     async def _list_databases(self, request: m.ListDatabasesRequest) -> ApiMessage:
@@ -83,7 +82,6 @@ class Handlers:
     async def _drop_table(self, request: m.DropTableRequest) -> ApiMessage:
         path = TablePath(request.database, request.table)
         await self._catalog.drop_table(path, ignore_if_not_exists=request.ignore_if_not_exists)
-        await self._lake.forget_dropped()
         return m.DropTableResponse()
 
     async def _list_tables(self, request: m.ListTablesRequest) -> ApiMessage:
@@ -287,36 +285,67 @@ class Handlers:
     # -- lake ----------------------------------------------------------------------------------------------
 
     async def _lake_begin(self, request: m.LakeBeginRequest) -> ApiMessage:
-        path = None
         if request.table is not None:
-            path = TablePath(request.database or "default", request.table)
-        granted = await self._lake.begin(path, force=request.force)
+            path = TablePath(request.database or DEFAULT_DATABASE, request.table)
+            tables = [self._tiered(self._catalog.by_path(path))]
+        else:
+            tables = [each for each in self._catalog.all_tables() if each.settings.datalake_enabled]
+        by_id = {each.table_id: each for each in tables if each.table_id is not None}
+        candidates = [
+            Candidate(table_id, each.settings.datalake_freshness_ms)
+            for table_id, each in by_id.items()
+            if request.force or self._has_more(each)
+        ]
+        granted = await self._lake.begin(request.worker, candidates, force=request.force)
         if granted is None:
             return m.LakeBeginResponse(granted=False, lease_ms=self._lake.lease_ms)
-        definition = granted.definition
-        assert definition.table_id is not None
-        logger.info("tiering round %d of table %s for %s", granted.epoch, definition.path, request.worker)
+        table_id, epoch = granted
+        path = by_id[table_id].path
+        logger.info("tiering round %d of table %s for %s", epoch, path, request.worker)
         return m.LakeBeginResponse(
             granted=True,
-            table_id=definition.table_id,
-            database=definition.path.database,
-            table=definition.path.table,
-            epoch=granted.epoch,
+            table_id=table_id,
+            database=path.database,
+            table=path.table,
+            epoch=epoch,
             lease_ms=self._lake.lease_ms,
         )
 
+    def _tiered(self, definition: TableDefinition) -> TableDefinition:
+        if not definition.settings.datalake_enabled:
+            raise TableError(
+                TableErrorCode.LAKE_NOT_ENABLED,
+                f"table {definition.path} is not tiered: its option 'table.datalake.enabled' is not 'true'",
+            )
+        return definition
+
+    def _has_more(self, definition: TableDefinition) -> bool:
+        """Whether there is anything that the lake does not have yet."""
+        assert definition.table_id is not None
+        return any(
+            partition.high_watermark > self._lake.tiered_offset(definition.table_id, partition.index)
+            for partition in self._services.context.metadata.partitions(definition.path.topic)
+        )
+
     async def _lake_heartbeat(self, request: m.LakeHeartbeatRequest) -> ApiMessage:
+        self._tiered(self._catalog.by_id(request.table_id))
         self._lake.heartbeat(request.table_id, request.epoch)
         return m.LakeHeartbeatResponse()
 
     async def _lake_commit(self, request: m.LakeCommitRequest) -> ApiMessage:
+        definition = self._tiered(self._catalog.by_id(request.table_id))
         offsets = {entry.bucket: entry.offset for entry in request.offsets}
+        unknown = [bucket for bucket in offsets if not 0 <= bucket < definition.bucket_count]
+        if unknown:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE, f"table {definition.path} has no bucket {unknown[0]}"
+            )
         await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets)
         return m.LakeCommitResponse()
 
     async def _describe_lake(self, request: m.DescribeLakeRequest) -> ApiMessage:
         definition = self._catalog.by_id(request.table_id)
-        settings, progress = definition.settings, self._lake.progress(request.table_id)
+        settings, progress = definition.settings, self._lake.state(request.table_id)
         explicit = self._services.context.config.explicit
         return m.DescribeLakeResponse(
             enabled=settings.datalake_enabled,

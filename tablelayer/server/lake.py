@@ -1,189 +1,191 @@
-"""Tiering rounds: who may tier a table now, and how far the lake has it.
+"""The server's side of lake tiering: who may tier a table now, and how far the lake is.
 
-A round is granted with an epoch one above every earlier one and a lease; heartbeats renew it, a commit ends it.
-Whoever comes with an older epoch is fenced. Epoch and progress are in the coordination store under
-`/lake/<table id>` and are written before they are answered; leases are in memory, so after a restart the holder
-of the latest epoch may go on, and anyone may begin the next. What makes a round exact is the lake's own
-compare-and-set; the offsets kept here are a copy, which the log's retention respects.
+A round is granted with an epoch, one higher than every earlier round of that table, and a lease that
+heartbeats renew. A round whose epoch is no longer the newest, or whose lease has run out and was given to
+another, is fenced. What makes tiering exact is the lake's own compare-and-set; these rounds keep two tierers
+from working in vain, and the committed offsets kept here are a copy of what the lake's snapshots say, so that
+retention never deletes what the lake does not have.
+
+Epoch, snapshot and offsets are in the coordination store under /lake/<table id> before an answer is given;
+leases are not: after a restart every table is free, and its next round fences the ones before. Everything
+here runs on the event loop.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 from uuid import UUID
 
-from broker.ports import CreateNode, DeleteNode, NoNodeError, SetNode
-from protocol.errors import KafkaError
+from broker.ports import Clock, CoordinationStore, CreateNode, DeleteNode, NoNodeError, SetNode
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.server.catalog import Catalog
 
-if TYPE_CHECKING:
-    from broker.extension import BrokerContext
+_ROOT: Final = "/lake"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What is known of a table's lake; -1 before the first round or commit. `offsets` are exclusive."""
+class LakeState:
+    """What is known of one table's lake; `snapshot_id` and `committed_at_ms` are -1 before its first commit."""
 
     epoch: int = 0
     snapshot_id: int = -1
     committed_at_ms: int = -1
-    offsets: dict[int, int] = field(default_factory=dict)
+    offsets: Mapping[int, int] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return json.dumps(
+            {
+                "version": 1,
+                "epoch": self.epoch,
+                "snapshot_id": self.snapshot_id,
+                "committed_at_ms": self.committed_at_ms,
+                "offsets": {str(bucket): offset for bucket, offset in sorted(self.offsets.items())},
+            }
+        ).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Progress:
-        value = json.loads(data)
-        offsets = {int(bucket): int(offset) for bucket, offset in value["offsets"].items()}
-        return cls(value["epoch"], value["snapshot_id"], value["committed_at_ms"], offsets)
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+    def from_json(cls, data: bytes) -> LakeState:
+        values = json.loads(data)
+        return cls(
+            epoch=values["epoch"],
+            snapshot_id=values["snapshot_id"],
+            committed_at_ms=values["committed_at_ms"],
+            offsets={int(bucket): offset for bucket, offset in values["offsets"].items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """A granted round."""
+class Candidate:
+    """A table that may be tiered: its id and how far its lake may be behind."""
 
-    definition: TableDefinition
-    epoch: int
+    table_id: UUID
+    freshness_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    worker: str
+    ends: float
 
 
 class LakeRounds:
-    def __init__(self, catalog: Catalog, lease_ms: int) -> None:
+    """Grants rounds, renews and ends them. One object per server."""
+
+    def __init__(self, store: CoordinationStore, clock: Clock, lease_ms: int = 60_000) -> None:
         self.lease_ms = lease_ms
-        self._catalog = catalog
-        self._progress: dict[UUID, Progress] = {}
-        self._leased_until: dict[UUID, float] = {}
+        self._store = store
+        self._clock = clock
+        self._states: dict[UUID, LakeState] = {}
+        self._leases: dict[UUID, _Lease] = {}
 
-    async def load(self, context: BrokerContext) -> None:
-        for name in await context.store.children("/lake"):
-            node = await context.store.get(f"/lake/{name}")
+    async def load(self) -> None:
+        """Read what is in the store. Call once, before anything else."""
+        for name in await self._store.children(_ROOT):
+            node = await self._store.get(f"{_ROOT}/{name}")
             if node is not None:
-                self._progress[UUID(name)] = Progress.decode(node.data)
+                self._states[UUID(name)] = LakeState.from_json(node.data)
 
-    @property
-    def _context(self) -> BrokerContext:
-        return self._catalog.context
+    def state(self, table_id: UUID) -> LakeState:
+        return self._states.get(table_id, LakeState())
 
-    def tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
-        """How far the lake has a bucket; None if the table is not tiered, so that nothing waits for the lake."""
-        topic = self._context.metadata.topic_by_id(table_id)
-        if topic is None or not self._catalog.definition(topic).settings.datalake_enabled:
-            return None
-        return self.progress(table_id).offsets.get(bucket, 0)
+    def known_tables(self) -> list[UUID]:
+        """Tables that ever had a round."""
+        return list(self._states)
 
-    def progress(self, table_id: UUID) -> Progress:
-        return self._progress.get(table_id, Progress())
+    def tiered_offset(self, table_id: UUID, bucket: int) -> int:
+        """The log of this bucket is in the lake below this offset: retention must not pass it."""
+        return self.state(table_id).offsets.get(bucket, 0)
 
-    async def begin(self, path: TablePath | None, *, force: bool) -> Round | None:
-        """A round of the table, or of the one that is furthest behind; None if none is to be had now.
+    async def begin(
+        self, worker: str, candidates: Iterable[Candidate], *, force: bool
+    ) -> tuple[UUID, int] | None:
+        """Grant `worker` a round of the table that has waited longest: its id and the round's epoch.
 
-        Without `force` only tables are given that have something to tier and whose freshness is due. Raises
-        TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED.
+        None when every candidate is leased to another, or, without `force`, none is due. A worker that asks
+        again for a table it holds gets a new round and fences its own earlier one.
         """
-        if path is not None:
-            candidates = [self._enabled(self._catalog.by_path(path))]
-        else:
-            candidates = [each for each in self._catalog.all_tables() if each.settings.datalake_enabled]
-        now_ms, now = self._context.clock.time_ms(), self._context.clock.monotonic()
-        best: tuple[float, TableDefinition] | None = None
-        for definition in candidates:
-            table_id = _id_of(definition)
-            if self._leased_until.get(table_id, -1.0) > now:
-                continue
-            progress = self.progress(table_id)
-            age_ms = now_ms - progress.committed_at_ms
-            urgency = age_ms / definition.settings.datalake_freshness_ms
-            if not force and (urgency < 1 or not self._has_more(definition, progress)):
-                continue
-            if best is None or urgency > best[0]:
-                best = (urgency, definition)
-        if best is None:
+        now = self._clock.time_ms()
+        free = [table for table in candidates if not self._is_leased_to_another(table.table_id, worker)]
+        due = [table for table in free if force or self._due_at(table) <= now]
+        if not due:
             return None
-        definition = best[1]
-        table_id = _id_of(definition)
-        self._leased_until[table_id] = now + self.lease_ms / 1000
-        old = self.progress(table_id)
-        await self._save(table_id, replace(old, epoch=old.epoch + 1))
-        return Round(definition, old.epoch + 1)
+        table_id = min(due, key=self._due_at).table_id
+        # The lease first: nobody else may be granted the table while the store is being written.
+        self._leases[table_id] = _Lease(worker, self._clock.monotonic() + self.lease_ms / 1000)
+        state = self.state(table_id)
+        try:
+            await self._save(table_id, replace(state, epoch=state.epoch + 1))
+        except BaseException:
+            self._leases.pop(table_id, None)
+            raise
+        return table_id, state.epoch + 1
 
     def heartbeat(self, table_id: UUID, epoch: int) -> None:
         """Renew the lease. Raises TableError(FENCED_TIERING_EPOCH)."""
-        self._check_epoch(table_id, epoch)
-        self._leased_until[table_id] = self._context.clock.monotonic() + self.lease_ms / 1000
+        lease = self._check(table_id, epoch)
+        self._leases[table_id] = replace(lease, ends=self._clock.monotonic() + self.lease_ms / 1000)
 
     async def commit(self, table_id: UUID, epoch: int, snapshot_id: int, offsets: Mapping[int, int]) -> None:
-        """Note what is in the lake, and end the round. Raises TableError(FENCED_TIERING_EPOCH)."""
-        definition = self._check_epoch(table_id, epoch)
-        unknown = sorted(bucket for bucket in offsets if not 0 <= bucket < definition.bucket_count)
-        if unknown:
-            raise TableError(
-                TableErrorCode.INVALID_TABLE, f"table {definition.path} has no bucket {unknown[0]}"
-            )
-        old = self.progress(table_id)
-        merged = {**old.offsets, **offsets}
-        now_ms = self._context.clock.time_ms()
-        await self._save(table_id, Progress(old.epoch, snapshot_id, now_ms, merged))
-        self._leased_until.pop(table_id, None)
+        """Record what the lake holds and end the round. Raises TableError(FENCED_TIERING_EPOCH).
+
+        An offset below the recorded one is refused: a lake does not forget.
+        """
+        self._check(table_id, epoch)
+        state = self.state(table_id)
+        for bucket, offset in offsets.items():
+            known = state.offsets.get(bucket, 0)
+            if offset < known:
+                raise TableError(
+                    TableErrorCode.FENCED_TIERING_EPOCH,
+                    f"bucket {bucket} was tiered up to offset {known} before; {offset} is behind it",
+                )
+        await self._save(
+            table_id,
+            replace(
+                state,
+                snapshot_id=snapshot_id,
+                committed_at_ms=self._clock.time_ms(),
+                offsets={**state.offsets, **offsets},
+            ),
+        )
+        self._leases.pop(table_id, None)
 
     async def forget(self, table_id: UUID) -> None:
         """The table was dropped."""
-        self._leased_until.pop(table_id, None)
-        if self._progress.pop(table_id, None) is not None:
+        self._leases.pop(table_id, None)
+        if self._states.pop(table_id, None) is not None:
             try:
-                await self._context.store.transact([DeleteNode(f"/lake/{table_id}")])
+                await self._store.transact([DeleteNode(_path(table_id))])
             except NoNodeError:
                 return
 
-    async def forget_dropped(self) -> None:
-        for table_id in list(self._progress):
-            if self._context.metadata.topic_by_id(table_id) is None:
-                await self.forget(table_id)
+    def _due_at(self, table: Candidate) -> int:
+        committed_at = self.state(table.table_id).committed_at_ms
+        return committed_at + table.freshness_ms if committed_at >= 0 else -1
 
-    def _check_epoch(self, table_id: UUID, epoch: int) -> TableDefinition:
-        definition = self._enabled(self._catalog.by_id(table_id))
-        current = self.progress(table_id).epoch
-        if epoch != current:
+    def _is_leased_to_another(self, table_id: UUID, worker: str) -> bool:
+        lease = self._leases.get(table_id)
+        return lease is not None and lease.worker != worker and lease.ends > self._clock.monotonic()
+
+    def _check(self, table_id: UUID, epoch: int) -> _Lease:
+        state, lease = self.state(table_id), self._leases.get(table_id)
+        if epoch != state.epoch or lease is None:
             raise TableError(
                 TableErrorCode.FENCED_TIERING_EPOCH,
-                f"the round of epoch {epoch} of table {definition.path} is over: the epoch is {current}",
+                f"tiering round {epoch} of table {table_id} is over; the newest round is {state.epoch}. "
+                "Ask for a new round",
             )
-        return definition
+        return lease
 
-    def _enabled(self, definition: TableDefinition) -> TableDefinition:
-        if not definition.settings.datalake_enabled:
-            raise TableError(
-                TableErrorCode.LAKE_NOT_ENABLED,
-                f"table {definition.path} is not tiered; its option 'table.datalake.enabled' is not 'true'",
-            )
-        return definition
-
-    def _has_more(self, definition: TableDefinition, progress: Progress) -> bool:
-        for bucket in range(definition.bucket_count):
-            try:
-                partition = self._context.partition(definition.path.topic, bucket)
-            except KafkaError:
-                continue
-            if partition.high_watermark > progress.offsets.get(bucket, 0):
-                return True
-        return False
-
-    async def _save(self, table_id: UUID, progress: Progress) -> None:
-        path = f"/lake/{table_id}"
-        self._progress[table_id] = (
-            progress  # before the store: nobody may be granted the same epoch meanwhile
-        )
-        try:
-            await self._context.store.transact([SetNode(path, progress.encode())])
-        except NoNodeError:
-            await self._context.store.transact([CreateNode(path, progress.encode())])
+    async def _save(self, table_id: UUID, state: LakeState) -> None:
+        path = _path(table_id)
+        known = table_id in self._states
+        operation = SetNode(path, state.to_json()) if known else CreateNode(path, state.to_json())
+        await self._store.transact([operation])
+        self._states[table_id] = state
 
 
-def _id_of(definition: TableDefinition) -> UUID:
-    if definition.table_id is None:
-        raise RuntimeError(f"table {definition.path} has no id")
-    return definition.table_id
+def _path(table_id: UUID) -> str:
+    return f"{_ROOT}/{table_id}"

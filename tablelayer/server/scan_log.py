@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from tablelayer.model.messages import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
 from tablelayer.model.table import TableDefinition
-from tablelayer.server.bucket import TableBucket
-from tablelayer.server.projection import Projector
+from tablelayer.server.bucket import TableBucket, headers_of
+from tablelayer.server.projection import Projection, project_batch
 from tablelayer.server.reads import column_positions
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
+    from broker.log.region import FileRegion
 
 logger = logging.getLogger("headrace.tables")
 
@@ -43,10 +44,10 @@ async def scan_log(
 ) -> ScanLogResponse:
     """Raises TableError for columns that do not exist; errors of buckets are in the response."""
     columns = column_positions(definition.schema, request.columns)
-    projector = None
+    projection = None
     if columns is not None and len(columns) < len(definition.schema.columns):
-        projector = Projector(definition.schema.arrow(), columns)
-    scan = _Scan(services, definition, request, projector)
+        projection = Projection.of(definition.schema.arrow(), columns)
+    scan = _Scan(services, definition, request, projection)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000
     scan.watch()
@@ -67,13 +68,13 @@ class _Scan:
         services: Services,
         definition: TableDefinition,
         request: ScanLogRequest,
-        projector: Projector | None,
+        projection: Projection | None,
     ) -> None:
         self.results: list[ScanLogResult] = []
         self._services = services
         self._topic = definition.path.topic
         self._request = request
-        self._projector = projector
+        self._projection = projection
         self._found: dict[int, ScanLogResult] = {}
         self._bytes = 0
         self._failed = False
@@ -135,19 +136,39 @@ class _Scan:
         found = partition.read(wanted.offset, max(room, 0), must)
         if found.region is None:
             return
-        if self._projector is None:
+        if self._projection is None:
             result.records, size = found.region, found.size
         else:
             # Of a large region only the columns count: read on until they fill the room.
             region = (
                 partition.read(wanted.offset, max(room, 0) * _PROJECTED_REACH, must).region or found.region
             )
-            parts, size = await self._services.run(self._projector.project, region, max(room, 0))
+            parts, size = await self._services.run(_project, region, self._projection, max(room, 0))
             result.records = Parts(parts, size)
         self._bytes += size
 
 
 _PROJECTED_REACH = 8
+
+
+def _project(region: FileRegion, projection: Projection, max_bytes: int) -> tuple[list[bytes], int]:
+    """Projected batches of a region of whole batches, at least one, until they have `max_bytes`.
+
+    Ranges are read, not sent as regions: they are many and small.
+    """
+    parts: list[bytes] = []
+    total = 0
+    for position, header in headers_of(region):
+        front, ranges = project_batch(region.read_at, position, header.size, projection)
+        size = len(front) + sum(length for _, length in ranges)
+        if parts and total + size > max_bytes:
+            break
+        parts.append(front)
+        parts.extend(region.read_at(at, length) for at, length in ranges)
+        total += size
+    if sum(map(len, parts)) != total:
+        raise DecodeError("a stored batch is shorter than its header says")
+    return parts, total
 
 
 def _fail(result: ScanLogResult, error: Exception, name: str) -> None:

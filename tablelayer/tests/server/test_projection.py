@@ -1,4 +1,8 @@
+"""A projected batch is the full batch, decoded, with the other columns left out."""
+
 from __future__ import annotations
+
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -7,96 +11,167 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
-from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from protocol.records.header import read_header
+from tablelayer.model.batch import ArrowBatch, encode_arrow_batch
+from tablelayer.model.ipc import encode_ipc
 from tablelayer.model.options import ArrowCompression
-from tablelayer.model.schema import Schema
-from tablelayer.server.projection import Projector
-from tablelayer.tests.model.random_rows import batches
+from tablelayer.server.projection import Projection, build_metadata, parse_metadata, project_batch
+
+TYPES = [
+    pa.bool_(),
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.binary(),
+    pa.binary(5),
+    pa.decimal128(15, 2),
+    pa.date32(),
+    pa.time32("ms"),
+    pa.time64("us"),
+    pa.timestamp("us"),
+    pa.timestamp("ms", tz="UTC"),
+]
 
 
-class Stored:
-    """A source of bytes that knows how many were read."""
+def values(kind: pa.DataType, rows: int, generator: np.random.Generator, nulls: bool) -> pa.Array:
+    numbers = generator.integers(0, 100, rows)
+    if pa.types.is_string(kind):
+        array = pa.array(["s" * int(n) for n in numbers], kind)
+    elif pa.types.is_fixed_size_binary(kind):
+        array = pa.array([bytes([n]) * 5 for n in numbers.tolist()], kind)
+    elif pa.types.is_binary(kind):
+        array = pa.array([bytes(int(n)) for n in numbers], kind)
+    elif pa.types.is_boolean(kind):
+        array = pa.array(numbers % 2 == 0)
+    elif pa.types.is_date32(kind) or pa.types.is_time32(kind) or pa.types.is_decimal(kind):
+        array = pa.array(numbers.astype(np.int32)).cast(kind)
+    else:
+        array = pa.array(numbers).cast(kind)
+    if not nulls:
+        return array
+    return pa.array([None if generator.random() < 0.3 else value for value in array.to_pylist()], kind)
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.size = len(data)
-        self.bytes_read = 0
 
-    def read_at(self, position: int, size: int) -> bytes:
-        piece = self.data[position : position + size]
-        self.bytes_read += len(piece)
-        return piece
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[int], ArrowCompression, np.ndarray | None]:
+    kinds = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=8))
+    rows = draw(st.sampled_from([0, 1, 7, 8, 65, 3000]))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    columns = [values(kind, rows, generator, draw(st.booleans())) for kind in kinds]
+    chosen = sorted(draw(st.sets(st.integers(0, len(kinds) - 1))))
+    changes = draw(st.booleans())
+    change_types = generator.integers(1, 5, rows).astype(np.uint8) if changes else None
+    batch = pa.record_batch(columns, names=[f"c{i}" for i in range(len(kinds))])
+    return batch, chosen, draw(st.sampled_from(list(ArrowCompression))), change_types
 
 
-@given(
-    st.lists(batches(), min_size=1, max_size=1),
-    st.sampled_from(list(ArrowCompression)),
-    st.integers(1, 3),
-    st.data(),
-)
-def test_projecting_is_reading_all_and_selecting(
-    drawn: list[tuple[Schema, pa.RecordBatch]],
-    compression: ArrowCompression,
-    copies: int,
-    data: st.DataObject,
+def project(buffer: bytes, projection: Projection) -> bytes:
+    origin = b"before it" + bytes(buffer)
+    head, ranges = project_batch(lambda at, size: origin[at : at + size], 9, len(buffer), projection)
+    return head + b"".join(origin[at : at + size] for at, size in ranges)
+
+
+@given(batches())
+def test_projected_is_the_full_batch_without_the_other_columns(
+    drawn: tuple[pa.RecordBatch, list[int], ArrowCompression, np.ndarray | None],
 ) -> None:
-    schema, batch = drawn[0]
-    columns = sorted(data.draw(st.sets(st.integers(0, len(schema.columns) - 1), min_size=1)))
-    changes = np.full(batch.num_rows, ChangeType.INSERT, np.uint8) if data.draw(st.booleans()) else None
-    stored = bytes(
-        encode_arrow_batch(batch, schema_id=3, change_types=changes, compression=compression, timestamp_ms=5)
+    batch, chosen, compression, changes = drawn
+    full = encode_arrow_batch(
+        batch, schema_id=3, change_types=changes, compression=compression, timestamp_ms=77
     )
-    projector = Projector(schema.arrow(), columns)
-    parts, size = projector.project(Stored(stored * copies), 1 << 30)
-    projected = b"".join(parts)
-    assert len(projected) == size
-    selected = pa.schema([schema.arrow().field(index) for index in columns])
-    position = 0
-    for _ in range(copies):
-        parsed = ArrowBatch.parse(projected[position:])
-        position += parsed.header.size
-        assert parsed.to_record_batch(selected, untrusted=True).equals(batch.select(columns))
-        assert (parsed.schema_id, parsed.header.max_timestamp) == (3, 5)
-        if changes is not None:
-            assert parsed.change_types is not None
-            assert parsed.change_types.tolist() == changes.tolist()
-    assert position == size
+    projected = project(full, Projection.of(batch.schema, chosen))
+
+    view = ArrowBatch.parse(projected)
+    assert read_header(projected).size == len(projected)
+    assert view.schema_id == 3
+    assert view.header.max_timestamp == 77
+    assert (view.change_types is None) == (changes is None)
+    assert changes is None or (view.change_types == changes).all()
+    schema = pa.schema([batch.schema.field(column) for column in chosen])
+    rows = view.to_record_batch(schema, untrusted=True)
+    assert rows.equals(batch.select(chosen))
+    assert len(projected) <= len(full) + 256
 
 
-@given(batches(max_rows=6), st.data())
-def test_damaged_batches_are_decode_errors(drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject) -> None:
-    schema, batch = drawn
-    stored = encode_arrow_batch(batch, schema_id=1, change_types=None, compression=ArrowCompression.NONE)
-    stored[data.draw(st.integers(0, len(stored) - 1))] ^= data.draw(st.integers(1, 255))
-    projector = Projector(schema.arrow(), [len(schema.columns) - 1])
-    try:
-        projector.project(Stored(bytes(stored)), 1 << 30)
-    except DecodeError:
-        return
+@given(batches())
+def test_metadata_is_read_back_as_it_was_written(
+    drawn: tuple[pa.RecordBatch, list[int], ArrowCompression, np.ndarray | None],
+) -> None:
+    batch, _, compression, _ = drawn
+    written = parse_metadata(encode_ipc(batch, compression))
+    ours = build_metadata(written.row_count, written.nodes, written.buffers, written.codec, written.body_size)
+    again = parse_metadata(ours)
+    assert len(ours) % 8 == 0
+    assert again.body_position == len(ours)
+    assert (again.row_count, again.codec, again.body_size) == (
+        written.row_count,
+        written.codec,
+        written.body_size,
+    )
+    assert (again.nodes == written.nodes).all()
+    assert (again.buffers == written.buffers).all()
 
 
-def test_only_what_is_wanted_is_read() -> None:
-    rows = 50_000
-    batch = pa.record_batch({f"c{index}": np.arange(rows) for index in range(20)})
-    stored = Stored(bytes(encode_arrow_batch(batch, schema_id=1, change_types=None)))
-    _, size = Projector(batch.schema, [3, 17]).project(stored, 1 << 30)
-    assert size < 2 * 8 * rows + 4096
-    assert stored.bytes_read < 2 * 8 * rows + 2 * 4096
+def example() -> tuple[pa.Schema, bytearray]:
+    batch = pa.record_batch([pa.array([1, 2, 3]), pa.array(["a", None, "c"])], names=["n", "s"])
+    return batch.schema, encode_arrow_batch(batch, schema_id=1, change_types=None)
 
 
-def test_another_number_of_columns_is_a_decode_error() -> None:
-    batch = pa.record_batch({"a": pa.array([1])})
-    stored = Stored(bytes(encode_arrow_batch(batch, schema_id=1, change_types=None)))
-    two = pa.schema([("a", pa.int64()), ("b", pa.int64())])
-    with pytest.raises(DecodeError, match="1 columns"):
-        Projector(two, [0]).project(stored, 100)
+def test_every_cut_is_refused() -> None:
+    schema, full = example()
+    projection = Projection.of(schema, [1])
+    for size in range(len(full)):
+        with pytest.raises(DecodeError):
+            project(bytes(full[:size]), projection)
 
 
-def test_at_least_one_batch_and_then_as_many_as_fit() -> None:
-    batch = pa.record_batch({"a": np.arange(100), "b": np.arange(100)})
-    stored = bytes(encode_arrow_batch(batch, schema_id=1, change_types=None))
-    projector = Projector(batch.schema, [0])
-    _, one = projector.project(Stored(stored), 0)
-    assert one > 0
-    assert projector.project(Stored(stored * 5), 3 * one)[1] == 3 * one
-    assert projector.project(Stored(stored * 5), 3 * one - 1)[1] == 2 * one
+def test_flipped_bytes_never_raise_anything_but_decode_error() -> None:
+    schema, full = example()
+    projection = Projection.of(schema, [0])
+    for position in range(69, len(full)):
+        for value in (0, 1, 0x7F, 0x80, 0xFF):
+            changed = bytearray(full)
+            changed[position] = value
+            try:
+                project(bytes(changed), projection)
+            except DecodeError:
+                continue
+
+
+def test_a_message_of_another_schema_is_refused() -> None:
+    _, full = example()
+    other = pa.schema([("n", pa.int64()), ("s", pa.string()), ("more", pa.int64())])
+    with pytest.raises(DecodeError, match="its schema has 3"):
+        project(bytes(full), Projection.of(other, [2]))
+
+
+def test_buffers_outside_of_the_body_are_refused() -> None:
+    schema, full = example()
+    view = ArrowBatch.parse(full)
+    metadata = parse_metadata(view.message)
+    buffers = metadata.buffers.copy()
+    buffers[1, 1] = 1 << 40
+    bad = build_metadata(metadata.row_count, metadata.nodes, buffers, -1, metadata.body_size)
+    with pytest.raises(DecodeError, match="outside of its"):
+        Projection.of(schema, [0]).apply(parse_metadata(bad))
+
+
+@pytest.mark.parametrize("columns", [[1, 0], [0, 0], [2], [-1]])
+def test_columns_that_are_not_ascending_positions_are_refused(columns: list[int]) -> None:
+    schema, _ = example()
+    with pytest.raises(ValueError, match="ascending"):
+        Projection.of(schema, columns)
+
+
+def test_nested_columns_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="list"):
+        Projection.of(pa.schema([("xs", pa.list_(pa.int32()))]), [0])
+
+
+def test_metadata_size_needs_the_continuation_marker() -> None:
+    with pytest.raises(DecodeError, match="continuation"):
+        parse_metadata(struct.pack("<ii", 16, 0) + bytes(16))
