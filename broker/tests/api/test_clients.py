@@ -234,6 +234,7 @@ def test_a_consumer_at_the_tail_hears_of_a_record_at_once(address) -> None:
     consumer.close()
 
 
+@pytest.mark.slow
 def test_acknowledged_records_survive_kills(tmp_path) -> None:
     """kill -9 while a producer writes: what was acknowledged is there afterwards, once and in order."""
     confluent = pytest.importorskip("confluent_kafka")
@@ -273,6 +274,7 @@ def test_acknowledged_records_survive_kills(tmp_path) -> None:
     assert found == sorted(set(found))
 
 
+@pytest.mark.slow
 def test_a_clean_stop_is_quick_and_what_cannot_start_says_why(tmp_path) -> None:
     first = Process(tmp_path / "one")
     second = Process(tmp_path / "one")
