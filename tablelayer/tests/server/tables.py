@@ -1,0 +1,240 @@
+"""Tables on a real broker without sockets: short words for what the tests say again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from broker.testing.direct import DirectBroker, direct_broker
+from tablelayer.model import messages as m
+from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from tablelayer.model.ddl import parse_columns
+from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.server.extension import TableExtension
+from tablelayer.server.limits import Limits
+
+Row = dict[str, Any]
+Change = tuple[str, Row]
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(work())
+
+
+@asynccontextmanager
+async def tables(
+    data_dir: Path, config: Mapping[str, str] | None = None, limits: Limits | None = None, **options: Any
+) -> AsyncIterator[Tables]:
+    extension = TableExtension(limits)
+    async with direct_broker(data_dir, config, extensions=[extension], **options) as broker:
+        yield Tables(broker, extension)
+
+
+class Tables:
+    def __init__(self, broker: DirectBroker, extension: TableExtension) -> None:
+        self.broker = broker
+        self.extension = extension
+
+    async def create(
+        self,
+        columns: str,
+        *,
+        buckets: int = 1,
+        name: str = "t",
+        bucket_key: Sequence[str] = (),
+        **options: str,
+    ) -> Table:
+        named = {f"table.{key.replace('_', '.')}": value for key, value in options.items()}
+        definition = TableDefinition(
+            TablePath("default", name),
+            parse_columns(columns),
+            bucket_key=tuple(bucket_key),
+            bucket_count=buckets,
+            options=named,
+        )
+        answer = await self.broker.send(m.CreateTableRequest(definition=definition.to_json()))
+        assert answer.error_code == 0, answer.error_message
+        return Table(self.broker, definition.with_id(answer.table_id))
+
+    async def open(self, name: str = "t") -> Table:
+        answer = await self.broker.send(m.DescribeTableRequest(database="default", table=name))
+        assert answer.error_code == 0, answer.error_message
+        return Table(self.broker, TableDefinition.from_json(answer.definition))
+
+
+class Table:
+    """One table; bucket 0 unless said. `error` methods give the answer, the others raise AssertionError."""
+
+    def __init__(self, broker: DirectBroker, definition: TableDefinition) -> None:
+        self.broker = broker
+        self.definition = definition
+
+    @property
+    def table_id(self) -> UUID:
+        assert self.definition.table_id is not None
+        return self.definition.table_id
+
+    @property
+    def partition(self) -> Any:
+        return self.broker.context.partition(self.definition.path.topic, 0)
+
+    # -- writing
+
+    def batch(
+        self, rows: Sequence[Row], changes: Sequence[int] | None = None, columns: Sequence[str] | None = None,
+        **options: Any,
+    ) -> bytes:  # fmt: skip
+        schema = self.definition.schema
+        arrow = (
+            schema.arrow()
+            if columns is None
+            else pa.schema([schema.column(each).field() for each in columns])
+        )
+        data = pa.RecordBatch.from_pylist(list(rows), schema=arrow)
+        types = None if changes is None else np.array(changes, np.uint8)
+        options.setdefault("schema_id", schema.schema_id)
+        return bytes(encode_arrow_batch(data, change_types=types, **options))
+
+    async def put_batch(
+        self, batch: bytes, *, bucket: int = 0, acks: int = -1, target_columns: list[int] | None = None
+    ) -> m.WrittenBucket | m.PutRowsResponse:
+        """The bucket's answer, or the response if it failed as a whole."""
+        answer = await self.broker.send(
+            m.PutRowsRequest(
+                table_id=self.table_id, acks=acks, timeout_ms=5000, target_columns=target_columns,
+                buckets=[m.WriteBucket(bucket=bucket, batch=batch)],
+            )
+        )  # fmt: skip
+        return answer if answer.error_code else answer.buckets[0]
+
+    async def put(
+        self, *operations: tuple[str, Row], columns: Sequence[str] | None = None, **options: Any
+    ) -> m.WrittenBucket:
+        """Operations ("+", row) and ("-", row) in one batch."""
+        changes = [ChangeType.UPDATE_AFTER if sign == "+" else ChangeType.DELETE for sign, _ in operations]
+        schema = self.definition.schema
+        ids = None if columns is None else [schema.column(each).id for each in columns]
+        batch = self.batch([row for _, row in operations], changes, columns, **options)
+        answer: Any = await self.put_batch(batch, target_columns=ids)
+        return answer
+
+    async def append(self, rows: Sequence[Row], *, bucket: int = 0, acks: int = -1, **options: Any) -> Any:
+        answer = await self.broker.send(
+            m.AppendRowsRequest(
+                table_id=self.table_id, acks=acks, timeout_ms=5000,
+                buckets=[m.WriteBucket(bucket=bucket, batch=self.batch(rows, **options))],
+            )
+        )  # fmt: skip
+        return answer if answer.error_code else answer.buckets[0]
+
+    # -- reading
+
+    async def scan(
+        self, offset: int = 0, columns: Sequence[str] | None = None, bucket: int = 0
+    ) -> list[ArrowBatch]:
+        """All batches from an offset to the high watermark."""
+        schema = self.definition.schema
+        ids = None if columns is None else [schema.column(each).id for each in columns]
+        batches: list[ArrowBatch] = []
+        while True:
+            answer = await self.broker.send(
+                m.ScanLogRequest(
+                    table_id=self.table_id,
+                    columns=ids,
+                    buckets=[m.ScanLogBucket(bucket=bucket, offset=offset)],
+                )
+            )
+            result = answer.buckets[0]
+            assert result.error_code == 0, result.error_message
+            if not result.records:
+                return batches
+            records = memoryview(bytes(result.records))
+            while records:
+                batch = ArrowBatch.parse(records)
+                records = records[batch.header.size :]
+                batches.append(batch)
+                offset = batch.header.next_offset
+
+    async def changelog(self, offset: int = 0, bucket: int = 0) -> list[Change]:
+        changes: list[Change] = []
+        for batch in await self.scan(offset, bucket=bucket):
+            rows = batch.to_record_batch(self.definition.schema.arrow(), untrusted=True).to_pylist()
+            types = [0] * len(rows) if batch.change_types is None else batch.change_types.tolist()
+            changes += [(ChangeType(change).short, row) for change, row in zip(types, rows, strict=True)]
+        return changes
+
+    async def lookup(
+        self, *keys: Row, bucket: int = 0, columns: Sequence[str] | None = None
+    ) -> list[Row | None]:
+        schema = self.definition.schema
+        key_schema = pa.schema([column.field() for column in schema.key_columns])
+        ids = None if columns is None else [schema.column(each).id for each in columns]
+        answer = await self.broker.send(
+            m.LookupRequest(
+                table_id=self.table_id, columns=ids,
+                buckets=[m.LookupBucket(
+                    bucket=bucket, keys=encode_ipc(pa.RecordBatch.from_pylist(list(keys), schema=key_schema))
+                )],
+            )
+        )  # fmt: skip
+        assert answer.error_code == 0, answer.error_message
+        result = answer.buckets[0]
+        assert result.error_code == 0, result.error_message
+        return [
+            row if found else None
+            for row, found in zip(self.rows(result.rows, columns), result.found, strict=True)
+        ]
+
+    def rows(self, data: Any, columns: Sequence[str] | None = None) -> list[Row]:
+        schema = self.definition.schema
+        arrow = (
+            schema.arrow()
+            if columns is None
+            else pa.schema([schema.column(each).field() for each in columns])
+        )
+        return decode_ipc(bytes(data), arrow).to_pylist()  # type: ignore[no-any-return]
+
+    async def state(self, bucket: int = 0) -> list[Row]:
+        """All rows, by a snapshot scan in small pieces."""
+        rows: list[Row] = []
+        scan_id, more = m.OPEN_SCAN, True
+        while more:
+            answer = await self.broker.send(
+                m.ScanSnapshotRequest(table_id=self.table_id, bucket=bucket, scan_id=scan_id, max_bytes=1)
+            )
+            assert answer.error_code == 0, answer.error_message
+            scan_id, more = answer.scan_id, answer.has_more
+            rows += self.rows(answer.rows)
+        return rows
+
+    async def count(self, bucket: int = 0) -> int:
+        answer = await self.broker.send(m.CountRowsRequest(table_id=self.table_id, buckets=[bucket]))
+        assert answer.error_code == 0, answer.error_message
+        assert answer.buckets[0].error_code == 0, answer.buckets[0].error_message
+        return int(answer.buckets[0].count)
+
+
+def replay(changes: Sequence[Change], key: Sequence[str]) -> dict[tuple[Any, ...], Row]:
+    """The table that a changelog gives; a change that does not fit what is there is an AssertionError."""
+    state: dict[tuple[Any, ...], Row] = {}
+    for change, row in changes:
+        at = tuple(row[name] for name in key)
+        if change == "+I":
+            assert at not in state
+            state[at] = row
+        elif change == "+U":
+            state[at] = row
+        elif change == "-U":
+            assert state[at] == row
+        else:
+            assert change == "-D"
+            assert state.pop(at) == row
+    return state
