@@ -236,6 +236,10 @@ def _convert(array: Any, target: pa.DataType) -> Any:
     given, wanted = _family(array.type), _family(target)
     if wanted == "decimal" and given == "float":
         return _exact_decimal(array, target)
+    if wanted == "float" and given == "decimal":
+        return array.cast(pa.string()).cast(
+            target
+        )  # Arrow's own cast multiplies: 0.83 becomes 0.8300000000000001
     if wanted == "decimal" and given == "integer":
         array = array.cast(pa.decimal128(20, 0))
     if wanted == "date" and given == "timestamp":

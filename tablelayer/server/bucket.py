@@ -144,7 +144,7 @@ class TableBucket:
             for bucket, operations in by_bucket.items():
                 if bucket != index:
                     await self._forward(bucket, operations, forwarded, acks, timeout_ms)
-            own = by_bucket.get(index) or Operations(definition.schema.arrow().empty_table().to_batches()[0])
+            own = by_bucket.get(index) or Operations(_no_rows(definition))
             return await self.write_rows(lambda: own, writer, size, acks, timeout_ms)
         except TableError as error:
             raise as_kafka_error(error) from error
@@ -183,6 +183,10 @@ def headers_of(region: FileRegion) -> Iterator[tuple[int, BatchHeader]]:
         header = read_header(region.read_at(position, ARROW_HEADER_SIZE))
         yield position, header
         position += header.size
+
+
+def _no_rows(definition: TableDefinition) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=definition.schema.arrow())
 
 
 def _split(definition: TableDefinition, batch: memoryview) -> dict[int, Operations]:

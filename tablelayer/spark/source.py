@@ -8,10 +8,11 @@
   change, with `_change_type` (+A +I -U +U -D), `_log_offset` and `_commit_timestamp`.
 - `starting.offsets`, `ending.offsets`: `earliest`, `latest` or JSON `{"0": 17}` by bucket, for a log.
 
-Offsets are pinned when the query is planned, one split per bucket. The current rows of a PK table are read
-from one moment per bucket, which is not before the planning. A schema given by `.schema(...)` chooses
-columns as `columns` does. Predicates are not pushed down: Spark's push-down for Python sources is wrong in
-4.1 when a frame is used twice. Reading and writing streams goes through Spark's Kafka connector.
+Offsets are pinned at the frame's first action, one split per bucket; `load()` again to see later rows. The
+current rows of a PK table are read from one moment per bucket, which is not before the planning. A schema
+given by `.schema(...)` chooses columns as `columns` does. Predicates are not pushed down: Spark's push-down
+for Python sources is wrong in 4.1 when a frame is used twice. Reading and writing streams goes through
+Spark's Kafka connector.
 """
 
 from __future__ import annotations
