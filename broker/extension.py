@@ -200,8 +200,7 @@ class Extension(Protocol):
     def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
-        """Like `validate_topic` for a topic that exists and is to get this configuration or partition count.
-        """
+        """Like `validate_topic` for a topic that exists and is to get this configuration or partition count."""
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         """Hooks if the topic is the extension's; None leaves it a plain Kafka topic."""

@@ -282,14 +282,10 @@ class Broker:
             for partition in self._metadata.all_partitions():
                 if not partition.is_open or not (flush_all or partition.log.flush_is_due):
                     continue
-                log = partition.log
                 try:
-                    await loop.run_in_executor(self.context.executor, log.flush)
+                    await partition.flush(self.context.executor)
                 except KafkaError as error:
-                    # What fsync has once reported lost is never known to be on disk afterwards.
-                    if log.failure is not None:
-                        partition.fail(log.failure)
-                    elif not partition.closed:
+                    if not partition.closed:
                         logger.error("%r: %s", partition, error)
 
     # -- stop ----------------------------------------------------------------------------------------------

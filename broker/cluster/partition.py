@@ -21,6 +21,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class Partition:
     """One partition. `open_log` gives its log on first use; see the module's contract."""
 
     __slots__ = (
+        "_flushing",
         "_log",
         "_open_log",
         "_waiters",
@@ -79,14 +81,14 @@ class Partition:
         self._log: PartitionLog | None = None
         self._open_log = open_log
         self._waiters: set[Callable[[], None]] = set()
+        self._flushing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic.name}-{self.index} high watermark {self.high_watermark}>"
 
     @property
     def log(self) -> PartitionLog:
-        """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if failed, NOT_LEADER_OR_FOLLOWER if closed.
-        """
+        """The open log. Raises KafkaError: KAFKA_STORAGE_ERROR if failed, NOT_LEADER_OR_FOLLOWER if closed."""
         if self._log is not None and self.failure is None:
             return self._log
         return self._open()
@@ -208,6 +210,22 @@ class Partition:
             self.wake()
         return deleted
 
+    async def flush(self, executor: Executor) -> None:
+        """Make the log durable, in a thread. A failed fsync takes the partition offline.
+
+        Raises KafkaError for other failures, after which the log can still be used.
+        """
+        log = self.log
+        flushing = asyncio.get_running_loop().run_in_executor(executor, log.flush)
+        self._flushing = flushing
+        try:
+            await asyncio.shield(flushing)
+        except KafkaError:
+            # What fsync has once reported lost is never known to be on disk afterwards.
+            if log.failure is None:
+                raise
+            self.fail(log.failure)
+
     def fail(self, reason: str) -> None:
         """Take the partition offline for good (until a restart); everyone who waits is told."""
         if self.failure is None:
@@ -224,7 +242,7 @@ class Partition:
         hooks, self.hooks = self.hooks, None
         if hooks is not None:
             await hooks.close()
-        self._close_log(clean=True)
+        await self._close_log(clean=True)
 
     async def drop(self) -> None:
         """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the
@@ -237,9 +255,11 @@ class Partition:
         hooks, self.hooks = self.hooks, None
         if hooks is not None:
             await hooks.delete()
-        self._close_log(clean=False)
+        await self._close_log(clean=False)
 
-    def _close_log(self, *, clean: bool) -> None:
+    async def _close_log(self, *, clean: bool) -> None:
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])  # files must not vanish under a flush
         log, self._log = self._log, None
         if log is None:
             return

@@ -1,5 +1,4 @@
-"""The extension door, with a small extension that upper-cases what it shows and publishes when it is told to.
-"""
+"""The extension door, with a small extension that upper-cases what it shows and publishes when it is told to."""
 
 from __future__ import annotations
 
