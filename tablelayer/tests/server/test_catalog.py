@@ -1,0 +1,203 @@
+"""Databases and tables, by the extension and by Kafka's own admin calls; tiering rounds over the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model import messages as m
+from tablelayer.model.errors import TableErrorCode
+from tablelayer.server.limits import Limits
+from tablelayer.tests.server.tables import Tables, run, tables
+
+
+async def send(all_tables: Tables, request: Any, code: int = 0, words: str = "") -> Any:
+    answer = await all_tables.broker.send(request)
+    assert answer.error_code == code, answer.error_message
+    assert words in (answer.error_message or "")
+    return answer
+
+
+def test_databases_are_created_listed_and_dropped_and_survive_a_restart(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            await send(all_tables, m.CreateDatabaseRequest(name="sales"))
+            await send(
+                all_tables, m.CreateDatabaseRequest(name="sales"), TableErrorCode.DATABASE_EXISTS, "'sales'"
+            )
+            await send(all_tables, m.CreateDatabaseRequest(name="sales", ignore_if_exists=True))
+            await send(all_tables, m.CreateDatabaseRequest(name="a.b"), TableErrorCode.INVALID_TABLE)
+        async with tables(tmp_path) as all_tables:
+            answer = await send(all_tables, m.ListDatabasesRequest())
+            assert answer.databases == ["default", "sales"]
+            await send(all_tables, m.DropDatabaseRequest(name="default"), TableErrorCode.INVALID_TABLE)
+            await send(all_tables, m.DropDatabaseRequest(name="x"), TableErrorCode.DATABASE_NOT_FOUND)
+            await send(all_tables, m.DropDatabaseRequest(name="x", ignore_if_not_exists=True))
+            await all_tables.broker.create_topic("sales.t", table_schema="a INT")
+            await send(
+                all_tables, m.DropDatabaseRequest(name="sales"), TableErrorCode.DATABASE_NOT_EMPTY, "t"
+            )
+            await send(all_tables, m.DropDatabaseRequest(name="sales", cascade=True))
+            assert all_tables.broker.context.metadata.topic("sales.t") is None
+            answer = await send(all_tables, m.ListDatabasesRequest())
+            assert answer.databases == ["default"]
+
+    run(work)
+
+
+def test_tables_are_created_described_listed_and_dropped(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED", buckets=3)
+            definition = table.definition.to_json()
+            await send(all_tables, m.CreateTableRequest(definition=definition), TableErrorCode.TABLE_EXISTS)
+            again = await send(all_tables, m.CreateTableRequest(definition=definition, ignore_if_exists=True))
+            assert again.table_id == table.table_id
+            described = await send(all_tables, m.DescribeTableRequest(database="default", table="t"))
+            assert (described.table_id, described.definition) == (table.table_id, definition)
+            listed = await send(all_tables, m.ListTablesRequest(database="default"))
+            assert listed.tables == ["t"]
+            await send(all_tables, m.ListTablesRequest(database="no"), TableErrorCode.DATABASE_NOT_FOUND)
+            await table.put(("+", {"id": 1, "v": "a"}))
+            folder = table.partition.hooks.directory.parent
+            assert folder.is_dir()
+            await send(all_tables, m.DropTableRequest(database="default", table="t"))
+            assert not folder.exists()
+            await send(
+                all_tables, m.DropTableRequest(database="default", table="t"), TableErrorCode.TABLE_NOT_FOUND
+            )
+            await send(
+                all_tables, m.DropTableRequest(database="default", table="t", ignore_if_not_exists=True)
+            )
+            answer = await table.put(("+", {"id": 1, "v": "a"}))
+            assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
+            new = await all_tables.create("id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED")
+            assert await new.state() == []
+
+    run(work)
+
+
+def test_a_table_in_a_missing_database_is_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT")
+            definition = table.definition.to_json().replace('"database":"default"', '"database":"no"')
+            await send(
+                all_tables,
+                m.CreateTableRequest(definition=definition),
+                TableErrorCode.DATABASE_NOT_FOUND,
+                "'no'",
+            )
+
+    run(work)
+
+
+def test_kafka_admins_create_tables_with_a_schema_config(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            create = all_tables.broker.context.metadata.create_topic
+            await create(
+                "default.orders", 2, {"table.schema": "id BIGINT, v STRING", "table.primary-key": "id"}
+            )
+            table = await all_tables.open("orders")
+            assert table.definition.schema.primary_key == ("id",)
+            assert (await table.put(("+", {"id": 1, "v": "x"}))).error_code == 0
+            for name, config, words in (
+                ("no.orders", {"table.schema": "id BIGINT"}, "CREATE DATABASE no"),
+                ("orders", {"table.schema": "id BIGINT"}, "database.table"),
+                ("default.x", {"table.schema": "id BIGNIT"}, "BIGNIT"),
+                ("default.x", {"table.schema": "id BIGINT", "table.delete.behavior": "ALLOW"}, "primary key"),
+                ("plain", {"table.comment": "no schema"}, "table.schema"),
+            ):
+                with pytest.raises(KafkaError) as caught:
+                    await create(name, 1, config)
+                assert caught.value.code == ErrorCode.INVALID_CONFIG
+                assert words in caught.value.message
+            plain = await create("plain.topic", 1, {})
+            assert "table.schema" not in plain.config
+            assert all_tables.broker.context.partition("plain.topic", 0).hooks is None
+
+    run(work)
+
+
+def test_what_places_rows_cannot_be_altered(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED", buckets=2)
+            metadata = all_tables.broker.context.metadata
+            with pytest.raises(KafkaError, match="2 buckets"):
+                await metadata.create_partitions("default.t", 4)
+            with pytest.raises(KafkaError, match="schema"):
+                await metadata.alter_config(
+                    "default.t", {"table.schema": "id INT, v BIGINT, PRIMARY KEY (id)"}
+                )
+            await metadata.alter_config("default.t", {"table.kafka.unknown-fields": "fail"})
+            assert table.partition.hooks.definition.settings.kafka_unknown_fields == "fail"
+            await metadata.create_topic("plain", 1, {})
+            with pytest.raises(KafkaError, match="cannot become a table"):
+                await metadata.alter_config("plain", {"table.schema": "id INT"})
+
+    run(work)
+
+
+LAKE = {"datalake.iceberg.warehouse": "/tmp/somewhere"}
+
+
+def test_tiering_rounds_over_the_wire_hold_retention_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        limits = Limits(lake_lease_ms=60_000)
+        async with tables(tmp_path, LAKE, limits=limits) as all_tables:
+            plain = await all_tables.create("id INT", name="plain")
+            begin = m.LakeBeginRequest(worker="w", database="default", table="plain")
+            await send(all_tables, begin, TableErrorCode.LAKE_NOT_ENABLED)
+            assert plain.partition.hooks.retention_floor() is None
+            table = await all_tables.create("id INT, s STRING", name="lake", datalake_enabled="true")
+            assert table.partition.hooks.retention_floor() == 0
+            begin = m.LakeBeginRequest(worker="w", database=None, table=None)
+            assert not (await send(all_tables, begin)).granted  # nothing to tier
+            await table.append([{"id": 1, "s": "a"}, {"id": 2, "s": "b"}])
+            granted = await send(all_tables, begin)
+            assert (granted.granted, granted.database, granted.table, granted.epoch) == (
+                True,
+                "default",
+                "lake",
+                1,
+            )
+            other = m.LakeBeginRequest(worker="other", database="default", table="lake", force=True)
+            assert not (await send(all_tables, other)).granted
+            await send(all_tables, m.LakeHeartbeatRequest(table_id=table.table_id, epoch=1))
+            stale = m.LakeHeartbeatRequest(table_id=table.table_id, epoch=0)
+            await send(all_tables, stale, TableErrorCode.FENCED_TIERING_EPOCH)
+            commit = m.LakeCommitRequest(
+                table_id=table.table_id, epoch=1, snapshot_id=77, offsets=[m.LakeOffset(bucket=0, offset=2)]
+            )
+            commit.offsets[0].bucket = 5
+            await send(all_tables, commit, TableErrorCode.INVALID_TABLE, "bucket 5")
+            commit.offsets[0].bucket = 0
+            await send(all_tables, commit)
+            assert table.partition.hooks.retention_floor() == 2
+        async with tables(tmp_path, LAKE, limits=limits) as all_tables:
+            table = await all_tables.open("lake")
+            described = await send(all_tables, m.DescribeLakeRequest(table_id=table.table_id))
+            assert (described.enabled, described.format, described.snapshot_id) == (True, "iceberg", 77)
+            assert [(each.bucket, each.offset) for each in described.offsets] == [(0, 2)]
+            assert [(each.key, each.value) for each in described.properties] == list(LAKE.items())
+            assert (await send(all_tables, other)).epoch == 2
+
+    run(work)
+
+
+def test_the_log_of_a_keyed_table_is_kept_from_what_is_in_files(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
+            await table.put(*(("+", {"id": n, "v": n}) for n in range(10)))
+            hooks = table.partition.hooks
+            assert hooks.retention_floor() == 0
+            hooks.tablet.kv.flush()
+            assert hooks.retention_floor() == 10
+
+    run(work)

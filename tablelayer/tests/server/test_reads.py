@@ -1,0 +1,275 @@
+"""Lookups, scans, counts and the log of log tables."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from protocol.errors import ErrorCode
+from tablelayer.model import messages as m
+from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.ipc import encode_ipc
+from tablelayer.server.limits import Limits
+from tablelayer.tests.server.tables import run, tables
+
+LOG = "id BIGINT, name STRING, price DECIMAL(10, 2), at TIMESTAMP(3)"
+KEYED = "id BIGINT, name STRING, n INT, PRIMARY KEY (id) NOT ENFORCED"
+
+
+def log_row(number: int) -> dict[str, object]:
+    return {"id": number, "name": f"name {number}", "price": None, "at": None}
+
+
+def test_lookups_keep_the_order_and_say_what_is_absent(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(KEYED)
+            rows = [{"id": n, "name": f"row {n}", "n": None} for n in range(50)]
+            await table.put(*(("+", row) for row in rows))
+            keys = [random.Random(1).randrange(100) for _ in range(200)]
+            found = await table.lookup(*({"id": key} for key in keys))
+            assert found == [rows[key] if key < 50 else None for key in keys]
+            assert await table.lookup({"id": 3}, columns=["name"]) == [{"name": "row 3"}]
+            assert await table.lookup() == []
+
+    run(work)
+
+
+def test_wrong_keys_and_columns_are_refused(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(KEYED)
+            keys = encode_ipc(pa.record_batch({"id": pa.array([1, None], pa.int64())}))
+            request = m.LookupRequest(table_id=table.table_id, buckets=[m.LookupBucket(bucket=0, keys=keys)])
+            answer = (await all_tables.broker.send(request)).buckets[0]
+            assert (answer.error_code, "null" in answer.error_message) == (TableErrorCode.INVALID_KEY, True)
+            request.buckets[0].keys = b"rubbish"
+            answer = (await all_tables.broker.send(request)).buckets[0]
+            assert answer.error_code == TableErrorCode.INVALID_KEY
+            request.buckets[0].bucket = 7
+            answer = (await all_tables.broker.send(request)).buckets[0]
+            assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for columns in ([9], [1, 0], [0, 0], []):
+                request.columns = columns
+                answer = await all_tables.broker.send(request)
+                assert answer.error_code == TableErrorCode.INVALID_PROJECTION
+
+    run(work)
+
+
+def test_prefix_lookups_give_each_prefix_its_rows_in_key_order(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(
+                "a STRING, b INT, v INT, PRIMARY KEY (a, b) NOT ENFORCED", bucket_key=["a"]
+            )
+            rows = [{"a": a, "b": b, "v": b * b} for a in ("x", "x\x00", "xx") for b in (3, -1, 2)]
+            await table.put(*(("+", row) for row in rows))
+            prefixes = encode_ipc(pa.record_batch({"a": ["xx", "none", "x"]}))
+            answer = await all_tables.broker.send(
+                m.PrefixLookupRequest(
+                    table_id=table.table_id, buckets=[m.PrefixLookupBucket(bucket=0, prefixes=prefixes)]
+                )
+            )
+            result = answer.buckets[0]
+            assert list(memoryview(result.counts).cast("i")) == [3, 0, 3]
+            expected = [{"a": a, "b": b, "v": b * b} for a in ("xx", "x") for b in (-1, 2, 3)]
+            assert table.rows(result.rows) == expected
+            keyed = await all_tables.create(KEYED, name="keyed")
+            answer = await all_tables.broker.send(m.PrefixLookupRequest(table_id=keyed.table_id, buckets=[]))
+            assert answer.error_code == TableErrorCode.INVALID_KEY
+
+    run(work)
+
+
+@pytest.mark.parametrize("compression", ["ZSTD", "LZ4_FRAME", "NONE"])
+def test_a_log_table_gives_back_what_was_appended_whole_and_projected(
+    tmp_path: Path, compression: str
+) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(LOG)
+            rows = [log_row(number) for number in range(500)]
+            from tablelayer.model.options import ArrowCompression
+
+            for start in range(0, 500, 50):
+                answer = await table.append(
+                    rows[start : start + 50], compression=ArrowCompression(compression)
+                )
+                assert (answer.error_code, answer.base_offset, answer.end_offset) == (0, start, start + 50)
+            assert await table.changelog() == [("+A", row) for row in rows]
+            batches = await table.scan(120, columns=["id", "at"])
+            assert batches[0].header.base_offset == 100
+            assert batches[0].header.max_timestamp > 1_600_000_000_000  # stamped by the server
+            selected = pa.schema([table.definition.schema.arrow().field(index) for index in (0, 3)])
+            read = [
+                row["id"]
+                for batch in batches
+                for row in batch.to_record_batch(selected, untrusted=True).to_pylist()
+            ]
+            assert read == list(range(100, 500))
+
+    run(work)
+
+
+def test_appends_are_checked(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT NOT NULL, s CHAR(3)")
+            for bad in ({"id": None, "s": "a"}, {"id": 1, "s": "long"}):
+                assert (
+                    await table.append([{"id": 1, "s": "a"}, bad])
+                ).error_code == TableErrorCode.INVALID_ROW
+            assert (await table.append([], schema_id=5)).error_code == TableErrorCode.UNKNOWN_SCHEMA_ID
+            assert (await table.append([{"id": 1, "s": "a"}], last_offset_delta=4)).error_code == 2
+            assert (
+                await table.append([{"id": 1, "s": "a"}], changes=[1])
+            ).error_code == TableErrorCode.INVALID_ROW
+            assert await table.changelog() == []
+            assert await table.count() == 0
+
+    run(work)
+
+
+def test_appends_are_idempotent(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(LOG)
+            who = {"producer_id": 1, "producer_epoch": 0}
+            await table.append([log_row(1), log_row(2)], base_sequence=0, **who)
+            await table.append([log_row(3)], base_sequence=2, **who)
+            again = await table.append([log_row(1), log_row(2)], base_sequence=0, **who)
+            assert (again.error_code, again.base_offset, again.end_offset) == (0, 0, 2)
+            assert await table.count() == 3
+
+    run(work)
+
+
+def test_scans_wait_for_rows_and_no_longer_than_asked(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(LOG, buckets=2)
+            loop = asyncio.get_running_loop()
+            request = m.ScanLogRequest(
+                table_id=table.table_id, max_wait_ms=10_000, min_bytes=1,
+                buckets=[m.ScanLogBucket(bucket=index, offset=0) for index in (0, 1)],
+            )  # fmt: skip
+            waiting = asyncio.ensure_future(all_tables.broker.send(request))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await table.append([log_row(1)], bucket=1)
+            answer = await waiting
+            assert [bool(each.records) for each in answer.buckets] == [False, True]
+            assert [each.high_watermark for each in answer.buckets] == [0, 1]
+            request.buckets[1].offset, request.max_wait_ms = 1, 80
+            began = loop.time()
+            answer = await all_tables.broker.send(request)
+            assert 0.07 < loop.time() - began < 5
+            assert not any(each.records for each in answer.buckets)
+
+    run(work)
+
+
+def test_scans_say_when_an_offset_is_out_of_range_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(LOG)
+            answer = await all_tables.broker.send(
+                m.ScanLogRequest(
+                    table_id=table.table_id, max_wait_ms=60_000, buckets=[m.ScanLogBucket(bucket=0, offset=5)]
+                )
+            )
+            assert answer.buckets[0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+    run(work)
+
+
+def test_limits_are_respected_with_at_least_one_batch(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(LOG, buckets=2)
+            for _ in range(5):
+                for bucket in (0, 1):
+                    await table.append([log_row(number) for number in range(100)], bucket=bucket)
+            one = len(table.batch([log_row(number) for number in range(100)]))
+            request = m.ScanLogRequest(
+                table_id=table.table_id, max_bytes=1,
+                buckets=[m.ScanLogBucket(bucket=index, offset=0) for index in (0, 1)],
+            )  # fmt: skip
+            answer = await all_tables.broker.send(request)
+            assert [len(each.records or b"") for each in answer.buckets] == [one, 0]
+            request.max_bytes = 4 * one
+            request.buckets[0].max_bytes = 2 * one
+            answer = await all_tables.broker.send(request)
+            assert [len(each.records or b"") for each in answer.buckets] == [2 * one, 2 * one]
+
+    run(work)
+
+
+def test_limit_scans_give_the_last_rows_of_a_log_and_the_first_keys(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            log = await all_tables.create(LOG, name="log")
+            for start in range(0, 100, 10):
+                await log.append([log_row(number) for number in range(start, start + 10)])
+            keyed = await all_tables.create(KEYED)
+            await keyed.put(*(("+", {"id": n, "name": None, "n": n}) for n in range(20, 0, -1)))
+            for limit in (0, 1, 15, 500):
+                answer = await all_tables.broker.send(
+                    m.LimitScanRequest(table_id=log.table_id, limit=limit, buckets=[0], columns=[0, 1])
+                )
+                ids = [row["id"] for row in log.rows(answer.buckets[0].rows, ["id", "name"])]
+                assert ids == list(range(100))[max(0, 100 - limit) :]
+                answer = await all_tables.broker.send(
+                    m.LimitScanRequest(table_id=keyed.table_id, limit=limit, buckets=[0])
+                )
+                assert [row["id"] for row in keyed.rows(answer.buckets[0].rows)] == list(range(1, 21))[:limit]
+
+    run(work)
+
+
+def test_log_rows_are_counted_from_the_logs_start(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(LOG)
+            for _ in range(3):
+                await table.append([log_row(number) for number in range(10)])
+                await table.append([])  # takes an offset, is no row
+            assert await table.count() == 30
+            await table.append([log_row(1)])
+            assert await table.count() == 31
+            table.partition.delete_records(14)
+            assert await table.count() == 18
+
+    run(work)
+
+
+def test_snapshot_scans_end_with_their_lease_and_their_table(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path, limits=Limits(scan_lease_seconds=0.05, scans_open_max=2)) as all_tables:
+            table = await all_tables.create(KEYED)
+            await table.put(*(("+", {"id": n, "name": None, "n": n}) for n in range(3000)))
+            request = m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, max_bytes=1)
+            first = await all_tables.broker.send(request)
+            assert first.has_more
+            second = await all_tables.broker.send(request)
+            assert (await all_tables.broker.send(request)).error_code == TableErrorCode.BUFFER_EXHAUSTED
+            close = m.ScanSnapshotRequest(
+                table_id=table.table_id, bucket=0, scan_id=second.scan_id, close=True
+            )
+            assert (await all_tables.broker.send(close)).error_code == 0
+            assert (await all_tables.broker.send(request)).error_code == 0
+            await asyncio.sleep(0.1)
+            request.scan_id = first.scan_id
+            assert (await all_tables.broker.send(request)).error_code == TableErrorCode.SCAN_EXPIRED
+            request.scan_id = m.OPEN_SCAN
+            request.scan_id = (await all_tables.broker.send(request)).scan_id
+            await all_tables.broker.context.metadata.delete_topic("default.t")
+            answer = await all_tables.broker.send(request)
+            assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
+
+    run(work)
