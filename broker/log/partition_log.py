@@ -22,6 +22,7 @@ import contextlib
 import errno
 import logging
 import threading
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ class PartitionLog:
         self._disk = disk
         self._background = background
         self._epochs = recovered.epochs
+        self._epochs.truncate_from_start(self.log_start_offset)
         self._producers = recovered.producers
         self._segments = recovered.segments
         if not self._segments:
@@ -479,8 +481,11 @@ class PartitionLog:
         self._is_marked_clean = False
         self._reader.forget()
         self._producers = None
-        self.recovery_point = min(self.recovery_point, offset)
-        self._write_checkpoint(min(self.log_start_offset, offset))
+        end_offset = offset
+        if offset >= self._bases[0]:
+            end_offset = self._segments[bisect_right(self._bases, offset) - 1].locate(offset)[1]
+        self.recovery_point = min(self.recovery_point, end_offset)
+        self._write_checkpoint(min(self.log_start_offset, end_offset))
         while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
             segment = self._segments.pop()
             self._bases.pop()

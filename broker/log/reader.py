@@ -87,9 +87,11 @@ class Reader:
 
     def _remember_end(self, segment: Segment, position: int, next_offset: int) -> None:
         """A reader who goes on asks for the batch at `position` next."""
-        if position == segment.size and not segment.is_active:
-            return
-        if next_offset < 0:
+        if position == segment.size:
+            if not segment.is_active:
+                return
+            next_offset = segment.end_offset
+        elif next_offset < 0:
             next_offset = int.from_bytes(segment.file.read(8, position), "big")
         ends = self._read_ends
         ends[next_offset] = (segment, position)

@@ -140,11 +140,11 @@ def _numbered(names: list[str], suffix: str) -> list[int]:
 
 
 def _read_epochs(disk: Disk, directory: Path) -> LeaderEpochs | None:
-    """The checkpoint file; empty if there is none, None if it cannot be read."""
+    """The checkpoint file, None if it is missing or cannot be read."""
     try:
         return LeaderEpochs.decode(disk.read(directory / EPOCHS_NAME))
     except FileNotFoundError:
-        return LeaderEpochs()
+        return None
     except (ValueError, IndexError) as error:
         logger.warning("%s is not usable (%s), it is rebuilt from the log", directory / EPOCHS_NAME, error)
         return None

@@ -35,6 +35,7 @@ RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 POSITION_MAX: Final = (1 << 31) - 1
 
 _READ_AHEAD: Final = 4096
+_MAPPED_FROM_BYTES: Final = 256 * 1024
 _BOUNDS: Final = Struct(">qiibIhi")
 
 
@@ -159,8 +160,8 @@ class Segment:
             self._disk.remove(self.time_index_path)
 
     def sync(self) -> None:
-        """Make its batches durable, and its index files too once they are final: half an index that looks whole
-        would hide batches. Raises OSError.
+        """Make its batches durable, and its index files too once they are final: half an index that looks
+        whole would hide batches. Raises OSError.
         """
         self.file.sync()
         if not self.is_active:
@@ -213,8 +214,8 @@ class Segment:
         index, time_index = OffsetIndex(self.base_offset), TimeIndex(self.base_offset)
         if self.size:
             try:
-                index.entries = self._disk.open_read_only(self.index_path).view()
-                time_index.entries = self._disk.open_read_only(self.time_index_path).view()
+                index.entries = self._index_content(self.index_path)
+                time_index.entries = self._index_content(self.time_index_path)
             except FileNotFoundError:
                 return self.rebuild_indexes("an index file is missing")
             is_plausible = index.is_plausible(self.end_offset, self.size)
@@ -224,6 +225,12 @@ class Segment:
                 index.entries, time_index.entries = bytearray(index.entries), bytearray(time_index.entries)
         self._index, self._time_index = index, time_index
         return None
+
+    def _index_content(self, path: Path) -> memoryview:
+        """Small files are read and large ones mapped, because a mapping keeps a descriptor."""
+        file = self._disk.open_read_only(path)
+        size = file.size()
+        return file.view() if size > _MAPPED_FROM_BYTES else memoryview(file.read(size, 0))
 
     def adopt(self, builder: IndexBuilder) -> None:
         """Take over what a scan of this segment has built."""

@@ -7,12 +7,16 @@ tell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from broker.log.segment import Segment
 from protocol.errors import DecodeError
 from protocol.records.header import MAGIC_V2, BatchHeader
+
+if TYPE_CHECKING:
+    from protocol.records.decode import RecordColumns
 
 OffsetAtTime = tuple[int, int, int]
 """(offset, timestamp in ms, leader epoch of the batch)."""
@@ -41,9 +45,10 @@ def latest(segments: Sequence[Segment], log_start_offset: int) -> OffsetAtTime |
     for segment in segments:
         if segment.end_offset <= log_start_offset:
             continue
-        timestamp, offset = segment.largest
-        if offset < log_start_offset:
+        if segment.base_offset < log_start_offset:
             timestamp, offset = _largest_from(segment, log_start_offset)
+        else:
+            timestamp, offset = segment.largest
         if timestamp >= 0 and (best is None or timestamp > best[0]):
             best = (timestamp, segment, offset)
     if best is None:
@@ -55,11 +60,38 @@ def latest(segments: Sequence[Segment], log_start_offset: int) -> OffsetAtTime |
 
 
 def _largest_from(segment: Segment, start_offset: int) -> tuple[int, int]:
+    """(largest timestamp, last offset of its batch) of a segment whose first records do not count any
+    more."""
     largest = (-1, start_offset)
-    for _, header in segment.headers(segment.locate(start_offset)[0]):
-        if header.max_timestamp > largest[0]:
-            largest = (header.max_timestamp, header.last_offset)
+    for position, header in segment.headers(segment.locate(start_offset)[0]):
+        timestamp = header.max_timestamp
+        if header.base_offset < start_offset and timestamp > largest[0]:
+            timestamp = _largest_in_batch(segment, position, header, start_offset)
+        if timestamp > largest[0]:
+            largest = (timestamp, header.last_offset)
     return largest
+
+
+def _largest_in_batch(segment: Segment, position: int, header: BatchHeader, start_offset: int) -> int:
+    records = _decode(segment, position, header)
+    if records is None:
+        return header.max_timestamp
+    stamps = records.timestamps[records.offsets >= start_offset]
+    return int(stamps.max()) if len(stamps) else -1
+
+
+def _decode(segment: Segment, position: int, header: BatchHeader) -> RecordColumns | None:
+    """The records, None when the header is all there is to go by: every record has the same timestamp, or
+    what a producer sent cannot be decoded.
+    """
+    if header.is_log_append_time or header.magic != MAGIC_V2:
+        return None
+    from protocol.records.decode import decode_records
+
+    try:
+        return decode_records(segment.file.read(header.size, position))
+    except DecodeError:
+        return None
 
 
 def _first_in_batch(
@@ -67,15 +99,11 @@ def _first_in_batch(
 ) -> OffsetAtTime | None:
     """The first record of one batch with timestamp and offset not below the given ones."""
     epoch = header.partition_leader_epoch
-    if header.is_log_append_time or header.magic != MAGIC_V2:
-        return max(header.base_offset, offset_min), header.max_timestamp, epoch
-    if header.base_timestamp >= timestamp_ms and header.base_offset >= offset_min:
+    is_plain = header.magic == MAGIC_V2 and not header.is_log_append_time
+    if is_plain and header.base_timestamp >= timestamp_ms and header.base_offset >= offset_min:
         return header.base_offset, header.base_timestamp, epoch  # the base timestamp is the first record's
-    from protocol.records.decode import decode_records
-
-    try:
-        records = decode_records(segment.file.read(header.size, position))
-    except DecodeError:  # a producer's own doing: the header is all there is to go by
+    records = _decode(segment, position, header)
+    if records is None:
         return max(header.base_offset, offset_min), header.max_timestamp, epoch
     rows = np.flatnonzero((records.timestamps >= timestamp_ms) & (records.offsets >= offset_min))
     if not len(rows):

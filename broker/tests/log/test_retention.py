@@ -1,0 +1,266 @@
+"""What goes and when (R1), what opening and idling cost, and what a reader in flight keeps."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.log.config import LogConfig
+from broker.log.epochs import LeaderEpochs
+from broker.log.partition_log import PartitionLog
+from broker.ports import SystemClock
+from broker.testing.disk import Tear
+from broker.testing.log import batches_of
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.encode import Record, build_batch
+
+HOUR_MS = 3_600_000
+
+
+def three_segments(world, **config):
+    """Segments of two batches, one hour apart."""
+    log = world.open(segment_bytes=2 * len(world.batch()) + 10, **config)
+    for _ in range(3):
+        for _ in range(2):
+            world.append(log)
+        world.clock.now_ms += HOUR_MS
+    assert log.segment_count == 3
+    return log
+
+
+def test_r1_by_age_oldest_first_and_only_whole_segments(world):
+    log = three_segments(world, retention_ms=2 * HOUR_MS)
+    now = world.clock.now_ms
+    assert log.delete_old_segments(now, 6) == 1
+    assert (log.log_start_offset, log.segment_count) == (2, 2)
+    assert log.delete_old_segments(now + HOUR_MS - 1, 6) == 0 or log.log_start_offset == 4
+    with pytest.raises(KafkaError) as error:
+        log.read(1, 100, up_to=6)
+    assert error.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_r1_one_late_record_keeps_its_segment_and_all_after_it(world):
+    log = world.open(segment_bytes=2 * len(world.batch()) + 10, retention_ms=HOUR_MS)
+    start = world.clock.now_ms
+    for at in (start + HOUR_MS // 2, start, start, start, start):
+        world.append(log, at=at)
+    assert log.delete_old_segments(start + HOUR_MS + 1, 5) == 0
+    assert log.delete_old_segments(start + 2 * HOUR_MS, 5) == 3
+
+
+def test_r1_never_past_the_high_watermark_or_the_floor(world):
+    log = three_segments(world, retention_ms=0)
+    later = world.clock.now_ms + HOUR_MS
+    assert log.delete_old_segments(later, 1) == 0
+    assert log.delete_old_segments(later, 6, floor=3) == 1
+    assert log.log_start_offset == 2
+    assert log.delete_old_segments(later, 5, floor=6) == 1
+    assert log.log_start_offset == 4
+
+
+def test_r1_when_everything_is_old_the_log_is_empty_and_its_offsets_go_on(world):
+    log = three_segments(world, retention_ms=0)
+    assert log.delete_old_segments(world.clock.now_ms + 1, 6) == 3
+    assert (log.log_start_offset, log.log_end_offset, log.size_bytes) == (6, 6, 0)
+    assert not [name for name in world.disk.names(world.directory) if name.endswith(".log")]
+    for disk in (world.disk.restart(Tear.LOST), world.disk.restart(Tear.KEPT)):
+        again = world.open(disk)
+        assert (again.log_start_offset, again.log_end_offset) == (6, 6)
+    log.close()
+    assert world.append(world.open()).base_offset == 6
+
+
+def test_r1_by_size_keeps_at_least_that_much(world):
+    log = three_segments(world, retention_ms=-1, retention_bytes=2 * len(world.batch()))
+    assert log.delete_old_segments(world.clock.now_ms, 6) == 2
+    assert log.log_start_offset == 4
+
+
+def test_records_without_a_timestamp_age_from_their_arrival(world):
+    log = world.open(retention_ms=HOUR_MS)
+    world.append(log, at=-1)
+    assert log.delete_old_segments(world.clock.now_ms + HOUR_MS, 1) == 0
+    assert log.delete_old_segments(world.clock.now_ms + HOUR_MS + 1, 1) == 1
+
+
+def test_no_limits_keep_everything(world):
+    log = three_segments(world, retention_ms=-1)
+    assert log.delete_old_segments(world.clock.now_ms + 10**12, 6) == 0
+
+
+def test_segments_roll_by_record_time(world):
+    log = world.open(segment_ms=HOUR_MS)
+    start = world.clock.now_ms
+    for at in (start, start + HOUR_MS, start + HOUR_MS + 1):
+        world.clock.now_ms = at
+        world.append(log)
+    assert log.segment_count == 2
+
+
+def test_segments_roll_when_the_index_is_full(world):
+    log = world.open(index_interval_bytes=0, segment_index_bytes=80)
+    for _ in range(40):
+        world.append(log)
+    assert 4 <= log.segment_count <= 8
+
+
+def test_delete_records_survives_and_never_goes_back(world):
+    log = three_segments(world)
+    log.delete_records(3)
+    assert (log.log_start_offset, log.segment_count) == (3, 2)
+    log.delete_records(1)
+    assert log.log_start_offset == 3
+    with pytest.raises(KafkaError) as error:
+        log.delete_records(7)
+    assert error.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+    for tear in (Tear.LOST, Tear.KEPT):
+        assert world.open(world.disk.restart(tear)).log_start_offset == 3
+
+
+def test_large_files_are_removed_elsewhere_and_a_crash_before_that_finishes_it(world):
+    later = []
+    log = three_segments(world, background=later.append, retention_ms=0)
+    later.clear()
+    log.delete_old_segments(world.clock.now_ms, 4)
+    assert len(later) == 2
+    doomed = [name for name in world.disk.names(world.directory) if name.endswith(".deleted")]
+    assert len(doomed) == 2
+    disk = world.disk.restart(Tear.KEPT)
+    world.open(disk)
+    assert not [name for name in disk.names(world.directory) if name.endswith(".deleted")]
+    for call in later:
+        call()
+    assert not [name for name in world.disk.names(world.directory) if name.endswith(".deleted")]
+
+
+def test_deleting_the_log_leaves_only_what_is_not_its_own(world):
+    log = three_segments(world)
+    log.close()
+    world.disk.replace(world.directory / "partition.metadata", b"someone else's", sync=True)
+    world.open().delete()
+    assert world.disk.names(world.directory) == ["partition.metadata"]
+
+
+# -- what it costs -------------------------------------------------------------------------------------------
+
+
+def test_opening_a_cleanly_closed_log_reads_three_small_files_and_nothing_of_the_log(world):
+    log = three_segments(world)
+    log.close()
+    for trusted, calls_max in ((True, 3), (False, 3)):
+        world.disk.calls.clear()
+        log = world.open(clean=trusted)
+        assert log.recovered.was_clean
+        assert log.log_end_offset == 6
+        assert world.disk.calls.get("view", 0) == 0
+        assert world.disk.calls["read"] <= calls_max
+        assert world.disk.calls.get("names", 0) == (0 if trusted else 1)
+        log.close()
+        assert sum(world.disk.calls.get(kind, 0) for kind in ("write", "sync", "rename", "create")) == 0
+
+
+def test_an_empty_log_costs_no_file(world):
+    for _ in range(3):
+        log = world.open()
+        log.assign_epoch(4)
+        log.flush()
+        log.close()
+    assert world.disk.operations == 1  # the directory above it
+
+
+def test_reads_at_the_tail_and_in_sequence_do_not_search(world):
+    log = world.open(index_interval_bytes=200)
+    for _ in range(100):
+        world.append(log)
+    world.disk.calls.clear()
+    for offset in range(90, 100):
+        assert log.read(offset, 1 << 20, up_to=100).size
+    assert "read" not in world.disk.calls
+    offset = 0
+    sizes = []
+    while offset < 60:
+        world.disk.calls.clear()
+        found = log.read(offset, 300, up_to=100)
+        sizes.append(world.disk.calls.get("read", 0))
+        offset += found.size // len(world.batch())
+    assert max(sizes[1:]) <= 6, "a few reads to find the end, none to find the beginning"
+
+
+def test_a_region_outlives_its_segment_and_its_log(tmp_path):
+    clock = SystemClock()
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(segment_bytes=200), clock=clock)
+    batch = build_batch([Record(None, b"x" * 100, (), clock.time_ms())])
+    for _ in range(4):
+        log.append(batch, leader_epoch=0)
+    found = log.read(0, 1 << 20, up_to=4)
+    reader, writer = os.pipe()
+    try:
+        log.delete()
+        assert list(tmp_path.iterdir()) == []
+        sent = os.sendfile(writer, found.region.fileno(), found.region.position, found.region.size)
+        assert os.read(reader, sent) == found.read()
+        assert found.read()[16:] == batch[16:]
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_files_are_closed_with_the_log(tmp_path):
+    def open_files() -> int:
+        return sum(1 for name in Path("/proc/self/fd").iterdir() if str(tmp_path) in os.path.realpath(name))
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc")
+    clock = SystemClock()
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(segment_bytes=200), clock=clock)
+    batch = build_batch([Record(None, b"x" * 100, (), clock.time_ms())])
+    for _ in range(40):
+        log.append(batch, leader_epoch=0)
+    for offset in range(40):
+        log.read(offset, 1, up_to=40).read()
+    assert 1 <= open_files() <= 6
+    log.close()
+    assert open_files() == 0
+
+
+def test_flushing_from_another_thread_while_appending(tmp_path):
+    clock = SystemClock()
+    config = LogConfig(segment_bytes=20_000)
+    stop = threading.Event()
+
+    def flush() -> None:
+        while not stop.is_set():
+            log.flush()
+
+    log = PartitionLog.open(tmp_path / "t-0", config, clock=clock)
+    thread = threading.Thread(target=flush)
+    thread.start()
+    for i in range(600):
+        log.append(build_batch([Record(None, b"%d" % i * 50, (), clock.time_ms())]), leader_epoch=i // 100)
+        if i % 150 == 149:
+            log.delete_records(i - 20)
+    stop.set()
+    thread.join()
+    log.flush()
+    assert log.recovery_point == 600
+    expected = batches_of(log)
+    log.close(clean=False)
+    again = PartitionLog.open(tmp_path / "t-0", config, clock=clock)
+    assert batches_of(again) == expected
+    assert again.epoch_end_offset(4) == (4, 500) if again.log_start_offset < 500 else True
+
+
+def test_epochs_answer_as_kafka_does():
+    epochs = LeaderEpochs()
+    assert epochs.end_offset(0, 10) == (-1, -1)
+    for epoch, start in ((2, 5), (4, 9), (3, 11), (7, 12)):
+        epochs.assign(epoch, start)
+    assert epochs.entries == [(2, 5), (4, 9), (7, 12)]
+    asked = [epochs.end_offset(epoch, 20) for epoch in (-1, 0, 2, 3, 4, 6, 7, 8)]
+    assert asked == [(-1, -1), (0, 5), (2, 9), (2, 9), (4, 12), (4, 12), (7, 20), (-1, -1)]
+    assert [epochs.epoch_at(offset) for offset in (4, 5, 9, 100)] == [-1, 2, 4, 7]
+    assert LeaderEpochs.decode(epochs.encode()).entries == epochs.entries
+    for bad in (b"", b"1\n0\n", b"0\n2\n1 1\n", b"0\n2\n2 1\n1 2\n", b"0\n1\nx y\n", b"0\n1\n1 1"):
+        with pytest.raises((ValueError, IndexError)):
+            LeaderEpochs.decode(bad)
