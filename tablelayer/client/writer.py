@@ -87,6 +87,7 @@ class Writer:
         self._sender: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._in_flight_by_leader: dict[int, int] = {}
+        self._missing_since: float | None = None
         self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
 
     async def write(
@@ -283,12 +284,20 @@ class Writer:
 
     def _blame(self, error: Exception) -> None:
         """Remember why nothing leaves; end what waits if trying again is useless."""
-        hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
+        hopeless = not may_retry(error, repeatable=True, elapsed_ms=self._missing_ms(error))
         for lane in self._lanes.values():
             for batch in lane.queue:
                 batch.last_error = error
                 if hopeless:
                     self._finish(batch, _copy(error))
+
+    def _missing_ms(self, error: Exception) -> int:
+        """For how long nothing but "there is no such table" has been heard."""
+        if getattr(error, "code", None) != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            self._missing_since = None
+            return 0
+        self._missing_since = self._now() if self._missing_since is None else self._missing_since
+        return int((self._now() - self._missing_since) * 1000)
 
     async def _ready_by_leader(self) -> dict[tuple[int, tuple[int, ...] | None], list[Lane]]:
         """Lanes whose head may leave, by leader and target columns; identities are fetched for those without
@@ -376,12 +385,17 @@ class Writer:
                 continue
             error = error_of(*answer[:2], doing=f"write to {self._topic} bucket {batch.bucket}")
             if error is None or getattr(error, "code", None) == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                self._missing_since = None
                 self._lanes[batch.bucket].succeeded(batch)
                 self._finish(batch, answer[2])
             else:
                 if is_stale_route(error):
                     self._cluster.forget_routes(self._topic)
-                self._failed(batch, error, _verdict(error))
+                hopeless = not may_retry(error, repeatable=True, elapsed_ms=self._missing_ms(error))
+                verdict = _verdict(error)
+                self._failed(
+                    batch, error, Verdict.REJECTED if hopeless and verdict is Verdict.AGAIN else verdict
+                )
 
     def _failed(self, batch: Batch, error: Exception, verdict: Verdict) -> None:
         lane = self._lanes[batch.bucket]

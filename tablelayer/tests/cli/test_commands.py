@@ -137,25 +137,28 @@ def test_groups_and_their_lag(headrace, fruit):
     assert "nobody" in unknown.stderr
 
 
-def test_top_shows_rates(headrace, fruit):
+def test_top_shows_rates(headrace, server):
     import threading
 
     stop = threading.Event()
+    with connect(server) as connection:
+        connection.execute("CREATE TABLE busy (id INT)")
+        busy = connection.table("busy")
 
-    def write():
-        while not stop.is_set():
-            fruit.upsert([{"id": 100, "name": "x", "price": None}])
-            time.sleep(0.01)
+        def write():
+            while not stop.is_set():
+                busy.append([{"id": 100}])
+                time.sleep(0.01)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        shown = headrace("top", "-n", "1", "--interval", "0.3").stdout
-    finally:
-        stop.set()
-        writer.join()
-        fruit.delete([100])
-    row = next(line.split() for line in shown.splitlines() if line.startswith("default.fruit"))
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            shown = headrace("top", "-n", "1", "--interval", "0.3").stdout
+        finally:
+            stop.set()
+            writer.join()
+            connection.admin.drop_table("busy")
+    row = next(line.split() for line in shown.splitlines() if line.startswith("default.busy"))
     assert float(row[-1].replace(",", "")) > 3
 
 

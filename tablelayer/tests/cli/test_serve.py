@@ -1,5 +1,6 @@
 """`headrace serve`: the ready line, clean stops, and one clear sentence for everything that prevents a start."""
 
+import logging
 import os
 import re
 import signal
@@ -7,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -36,33 +36,63 @@ def refused(*words: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_line_when_ready_and_a_clean_stop(serve, tmp_path, number):
-    served = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+def test_one_line_when_ready_configured_by_file_and_command_line_and_a_clean_stop(serve, tmp_path):
+    data, config = tmp_path / "data", tmp_path / "server.properties"
+    config.write_text("# more partitions\nnum.partitions=3\nauto.create.topics.enable=false\n")
+    words = ("--data", str(data), "--config", str(config), "--set", "num.partitions=5")
+    served = serve("--listen", "127.0.0.1:0", *words)
     assert re.fullmatch(
         r"headrace is ready on 127\.0\.0\.1:\d+ "
-        rf"\(data {re.escape(str(tmp_path / 'data'))}, broker id 0\) in \d+\.\d s\n",
+        + re.escape(f"(data {data}, broker id 0)")
+        + r" in \d+\.\d s\n",
         served.ready,
     )
-    code, out, err = served.stop(number)
+    with connect(served.address) as connection:
+        assert len(connection.kafka.create_topic("t").leaders) == 5
+    assert f"{data} is in use by another broker (process {served.process.pid})" in refused(
+        "--listen", "127.0.0.1:0", "--data", str(data)
+    )
+    code, out, err = served.stop(signal.SIGTERM)
     assert (code, out, err) == (0, "", "")
-    log = (tmp_path / "data" / "headrace.log").read_text()
+    log = (data / "headrace.log").read_text()
     assert "serving on 127.0.0.1" in log
-    assert "stopped" in log
+    assert log.endswith("stopped\n")
 
 
-def test_reasons_not_to_start(serve, tmp_path):
-    data = str(tmp_path / "data")
-    served = serve("--listen", "127.0.0.1:0", "--data", data)
-    port = served.address.rpartition(":")[2]
-    in_use = refused("--listen", "127.0.0.1:0", "--data", data)
-    assert f"{data} is in use by another broker (process {served.process.pid})" in in_use
-    taken = refused("--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "other"))
+def test_an_interrupt_is_a_clean_stop_and_v_logs_to_stderr(serve, tmp_path):
+    served = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "-v")
+    code, out, err = served.stop(signal.SIGINT)
+    assert (code, out) == (0, "")
+    assert re.search(r"INFO headrace\.server: serving on", err)
+    assert "Traceback" not in err
+
+
+def test_reasons_not_to_start(server, tmp_path, quiet_logging):
+    def said(*words):
+        done = CliRunner().invoke(app, ["serve", *words])
+        assert done.exit_code == 1
+        assert done.stdout == ""
+        assert len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    port = server.rpartition(":")[2]
+    taken = said("--listen", server, "--data", str(tmp_path / "other"))
     assert re.search(rf"cannot listen on 127\.0\.0\.1:{port}: .*in use", taken)
-    assert served.stop()[0] == 0
-    properties = tmp_path / "data" / "meta.properties"
-    properties.write_text(re.sub(r"version=\d+", "version=99", properties.read_text()))
-    assert "99" in refused("--listen", "127.0.0.1:0", "--data", data)
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    (newer / "meta.properties").write_text("version=99\ncluster.id=abcdefghijklmnopqrstuw\nnode.id=0\n")
+    assert "99" in said("--listen", "127.0.0.1:0", "--data", str(newer))
+    (tmp_path / "file").write_text("")
+    assert "cannot be used" in said("--listen", "127.0.0.1:0", "--data", str(tmp_path / "file" / "data"))
+
+
+@pytest.fixture
+def quiet_logging():
+    """`serve` sets up the logging of its process; here that is pytest's."""
+    root, ours = logging.getLogger(), logging.getLogger("headrace")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:], root.level, ours.level = before
 
 
 @pytest.mark.parametrize(
@@ -86,36 +116,13 @@ def test_configurations_that_make_no_sense(tmp_path, monkeypatch, words, said):
     assert not (tmp_path / "data").exists()
 
 
-def test_configurations_from_a_file_and_from_the_command_line(serve, tmp_path):
-    config = tmp_path / "server.properties"
-    config.write_text("# more partitions\nnum.partitions=3\nauto.create.topics.enable=false\n")
-    served = serve(
-        "--listen",
-        "127.0.0.1:0",
-        "--data",
-        str(tmp_path / "data"),
-        "--config",
-        str(config),
-        "--set",
-        "num.partitions=5",
-    )
-    with connect(served.address) as connection:
-        assert len(connection.kafka.create_topic("t").leaders) == 5
-
-
 def test_a_missing_option_is_a_usage_error():
-    done = subprocess.run(
-        [sys.executable, "-m", "tablelayer.cli.main", "serve"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 2
+    done = CliRunner().invoke(app, ["serve"])
+    assert done.exit_code == 2
     assert "--data" in done.stderr
 
 
-def test_a_killed_server_keeps_what_was_acknowledged_and_clients_go_on(serve, tmp_path):
+def test_a_killed_server_keeps_what_was_acknowledged_and_clients_go_on(serve, tmp_path, eventually):
     """A writer that never notices: every row exactly once, although the server dies by `kill -9` under it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -143,15 +150,13 @@ def test_a_killed_server_keeps_what_was_acknowledged_and_clients_go_on(serve, tm
 
         writer = threading.Thread(target=write)
         writer.start()
-        time.sleep(0.7)
+        eventually(lambda: written[0] >= 2_000 or failures, 30)
         os.kill(served.process.pid, signal.SIGKILL)
         served.process.wait()
         before = written[0]
         served = serve(*words)
         assert served.ready
-        deadline = time.monotonic() + 20
-        while written[0] < before + 1_000 and not failures and time.monotonic() < deadline:
-            time.sleep(0.02)
+        eventually(lambda: written[0] >= before + 1_000 or failures, 30)
         stop.set()
         writer.join()
         assert not failures, failures

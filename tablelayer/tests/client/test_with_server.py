@@ -3,10 +3,13 @@
 import asyncio
 import datetime as dt
 import decimal
-import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,6 +29,7 @@ from tablelayer.client import (
     connect_async,
 )
 
+ROOT = Path(__file__).parents[3]
 FRUIT = "(id INT, name STRING, price DOUBLE, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '3')"
 EVENTS = "(id BIGINT NOT NULL, text STRING) WITH ('bucket.num' = '2')"
 
@@ -77,7 +81,7 @@ def test_execute_takes_definitions_only_and_points_at_mistakes(connection):
     with pytest.raises(TableError, match="not Insert"):
         connection.execute("CREATE TABLE never (id INT); INSERT INTO never VALUES (1)")
     assert not connection.admin.table_exists("never")
-    with pytest.raises(TableError, match=r"(?s)line 1, column 18: .*\^"):
+    with pytest.raises(TableError, match=r"(?s)line 1, column 19: .*\^"):
         connection.execute("CREATE TABLE a (b WRONG)")
 
 
@@ -423,14 +427,33 @@ def test_the_asynchronous_client_is_the_same(server_address, make_table):
 def test_a_reference_travels_to_other_processes(server_address, make_table):
     table = make_table(FRUIT)
     table.upsert([{"id": 1, "name": "apple", "price": None}])
-    reference = pickle.loads(pickle.dumps(TableRef(server_address, str(table.path))))
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(look_up_elsewhere, (reference,)) == {"id": 1, "name": "apple", "price": None}
+    reference = pickle.dumps(TableRef(server_address, str(table.path)))
+    elsewhere = (
+        "import pickle, sys; reference = pickle.load(sys.stdin.buffer)\n"
+        "with reference.connect() as connection: print(connection.table(reference.path).lookup_one(1))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", elsewhere], input=reference, capture_output=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.decode().strip() == "{'id': 1, 'name': 'apple', 'price': None}"
 
 
-def look_up_elsewhere(reference):
-    with reference.connect() as connection:
-        return connection.table(reference.path).lookup_one(1)
+def test_a_connection_from_before_a_fork_says_so(connection, make_table):
+    """Spark forks its Python workers: a parent's connection there must not hang."""
+    table = make_table(FRUIT)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            table.count()
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert "before a fork: make a new one in each process" in pipe.read()
 
 
 def test_a_closed_connection_says_so(server_address, make_table):
