@@ -6,6 +6,7 @@ import foreign_clients as adapters
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+pytestmark = pytest.mark.xdist_group("records")  # what is written once is read by all
 Record = adapters.Record
 
 COMPRESSIONS = ["none", "gzip", "snappy", "lz4", "zstd"]

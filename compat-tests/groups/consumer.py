@@ -5,10 +5,11 @@ gave records. Leaves the group on SIGTERM.
 """
 
 import asyncio
+import os
 import signal
 import sys
 
-SESSION_MS = 1_500
+SESSION_MS = int(os.environ.get("SESSION_MS", "1500"))
 HEARTBEAT_MS = 200
 
 
