@@ -28,11 +28,7 @@ class AsyncConnection:
         return self.open_table(await self.admin.describe_table(as_path(path)))
 
     def open_table(self, definition: TableDefinition) -> AsyncTable:
-        """Open a table whose definition, id included, is known already: no question to the server."""
-        if definition.table_id is None:
-            raise ValueError(
-                f"the definition of {definition.path} has no table id: get it with describe_table"
-            )
+        """Open a table whose definition is known already, without a question; ValueError if it has no id."""
         table = AsyncTable(self.cluster, definition)
         self._tables.add(table)
         return table

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +24,7 @@ from protocol.messages.list_offsets import (
 )
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.retry import Backoff, Deadline, error_of, is_stale_route, may_retry, raise_for
+from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import buckets_of, split_by_bucket
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.ipc import decode_ipc, encode_ipc
@@ -67,7 +67,7 @@ class Reader:
         self._config = cluster.config
         self._definition = definition
         self._topic = definition.path.topic
-        self._table_id = table_id_of(definition)
+        self._routes = TableRoutes(cluster, definition)
 
     # -- asking buckets
     # ---------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Reader:
         while open_buckets:
             failure: Exception | None = None
             try:
-                groups = await self._cluster.by_leader(self._topic, open_buckets, deadline)
+                groups = await self._routes.by_leader(open_buckets, deadline)
             except Exception as caught:  # noqa: BLE001 - _fail_for_good raises what must not be retried
                 failure, results = caught, []
             else:
@@ -127,7 +127,7 @@ class Reader:
 
     def _fail_for_good(self, error: Exception, deadline: Deadline) -> None:
         if is_stale_route(error):
-            self._cluster.forget_routes(self._topic)
+            self._routes.forget()
         if deadline.passed or not may_retry(error, repeatable=True, elapsed_ms=deadline.elapsed_ms):
             raise error
 
@@ -179,7 +179,7 @@ class Reader:
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
             request = LookupRequest(
-                table_id=self._table_id,
+                table_id=self._routes.table_id,
                 columns=ids,
                 buckets=[LookupBucket(bucket=bucket, keys=payloads[bucket]) for bucket in buckets],
             )
@@ -220,7 +220,7 @@ class Reader:
                 leader: int, buckets: list[int], deadline: Deadline, payloads: dict[int, Any] = payloads
             ) -> dict[int, Any]:
                 request = PrefixLookupRequest(
-                    table_id=self._table_id,
+                    table_id=self._routes.table_id,
                     columns=ids,
                     buckets=[
                         PrefixLookupBucket(bucket=bucket, prefixes=payloads[bucket]) for bucket in buckets
@@ -264,7 +264,9 @@ class Reader:
         answer_schema = self._answer_schema(ids)
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
-            request = LimitScanRequest(table_id=self._table_id, columns=ids, limit=count, buckets=buckets)
+            request = LimitScanRequest(
+                table_id=self._routes.table_id, columns=ids, limit=count, buckets=buckets
+            )
             answer = await self._cluster.send(request, LimitScanResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"read rows of {self._topic}")
             return {entry.bucket: entry for entry in answer.buckets}
@@ -277,7 +279,7 @@ class Reader:
         """Rows now: of a PK table its keys, of a log table the rows that are kept."""
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
-            request = CountRowsRequest(table_id=self._table_id, buckets=buckets)
+            request = CountRowsRequest(table_id=self._routes.table_id, buckets=buckets)
             answer = await self._cluster.send(request, CountRowsResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"count the rows of {self._topic}")
             return {entry.bucket: entry for entry in answer.buckets}
@@ -356,13 +358,6 @@ async def find_coordinator(cluster: Cluster, group: str, deadline: Deadline) -> 
     )
     raise_for(answer.error_code, answer.error_message, doing=f"find the coordinator of group {group}")
     return cluster.remember(answer.node_id, answer.host, answer.port)
-
-
-def table_id_of(definition: TableDefinition) -> UUID:
-    """The id that every request about a table carries. ValueError for a definition without one."""
-    if definition.table_id is None:
-        raise ValueError(f"the definition of {definition.path} has no table id: get it with describe_table")
-    return definition.table_id
 
 
 def nullable_schema(columns: Sequence[Column]) -> pa.Schema:

@@ -31,7 +31,7 @@ _STALE_ROUTE_CODES = frozenset(
 )
 #: A topic that was just created may be unknown to a broker for a moment; one that does not exist stays
 #: unknown.
-UNKNOWN_TOPIC_PATIENCE_MS = 3_000
+UNKNOWN_TOPIC_PATIENCE_MS = 5_000
 
 
 class Deadline:

@@ -24,7 +24,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.errors import ConnectionFailed, RequestTimeout
-from tablelayer.client.reader import Reader, table_id_of
+from tablelayer.client.reader import Reader
 from tablelayer.client.retry import (
     Backoff,
     Deadline,
@@ -34,6 +34,7 @@ from tablelayer.client.retry import (
     raise_for,
     retrying,
 )
+from tablelayer.client.routes import TableRoutes
 from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.ipc import decode_ipc
 from tablelayer.model.messages import (
@@ -131,7 +132,7 @@ class AsyncScan:
         self._config = cluster.config
         self._definition = definition
         self._topic = definition.path.topic
-        self._table_id = table_id_of(definition)
+        self._routes = TableRoutes(cluster, definition)
         self._reader = Reader(cluster, definition)
         self._ids, self._schema, self._order = self._reader.project(columns)
         self._start = start
@@ -285,7 +286,7 @@ class AsyncScan:
                     raise failure
             except Exception as error:
                 if is_stale_route(error):
-                    self._cluster.forget_routes(self._topic)
+                    self._routes.forget()
                 if patience.passed or not may_retry(error, repeatable=True, elapsed_ms=patience.elapsed_ms):
                     raise
                 await backoff.pause(patience)
@@ -322,7 +323,7 @@ class AsyncScan:
         self._turn += 1  # the server fills an answer in the order of the request: everybody is first in turn
         turn = self._turn % len(waiting)
         for leader, asked in (
-            await self._cluster.by_leader(self._topic, waiting[turn:] + waiting[:turn], deadline)
+            await self._routes.by_leader(waiting[turn:] + waiting[:turn], deadline)
         ).items():
             if leader not in self._fetches:
                 task = asyncio.create_task(self._fetch(leader, asked), name=f"scan of {self._topic}")
@@ -334,7 +335,7 @@ class AsyncScan:
         offsets = {bucket: self._buckets[bucket].fetch_offset for bucket in asked}
         wait_ms, max_bytes = self._config.scan_max_wait_ms, self._config.scan_max_size_bytes
         request = ScanLogRequest(
-            table_id=self._table_id,
+            table_id=self._routes.table_id,
             columns=self._ids,
             max_wait_ms=wait_ms,
             min_bytes=1,
@@ -436,15 +437,15 @@ async def snapshot_pieces(
     A piece whose answer is lost cannot be asked for again (the server has moved on): the error is raised,
     unless it was the first. The scan is closed on the server when the iteration ends early.
     """
-    topic = definition.path.topic
+    topic, routes = definition.path.topic, TableRoutes(cluster, definition)
     scan_id, leader, more = OPEN_SCAN, -1, True
 
     async def ask(deadline: Deadline) -> ScanSnapshotResponse:
         nonlocal leader
         if scan_id == OPEN_SCAN:
-            leader = await cluster.leader(topic, bucket, deadline)
+            leader = await routes.leader(bucket, deadline)
         request = ScanSnapshotRequest(
-            table_id=table_id_of(definition), bucket=bucket, scan_id=scan_id, columns=ids, max_bytes=4 << 20
+            table_id=routes.table_id, bucket=bucket, scan_id=scan_id, columns=ids, max_bytes=4 << 20
         )
         answer = await cluster.send(
             request, ScanSnapshotResponse, node_id=leader, channel=channel, deadline=deadline
@@ -459,7 +460,7 @@ async def snapshot_pieces(
                 config=cluster.config,
                 deadline=Deadline(cluster.config.delivery_timeout_ms),
                 repeatable=scan_id == OPEN_SCAN,
-                on_stale_route=lambda: cluster.forget_routes(topic),
+                on_stale_route=routes.forget,
             )
             scan_id, more = answer.scan_id, answer.has_more
             rows = (
@@ -471,7 +472,7 @@ async def snapshot_pieces(
     finally:
         if more and scan_id != OPEN_SCAN:
             request = ScanSnapshotRequest(
-                table_id=table_id_of(definition), bucket=bucket, scan_id=scan_id, close=True
+                table_id=routes.table_id, bucket=bucket, scan_id=scan_id, close=True
             )
             with suppress(ConnectionFailed, RequestTimeout):  # then its lease ends by itself
                 await cluster.send(

@@ -28,8 +28,8 @@ from protocol.messages.init_producer_id import InitProducerIdRequest, InitProduc
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout
 from tablelayer.client.lane import Batch, Identity, Lane, Verdict
-from tablelayer.client.reader import table_id_of
 from tablelayer.client.retry import Backoff, Deadline, error_of, is_stale_route, may_retry
+from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import Spread, buckets_of, split_by_bucket
 from tablelayer.model.batch import encode_arrow_batch
 from tablelayer.model.errors import TableError
@@ -77,7 +77,7 @@ class Writer:
         self._config = cluster.config
         self._definition = definition
         self._topic = definition.path.topic
-        self._table_id = table_id_of(definition)
+        self._routes = TableRoutes(cluster, definition)
         self._lanes = {b: Lane(b, cluster.config.max_in_flight) for b in range(definition.bucket_count)}
         self._identity: Identity | None = None
         self._buffered_bytes = 0
@@ -87,7 +87,6 @@ class Writer:
         self._sender: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._in_flight_by_leader: dict[int, int] = {}
-        self._missing_since: float | None = None
         self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
 
     async def write(
@@ -241,7 +240,7 @@ class Writer:
             except Exception as error:  # noqa: BLE001 - told to the batches that wait
                 # No route or no identity just now: everything waits, unless waiting is useless.
                 if is_stale_route(error):
-                    self._cluster.forget_routes(self._topic)
+                    self._routes.forget()
                 self._blame(error)
                 await backoff.pause(Deadline(self._config.retry_backoff_max_ms))
                 continue
@@ -284,20 +283,12 @@ class Writer:
 
     def _blame(self, error: Exception) -> None:
         """Remember why nothing leaves; end what waits if trying again is useless."""
-        hopeless = not may_retry(error, repeatable=True, elapsed_ms=self._missing_ms(error))
+        hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
         for lane in self._lanes.values():
             for batch in lane.queue:
                 batch.last_error = error
                 if hopeless:
                     self._finish(batch, _copy(error))
-
-    def _missing_ms(self, error: Exception) -> int:
-        """For how long nothing but "there is no such table" has been heard."""
-        if getattr(error, "code", None) != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            self._missing_since = None
-            return 0
-        self._missing_since = self._now() if self._missing_since is None else self._missing_since
-        return int((self._now() - self._missing_since) * 1000)
 
     async def _ready_by_leader(self) -> dict[tuple[int, tuple[int, ...] | None], list[Lane]]:
         """Lanes whose head may leave, by leader and target columns; identities are fetched for those without
@@ -310,7 +301,7 @@ class Writer:
             head = lane.next_to_send(self._now())
             if head is None:
                 continue
-            leader = await self._cluster.leader(self._topic, lane.bucket, deadline)
+            leader = await self._routes.leader(lane.bucket, deadline)
             if self._in_flight_by_leader.get(leader, 0) >= self._config.max_in_flight:
                 continue
             if head.identity is None and lane.needs_identity:
@@ -366,7 +357,7 @@ class Writer:
             answers = await self._send(leader, target_columns, batches)
         except Exception as failure:  # noqa: BLE001 - told to the batches
             if is_stale_route(failure):
-                self._cluster.forget_routes(self._topic)
+                self._routes.forget()
             if isinstance(failure, (ConnectionLost, RequestTimeout)):
                 verdict = Verdict.UNKNOWN
             elif isinstance(failure, ConnectionFailed):
@@ -385,13 +376,12 @@ class Writer:
                 continue
             error = error_of(*answer[:2], doing=f"write to {self._topic} bucket {batch.bucket}")
             if error is None or getattr(error, "code", None) == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-                self._missing_since = None
                 self._lanes[batch.bucket].succeeded(batch)
                 self._finish(batch, answer[2])
             else:
                 if is_stale_route(error):
-                    self._cluster.forget_routes(self._topic)
-                hopeless = not may_retry(error, repeatable=True, elapsed_ms=self._missing_ms(error))
+                    self._routes.forget()
+                hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
                 verdict = _verdict(error)
                 self._failed(
                     batch, error, Verdict.REJECTED if hopeless and verdict is Verdict.AGAIN else verdict
@@ -415,7 +405,7 @@ class Writer:
         """One request; answers by bucket as (error code, message, end offset)."""
         acks, timeout_ms = self._config.required_acks, self._config.request_timeout_ms
         deadline = Deadline(timeout_ms)
-        table_id = self._table_id
+        table_id = self._routes.table_id
         connection = await self._cluster.connection(leader, _WRITE_CHANNEL)
         answer: AppendRowsResponse | PutRowsResponse
         if self._definition.is_primary_key_table:
