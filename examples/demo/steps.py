@@ -13,6 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from examples import server as processes
 from examples.demo import data
 from examples.demo.kafka_clients import produce, read_with_group
@@ -93,8 +95,8 @@ class Demo:
     def create_tables(self) -> None:
         script = Path(__file__).parent / "tables.sql"
         self.stage.command(["headrace", "sql", "-f", str(script.relative_to(ROOT))])
-        processes.run("sql", "--server", self.server.address, "-f", str(script))
-        listed = self.sql("USE shop; SHOW TABLES")
+        listed = processes.run("sql", "--server", self.server.address, "-f", str(script))
+        self.stage.console.print(listed.rstrip(), highlight=False, markup=False)
         expected = ("orders", "customer", "nation", "enriched_orders", "order_events")
         self.stage.check("five tables by SQL", all(name in listed for name in expected))
         words = ["topics", "create", "clicks", "--server", self.server.address]
@@ -190,37 +192,40 @@ class Demo:
     # ---- 7: questions
 
     def ask(self) -> None:
-        key = self.keys[6]
+        key, other = self.keys[6], self.keys[7]
+        table = self.connection.table(TABLE)
+        answers = self.sql(
+            f"SELECT order_key, total_price, cust_name, nation_name FROM {TABLE} WHERE order_key = {key}",
+            f"SELECT order_key, total_price, nation_name FROM {TABLE} LIMIT 3",
+            f"SELECT COUNT(*) FROM {TABLE}",
+        )
+        expected = len(self.orders) - LATE_ORDERS
+        self.stage.check("lookup, LIMIT and COUNT(*) answer", str(expected) in re.sub(r"[,_ ]", "", answers))
+        events = ("placed", "paid", "sent")
+        rows = ", ".join(f"({k}, {n}, '{event}')" for k in (1, key) for n, event in enumerate(events))
         self.sql(
-            f"SELECT order_key, total_price, cust_name, nation_name FROM {TABLE} WHERE order_key = {key}"
+            f"INSERT INTO shop.order_events VALUES {rows}",
+            f"SELECT * FROM shop.order_events WHERE order_key = {key}",
         )
-        rows = ", ".join(
-            f"({k}, {n}, '{e}')" for k in (1, 7) for n, e in enumerate(("placed", "paid", "sent"))
-        )
-        self.sql(f"INSERT INTO shop.order_events VALUES {rows}", show=False)
-        found = self.connection.table("shop.order_events").prefix_lookup([{"order_key": 7}])
-        self.sql("SELECT * FROM shop.order_events WHERE order_key = 7")
+        found = self.connection.table("shop.order_events").prefix_lookup([{"order_key": key}])
         self.stage.check(
             "a prefix lookup finds an order's events in order",
-            found.column("event").to_pylist() == ["placed", "paid", "sent"],
+            tuple(found.column("event").to_pylist()) == events,
         )
-        self.sql(f"SELECT order_key, total_price, nation_name FROM {TABLE} LIMIT 3")
-        counted = self.sql(f"SELECT COUNT(*) FROM {TABLE}")
-        expected = len(self.orders) - LATE_ORDERS
-        self.stage.check("COUNT(*) answers", str(expected) in re.sub(r"[,_ ]", "", counted))
         price = Decimal("123456.78")
-        self.sql(f"UPDATE {TABLE} SET total_price = {price} WHERE order_key = {key}")
-        updated = self.connection.table(TABLE).lookup_one({"order_key": key})
+        self.sql(
+            f"UPDATE {TABLE} SET total_price = 0.01 WHERE order_key = {other}",
+            f"UPDATE {TABLE} SET total_price = {price} WHERE order_key = {key}",
+        )
+        self.truth.update(other, Decimal("0.01"))
+        updated = table.lookup_one({"order_key": key})
         self.stage.check(
             "UPDATE by key changed one column",
             updated is not None and updated["total_price"] == price and updated["cust_name"] is not None,
         )
         self.sql(f"DELETE FROM {TABLE} WHERE order_key = {key}")
-        self.stage.check("DELETE by key", self.connection.table(TABLE).lookup_one({"order_key": key}) is None)
+        self.stage.check("DELETE by key", table.lookup_one({"order_key": key}) is None)
         self.truth.delete(key)
-        other = self.keys[7]
-        self.sql(f"UPDATE {TABLE} SET total_price = 0.01 WHERE order_key = {other}", show=False)
-        self.truth.update(other, Decimal("0.01"))
         self.changelog_of(key)
 
     def changelog_of(self, key: int) -> None:
@@ -273,10 +278,9 @@ class Demo:
         table = self.connection.table(TABLE)
         some = self.keys[1_000:2_000]
         prices = [Decimal(key % 1_000) + Decimal("0.99") for key in some]
-        table.partial(
-            [{"order_key": k, "total_price": p} for k, p in zip(some, prices, strict=True)],
-            columns=["order_key", "total_price"],
-        )
+        _, rows = table.lookup([{"order_key": key} for key in some])
+        at = rows.schema.get_field_index("total_price")
+        table.upsert(rows.set_column(at, "total_price", pa.array(prices, pa.decimal128(15, 2))))
         gone = self.keys[3_000:3_500]
         table.delete([{"order_key": key} for key in gone])
         for key, price in zip(some, prices, strict=True):
@@ -405,13 +409,12 @@ class Demo:
             raise StepFailedError("the server was not started")
         return self.client
 
-    def sql(self, statement: str, *, show: bool = True) -> str:
+    def sql(self, *statements: str) -> str:
         """Run `headrace sql` and show what it prints."""
-        if show:
-            self.stage.command(["headrace", "sql", "-e", f'"{statement}"'])
-        said = processes.run("sql", "--server", self.server.address, "-e", statement)
-        if show and said.strip():
-            self.stage.console.print(said.rstrip(), highlight=False, markup=False)
+        text = "; ".join(statements)
+        self.stage.command(["headrace", "sql", "-e", f'"{text}"'])
+        said = processes.run("sql", "--server", self.server.address, "-e", text)
+        self.stage.console.print(said.rstrip(), highlight=False, markup=False)
         return said
 
     def close(self) -> None:

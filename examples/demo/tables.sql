@@ -31,3 +31,6 @@ CREATE TABLE shop.order_events (
   order_key BIGINT, event_no INT, event STRING,
   PRIMARY KEY (order_key, event_no) NOT ENFORCED
 ) WITH ('bucket.num' = '2', 'bucket.key' = 'order_key');
+
+USE shop;
+SHOW TABLES;
