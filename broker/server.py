@@ -219,7 +219,6 @@ class Broker:
             directory,
             self._metadata.topic_configs.log_config(partition.topic),
             clock=self._clock,
-            clean=self._clean_start,
             background=self.context.executor.submit,
         )
 

@@ -1,13 +1,14 @@
-"""Two small files per partition that Kafka keeps per directory: what was flushed, and how the log was left.
+"""Two small files per partition that are our own: what was flushed, and how the log was left.
 
 `recovery-checkpoint`  log start offset and recovery point (everything below it is durable), replaced
 atomically and
                        synced. Missing or unreadable: the log starts at its first segment, nothing is known
                        durable.
-`clean-shutdown`       there only between a clean close and the next write: the bounds of every segment, so
-that an
-                       open scans nothing and opens nothing. It is believed only if the segment files are the
-                       ones it lists, with the sizes it lists.
+`clean-shutdown`       there only between a clean close and the next write: all that an open needs to know, so
+that
+                       it scans nothing and opens nothing else. It is believed only if the segment files are
+                       the ones it lists, with the sizes it lists. It is not synced, because it is written
+                       after the data is: if a power cut takes it, the log is recovered as after a crash.
 
 Both are JSON.
 """
@@ -71,34 +72,57 @@ class SegmentBounds:
     first_timestamp: int
 
 
-def write_clean_marker(disk: Disk, directory: Path, segments: Sequence[Segment]) -> None:
-    """Durable when it returns. Raises OSError."""
-    rows = [(s.base_offset, s.size, s.end_offset, *s.largest, s.first_timestamp) for s in segments]
-    content = json.dumps({"version": _VERSION, "segments": rows}).encode()
-    disk.replace(directory / CLEAN_NAME, content, sync=True)
+@dataclass(frozen=True, slots=True)
+class CleanMarker:
+    """A log as it was left. `epochs` are (epoch, start offset)."""
+
+    checkpoint: Checkpoint
+    epochs: Sequence[tuple[int, int]]
+    segments: Sequence[SegmentBounds]
 
 
-def read_clean_marker(disk: Disk, directory: Path, *, verify: bool) -> list[SegmentBounds] | None:
-    """The segments as they were left, or None if that is not known.
+def write_clean_marker(
+    disk: Disk,
+    directory: Path,
+    checkpoint: Checkpoint,
+    epochs: Sequence[tuple[int, int]],
+    segments: Sequence[Segment],
+) -> None:
+    """Say how the log is left, once everything in it is durable. Raises OSError."""
+    content = {
+        "version": _VERSION,
+        "log_start_offset": checkpoint.log_start_offset,
+        "recovery_point": checkpoint.recovery_point,
+        "epochs": list(epochs),
+        "segments": [
+            (segment.base_offset, segment.size, segment.end_offset, *segment.largest, segment.first_timestamp)
+            for segment in segments
+        ],
+    }
+    disk.replace(directory / CLEAN_NAME, json.dumps(content).encode(), sync=False)
 
-    With `verify` the files on disk are compared with it (a listing and a stat each); without, the marker's
-    presence is enough.
+
+def read_clean_marker(disk: Disk, directory: Path) -> CleanMarker | None:
+    """The log as it was left, or None if that is not known: there is no marker, or a power cut has brought an old
+    one back, which the files on disk give away.
     """
     try:
         content = json.loads(disk.read(directory / CLEAN_NAME))
         if content["version"] != _VERSION:
             return None
-        rows = [SegmentBounds(*map(int, row)) for row in content["segments"]]
+        checkpoint = Checkpoint(int(content["log_start_offset"]), int(content["recovery_point"]))
+        epochs = [(int(epoch), int(start)) for epoch, start in content["epochs"]]
+        segments = [SegmentBounds(*map(int, row)) for row in content["segments"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    if verify:
-        names = {name for name in disk.names(directory) if name.endswith(LOG_SUFFIX)}
-        expected = {file_stem(row.base_offset) + LOG_SUFFIX: row.size for row in rows}
-        if names != set(expected) or any(
-            disk.size(directory / name) != size for name, size in expected.items()
-        ):
-            return None
-    return rows
+    names = {name for name in disk.names(directory) if name.endswith(LOG_SUFFIX)}
+    expected = {file_stem(row.base_offset) + LOG_SUFFIX: row.size for row in segments}
+    if names != set(expected) or any(disk.size(directory / name) != size for name, size in expected.items()):
+        return None
+    durable = read_checkpoint(disk, directory)
+    if durable is not None and durable.log_start_offset > checkpoint.log_start_offset:
+        return None
+    return CleanMarker(checkpoint, epochs, segments)
 
 
 def remove_clean_marker(disk: Disk, directory: Path) -> None:

@@ -113,21 +113,17 @@ class PartitionLog:
         *,
         clock: Clock,
         disk: Disk | None = None,
-        clean: bool = False,
         background: Callable[[Callable[[], None]], object] | None = None,
     ) -> PartitionLog:
         """Open the log in `directory`, which need not exist. What that took is in `recovered`.
 
-        clean       the last process is known to have closed every log; without it a clean log is recognised
-        too,
-                    at the price of a look at its files
         background  runs slow file work (removing large files, syncing sealed segments) elsewhere, for example
                     `executor.submit`; None does it at once, and syncs only on `flush`
 
         Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer.
         """
         disk = SystemDisk() if disk is None else disk
-        recovered = recovery.recover(disk, directory, config, clock, trusted=clean)
+        recovered = recovery.recover(disk, directory, config, clock)
         return cls(directory, config, clock, disk, recovered, background)
 
     def __repr__(self) -> str:
@@ -449,13 +445,12 @@ class PartitionLog:
                 self._sync_names()  # the batches that go may be all that is known of their producers
             self._write_checkpoint(log_start_offset)
             self._epochs.truncate_from_start(log_start_offset)
+            checkpoints.remove_clean_marker(self._disk, self.directory)
+            self._is_marked_clean = False
             doomed = self._segments[:count]
             del self._segments[:count]
             del self._bases[:count]
             self._reader.forget()
-            if doomed and self._is_marked_clean:
-                checkpoints.remove_clean_marker(self._disk, self.directory)
-                self._is_marked_clean = False
             for segment in doomed:
                 segment.remove(self._background)
         except OSError as error:
@@ -615,7 +610,8 @@ class PartitionLog:
         return self.log_end_offset > 0
 
     def _leave_clean(self) -> None:
-        self.flush()
+        with self._flush_lock:
+            self._sync(self.log_end_offset)
         self._write_snapshot()
         active = self._segments[-1]
         try:
@@ -624,10 +620,14 @@ class PartitionLog:
             else:
                 active.remove()  # a file may have been made for a batch that could not be written
             if self._epochs.written != tuple(self._epochs.entries):
-                self._write_epochs(sync=True)
-            self._write_checkpoint()
-            written = [segment for segment in self._segments if segment.size]
-            checkpoints.write_clean_marker(self._disk, self.directory, written)
+                self._write_epochs(sync=False)
+            checkpoints.write_clean_marker(
+                self._disk,
+                self.directory,
+                Checkpoint(self.log_start_offset, self.recovery_point),
+                self._epochs.entries,
+                [segment for segment in self._segments if segment.size],
+            )
         except OSError as error:
             raise self._storage_error("close", error) from error
 

@@ -57,14 +57,10 @@ class RecoveredLog:
     report: RecoveryReport
 
 
-def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock, *, trusted: bool) -> RecoveredLog:
-    """Read or recover the log in `directory` (which need not exist). Raises CorruptLogError, OSError.
-
-    `trusted`: the process that last had it open is known to have stopped cleanly, so its marker is not
-    verified.
-    """
-    bounds = read_clean_marker(disk, directory, verify=not trusted)
-    if bounds is not None:
+def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> RecoveredLog:
+    """Read or recover the log in `directory` (which need not exist). Raises CorruptLogError, OSError."""
+    marker = read_clean_marker(disk, directory)
+    if marker is not None:
         segments = [
             Segment(
                 disk,
@@ -76,12 +72,10 @@ def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock, *, tru
                 largest=(row.largest_timestamp, row.offset_of_largest),
                 first_timestamp=row.first_timestamp,
             )
-            for row in bounds
+            for row in marker.segments
         ]
-        checkpoint = read_checkpoint(disk, directory)
-        epochs = _read_epochs(disk, directory)
-        if epochs is not None and checkpoint is not None:
-            return RecoveredLog(segments, checkpoint, epochs, None, RecoveryReport(was_clean=True))
+        epochs = LeaderEpochs(marker.epochs)
+        return RecoveredLog(segments, marker.checkpoint, epochs, None, RecoveryReport(was_clean=True))
     started = clock.monotonic()
     recovered = _Recovery(disk, directory, config, clock).run()
     report = recovered.report

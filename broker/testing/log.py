@@ -40,7 +40,6 @@ class LogWorld:
         self,
         disk: SimulatedDisk | None = None,
         *,
-        clean: bool = False,
         background: Callable[[Callable[[], None]], object] | None = None,
         **config: Any,
     ) -> PartitionLog:
@@ -50,7 +49,6 @@ class LogWorld:
             LogConfig(**config),
             clock=self.clock,
             disk=disk or self.disk,
-            clean=clean,
             background=background,
         )
 

@@ -145,17 +145,17 @@ def test_deleting_the_log_leaves_only_what_is_not_its_own(world):
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
-def test_opening_a_cleanly_closed_log_reads_three_small_files_and_nothing_of_the_log(world):
+def test_opening_a_cleanly_closed_log_reads_two_small_files_and_nothing_of_the_log(world):
     log = three_segments(world)
     log.close()
-    for trusted, calls_max in ((True, 3), (False, 3)):
+    for _ in range(2):
         world.disk.calls.clear()
-        log = world.open(clean=trusted)
+        log = world.open()
         assert log.recovered.was_clean
         assert log.log_end_offset == 6
         assert world.disk.calls.get("view", 0) == 0
-        assert world.disk.calls["read"] <= calls_max
-        assert world.disk.calls.get("names", 0) == (0 if trusted else 1)
+        assert world.disk.calls["read"] <= 2
+        assert world.disk.calls["names"] == 1
         log.close()
         assert sum(world.disk.calls.get(kind, 0) for kind in ("write", "sync", "rename", "create")) == 0
 
