@@ -78,7 +78,9 @@ def measure_throughput(samples: Samples, servers: dict[str, Server], rounds: int
                     continue
                 where = f"{partitions} partition{'s' if partitions > 1 else ''}"
                 samples[f"produce 1 KB, acks=all, {where}, records/s"][name].append(produced.records_per_s)
-                samples[f"produce 1 KB, acks=all, {where}, server CPU s/GB"][name].append(produced.cpu_s_per_gb)
+                samples[f"produce 1 KB, acks=all, {where}, server CPU s/GB"][name].append(
+                    produced.cpu_s_per_gb
+                )
                 samples[f"consume 1 KB, {where}, records/s"][name].append(consumed.records_per_s)
                 samples[f"consume 1 KB, {where}, server CPU s/GB"][name].append(consumed.cpu_s_per_gb)
 
@@ -125,7 +127,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("what", nargs="*", choices=["kafka", "tables", []], help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="1.0 = 400,000 records and 1,000,000 rows a run")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="1.0 = 400,000 records and 1,000,000 rows a run"
+    )
     parser.add_argument("--json", type=Path, help="write every sample to this file")
     arguments = parser.parse_args()
     what = arguments.what or ["kafka", "tables"]

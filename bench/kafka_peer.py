@@ -15,10 +15,16 @@ from bench.processes import Server, free_port, start
 
 KAFKA_VERSION = "4.3.1"
 CLUSTER_ID = "aGVhZHJhY2UtYmVuY2gtMQ"
-JVM_OPTIONS = (
-    "-Xmx1G -Xms1G -server -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35 "
-    "-XX:+ExplicitGCInvokesConcurrent -Djava.awt.headless=true"
-).split()
+JVM_OPTIONS = [
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+]
 
 IVY_SETTINGS = """<ivysettings><settings defaultResolver="central"/><resolvers>
 <ibiblio name="central" m2compatible="true"{root}/></resolvers></ivysettings>
@@ -59,7 +65,9 @@ def jars() -> Path:
     command += ["-cache", str(cache / "ivy"), "-retrieve", "[artifact]-[revision].[ext]"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if not list(folder.glob(f"kafka_2.13-{KAFKA_VERSION}.jar")):
-        raise RuntimeError(f"Kafka's jars could not be fetched:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+        raise RuntimeError(
+            f"Kafka's jars could not be fetched:\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
+        )
     (folder / ".complete").touch()
     return folder
 
@@ -100,9 +108,9 @@ group.initial.rebalance.delay.ms=0
     logging = f"-Dlog4j2.configurationFile={folder}/log4j2.yaml"
     properties = str(folder / "server.properties")
     if not (data / "meta.properties").exists():
+        tool = [java(), "-Xmx256M", logging, *classpath, "kafka.tools.StorageTool"]
         subprocess.run(
-            [java(), "-Xmx256M", logging, *classpath, "kafka.tools.StorageTool"]
-            + ["format", "--standalone", "-t", CLUSTER_ID, "-c", properties],
+            [*tool, "format", "--standalone", "-t", CLUSTER_ID, "-c", properties],
             check=True,
             capture_output=True,
         )

@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import numpy as np
 import pyarrow as pa
+
 from tablelayer.client import Connection, connect
 
 WRITE_ROWS = 10_000
@@ -36,7 +37,7 @@ def pk_rows(ids: np.ndarray, seed: int) -> pa.RecordBatch:
     integers = (ids * 31 + seed).astype(np.int64)
     columns = [ids, integers, integers + 1, integers.astype(np.int32), integers.astype(np.int32)]
     columns += [integers / 3, integers / 7, picked, picked, integers]
-    return pa.record_batch([pa.array(column) for column in columns], names=list("i") + list("abcdefghi"))
+    return pa.record_batch([pa.array(column) for column in columns], names=["id", *"abcdefghi"])
 
 
 def log_rows(start: int, count: int) -> pa.RecordBatch:
@@ -53,11 +54,8 @@ def log_rows(start: int, count: int) -> pa.RecordBatch:
 def upsert_all(connection: Connection, table: str, order: np.ndarray, seed: int) -> float:
     """Upsert the ids in this order; rows a second until all are acknowledged (so visible to lookups)."""
     handle = connection.table(table)
-    batches = []
-    for start in range(0, len(order), WRITE_ROWS):
-        batch = pk_rows(order[start : start + WRITE_ROWS], seed)
-        batches.append(batch.rename_columns(["id", *list("abcdefghi")]))
-    data = pa.Table.from_batches(batches)
+    starts = range(0, len(order), WRITE_ROWS)
+    data = pa.Table.from_batches([pk_rows(order[start : start + WRITE_ROWS], seed) for start in starts])
     started = time.perf_counter()
     handle.upsert(data)
     return len(order) / (time.perf_counter() - started)
@@ -96,11 +94,16 @@ def measure(address: str, rounds: int, scale: float) -> dict[str, list[float]]:
             connection.execute(f"CREATE TABLE {log} ({LOG_COLUMNS}) WITH ('bucket.num'='1')")
             order = generator.permutation(rows).astype(np.int64)
             figures["upsert of fresh keys, rows/s"].append(upsert_all(connection, pk, order, 1))
-            figures["upsert of existing keys, rows/s"].append(upsert_all(connection, pk, order[::-1].copy(), 2))
+            figures["upsert of existing keys, rows/s"].append(
+                upsert_all(connection, pk, order[::-1].copy(), 2)
+            )
             figures["lookups, 5,000 a call, keys/s"].append(lookup_all(connection, pk, order[: rows // 2]))
             handle = connection.table(log)
             data = pa.Table.from_batches(
-                [log_rows(start, WRITE_ROWS) for start in range(0, rows // WRITE_ROWS * WRITE_ROWS, WRITE_ROWS)]
+                [
+                    log_rows(start, WRITE_ROWS)
+                    for start in range(0, rows // WRITE_ROWS * WRITE_ROWS, WRITE_ROWS)
+                ]
             )
             started = time.perf_counter()
             handle.append(data)
