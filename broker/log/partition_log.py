@@ -441,8 +441,6 @@ class PartitionLog:
         """Move the log start, durably, and only then remove files: a crash in between removes them later."""
         log_start_offset = max(log_start_offset, self.log_start_offset)
         try:
-            if count:
-                self._sync_names()  # the batches that go may be all that is known of their producers
             self._write_checkpoint(log_start_offset)
             self._epochs.truncate_from_start(log_start_offset)
             checkpoints.remove_clean_marker(self._disk, self.directory)

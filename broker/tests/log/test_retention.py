@@ -14,6 +14,7 @@ from broker.testing.disk import Tear
 from broker.testing.log import batches_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
+from protocol.records.header import read_header
 
 HOUR_MS = 3_600_000
 
@@ -185,6 +186,19 @@ def test_reads_at_the_tail_and_in_sequence_do_not_search(world):
         sizes.append(world.disk.calls.get("read", 0))
         offset += found.size // len(world.batch())
     assert max(sizes[1:]) <= 6, "a few reads to find the end, none to find the beginning"
+
+
+def test_nothing_remembered_for_readers_outlives_a_truncation(world):
+    log = world.open()
+    for _ in range(6):
+        offset = world.append(log, value=b"x" * 50).base_offset
+        log.read(offset, 1, up_to=offset + 1)
+    log.truncate_to(2)
+    for i in range(70):  # more than the places of recent appends that are kept
+        world.append(log, value=b"y" * (i + 100))
+    for offset in reversed(range(72)):  # forwards, each read would put right what the next one looks up
+        data = log.read(offset, 1, up_to=72).read()
+        assert read_header(data).base_offset == offset
 
 
 def test_a_region_outlives_its_segment_and_its_log(tmp_path):
