@@ -6,6 +6,7 @@ read-only, so that each kernel is compiled for one signature.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ _EMPTY = np.zeros(0, np.uint8)
 _EMPTY.flags.writeable = False
 
 
+@cache
 def width_of(arrow_type: pa.DataType) -> int:
     """Bytes of a value of a fixed-width type (1 for booleans); 0 for texts and bytes."""
     if pa.types.is_boolean(arrow_type):
@@ -29,6 +31,7 @@ def width_of(arrow_type: pa.DataType) -> int:
     return int(arrow_type.bit_width) // 8
 
 
+@cache
 def slot_dtype(width: int) -> np.dtype[Any]:
     """A dtype that moves values of a width whatever they mean."""
     return np.dtype(f"<u{width}") if width in (1, 2, 4, 8) else np.dtype(f"V{width}")
@@ -68,7 +71,11 @@ def validity(array: pa.Array) -> Mask | None:
 
 def sealed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same values aligned and read-only."""
-    values = np.require(values, requirements=["A", "C"]).view()
+    flags = values.flags
+    if not (flags.c_contiguous and flags.aligned):
+        values = values.copy()
+    elif flags.writeable:
+        values = values.view()
     values.flags.writeable = False
     return values
 

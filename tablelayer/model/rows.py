@@ -46,11 +46,13 @@ _NO_ROW = -1
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where things stand in a row: per column the slot's dtype and position, and whether it is variable."""
+    """Where things stand in a row: per column the slot's dtype and position, whether it is variable, and which
+    variable column is the one before it."""
 
     dtypes: tuple[np.dtype[Any], ...]
     positions: tuple[int, ...]
     variable: tuple[bool, ...]
+    previous: tuple[int | None, ...]
     size: int
     """Bytes in front of the variable section."""
 
@@ -64,7 +66,8 @@ def _layout(arrow_schema: pa.Schema) -> _Layout:
     for dtype in dtypes:
         positions.append(position)
         position += dtype.itemsize
-    return _Layout(dtypes, tuple(positions), tuple(not width for width in widths), position)
+    variable = tuple(not width for width in widths)
+    return _Layout(dtypes, tuple(positions), variable, _previous_variable(variable), position)
 
 
 def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
@@ -132,7 +135,6 @@ def decode_rows(
     null_bytes = fixed[:, _ID_SIZE : layout.positions[0]]
     any_null = np.bitwise_or.reduce(null_bytes, axis=0) if count else np.zeros(null_bytes.shape[1], np.uint8)
     arrays = []
-    previous_ends = _previous_variable(layout)
     for index in chosen:
         valid = _valid(null_bytes, any_null, index, present)
         slots = _slots(fixed, layout, index)
@@ -140,7 +142,7 @@ def decode_rows(
         if not layout.variable[index]:
             arrays.append(fixed_array(np.ascontiguousarray(slots), valid, arrow_type))
             continue
-        previous = previous_ends[index]
+        previous = layout.previous[index]
         ends = slots.astype(np.int64)
         begins = (
             np.zeros(count, np.int64)
@@ -177,14 +179,14 @@ def _slots(fixed: Bytes, layout: _Layout, index: int) -> npt.NDArray[Any]:
     return fixed[:, start : start + dtype.itemsize].view(dtype)[:, 0]
 
 
-def _previous_variable(layout: _Layout) -> list[int | None]:
+def _previous_variable(variable: Sequence[bool]) -> tuple[int | None, ...]:
     previous: list[int | None] = []
     last: int | None = None
-    for index, variable in enumerate(layout.variable):
+    for index, is_variable in enumerate(variable):
         previous.append(last)
-        if variable:
+        if is_variable:
             last = index
-    return previous
+    return tuple(previous)
 
 
 def _is_matrix(offsets: Offsets, size: int, count: int) -> bool:

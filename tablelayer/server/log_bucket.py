@@ -12,7 +12,7 @@ from tablelayer.model.batch import encode_arrow_batch, stamp_timestamp
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.reads import Counted
-from tablelayer.server.writes import OperationSource, Writer, decode_append
+from tablelayer.server.writes import OperationSource, Writer, compression_of, decode_append
 
 _HEADER_MIN = 77
 
@@ -82,11 +82,12 @@ def _checked(batch: memoryview, definition: TableDefinition, now_ms: int) -> byt
 
 
 def _encoded(source: OperationSource, writer: Writer, definition: TableDefinition, now_ms: int) -> bytearray:
+    rows = source().rows
     return encode_arrow_batch(
-        source().rows,
+        rows,
         schema_id=definition.schema.schema_id,
         change_types=None,
-        compression=definition.settings.arrow_compression,
+        compression=compression_of(definition, rows),
         timestamp_ms=now_ms,
         sequence_count=writer.sequence_count,
         producer_id=writer.producer_id,

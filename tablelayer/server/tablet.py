@@ -26,7 +26,7 @@ from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.kv import KeyValueStore
 from tablelayer.server.merge import merge, row_keys
-from tablelayer.server.writes import OperationSource, Writer
+from tablelayer.server.writes import OperationSource, Writer, compression_of
 
 _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
 
@@ -85,7 +85,7 @@ class Tablet:
             merged.changelog,
             schema_id=definition.schema.schema_id,
             change_types=merged.change_types,
-            compression=settings.arrow_compression,
+            compression=compression_of(definition, merged.changelog),
             timestamp_ms=now_ms,
             sequence_count=writer.sequence_count,
             producer_id=writer.producer_id,

@@ -17,7 +17,7 @@ from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
 from tablelayer.model.arrays import Mask
 from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options import DeleteBehavior
+from tablelayer.model.options import ArrowCompression, DeleteBehavior
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
@@ -45,8 +45,20 @@ class Writer:
         )  # fmt: skip
 
 
+_COMPRESS_FROM_BYTES = 4096
+
 OperationSource = Callable[[], Operations]
 """Decodes and checks a write; raises TableError or KafkaError. Called in an executor thread."""
+
+
+def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCompression:
+    """The table's compression, but none for small batches: each buffer is compressed on its own, so that they
+    would get larger, at a third of a millisecond."""
+    return (
+        definition.settings.arrow_compression
+        if rows.nbytes >= _COMPRESS_FROM_BYTES
+        else ArrowCompression.NONE
+    )
 
 
 def target_positions(schema: Schema, column_ids: Sequence[int] | None) -> frozenset[int] | None:
