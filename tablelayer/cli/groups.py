@@ -18,10 +18,10 @@ def list_groups(output: FormatOption = Format.TABLE, server: ServerOption = DEFA
     \b
     headrace groups list
     """
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
-    from tablelayer.client import connect
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         rows = [(group.group, group.state, group.protocol_type) for group in connection.kafka.list_groups()]
     write_rows(("group", "state", "protocol"), rows, output)
 
@@ -37,10 +37,11 @@ def describe(
     \b
     headrace groups describe my-app
     """
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
-    from tablelayer.client import KafkaError, connect
+    from tablelayer.client import KafkaError
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         group = connection.kafka.describe_group(name)
         ends: dict[str, dict[int, int]] = {}
         for topic, _ in group.positions:

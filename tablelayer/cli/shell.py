@@ -9,12 +9,12 @@ from time import perf_counter
 
 import typer
 
+from tablelayer.cli.connect import open_connection
 from tablelayer.cli.describe import describe_definition
 from tablelayer.cli.errors import CommandError, explain
 from tablelayer.cli.options import Format
 from tablelayer.cli.output import write_arrow
 from tablelayer.cli.sql import Answer, Session
-from tablelayer.client import connect
 
 HISTORY = Path("~/.cache/headrace/sql_history")
 _HISTORY_LENGTH = 1_000
@@ -31,7 +31,7 @@ SELECT * FROM "t$changelog";              any other SELECT is DuckDB's SQL
 
 def run_sql(server: str, database: str, *, execute: str | None, file: Path | None, output: Format) -> None:
     """Run the statements given, or those of standard input: with a prompt if that is a terminal."""
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         session = Session(connection, database)
         if execute is not None:
             _run(session, execute, output)

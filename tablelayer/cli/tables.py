@@ -34,11 +34,11 @@ def list_tables(
     \b
     headrace tables list
     """
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
-    from tablelayer.client import connect
 
     rows = []
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         for name in [database] if database else connection.admin.list_databases():
             for table_name in connection.admin.list_tables(name):
                 table = connection.table(f"{name}.{table_name}")
@@ -57,10 +57,10 @@ def describe(
     \b
     headrace tables describe orders
     """
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.describe import describe_definition
-    from tablelayer.client import connect
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         describe_definition(connection.admin.describe_table(name), output)
 
 
@@ -78,10 +78,10 @@ def head(
     \b
     headrace tables head orders -n 3 --columns id,amount
     """
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_arrow
-    from tablelayer.client import connect
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         write_arrow(connection.table(name).limit(count, _columns(columns)), output)
 
 
@@ -105,10 +105,10 @@ def tail(
     headrace tables tail fruit --follow --format json
     """
     from tablelayer.cli.changes import as_changes
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_arrow
-    from tablelayer.client import connect
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         table = connection.table(name)
         begin, end = table.offsets("earliest"), table.offsets("latest")
         start = {bucket: max(begin[bucket], end[bucket] - count) for bucket in end}
@@ -132,7 +132,7 @@ def count(name: TableArgument, server: ServerOption = DEFAULT_SERVER) -> None:
     \b
     headrace tables count orders
     """
-    from tablelayer.client import connect
+    from tablelayer.cli.connect import open_connection
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         typer.echo(connection.table(name).count())

@@ -6,8 +6,9 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+from tablelayer.cli.connect import open_connection
 from tablelayer.cli.output import console
-from tablelayer.client import Connection, KafkaError, connect
+from tablelayer.client import Connection, KafkaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def watch(server: str, *, interval_s: float, looks: int | None, internal: bool) 
 
     out = console()
     live = Live(console=out, auto_refresh=False) if out.is_terminal else None
-    with connect(server) as connection, live or nullcontext():
+    with open_connection(server) as connection, live or nullcontext():
         before, at = end_offsets(connection, internal=internal), time.monotonic()
         done = 0
         while looks is None or done < looks:

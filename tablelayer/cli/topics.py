@@ -31,10 +31,10 @@ def list_topics(
     \b
     headrace topics list
     """
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
-    from tablelayer.client import connect
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         found = [topic for topic in connection.kafka.list_topics() if internal or not topic.is_internal]
         rows = []
         for topic in found:
@@ -64,7 +64,7 @@ def create(
     \b
     headrace topics create clicks --partitions 4 --set retention.ms=3600000
     """
-    from tablelayer.client import connect
+    from tablelayer.cli.connect import open_connection
 
     configs = {}
     for text in sets or []:
@@ -72,7 +72,7 @@ def create(
         if not separator:
             raise CommandError(f"--set {text!r} is not of the form name=value")
         configs[key] = value
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         topic = connection.kafka.create_topic(name, partitions=partitions, configs=configs)
     typer.echo(f"topic {name} has {len(topic.leaders)} partition{'s' if len(topic.leaders) != 1 else ''}")
 
@@ -88,10 +88,10 @@ def describe(
     \b
     headrace topics describe clicks
     """
+    from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
-    from tablelayer.client import connect
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         topic = connection.kafka.describe_topic(name)
         begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name)
     partitions = [(p, topic.leaders[p], begin[p], end[p]) for p in sorted(topic.leaders)]
@@ -114,11 +114,11 @@ def delete(
     \b
     headrace topics delete clicks
     """
-    from tablelayer.client import connect
+    from tablelayer.cli.connect import open_connection
 
     if not yes:
         typer.confirm(f"Delete topic {name} and all of its records?", abort=True)
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         connection.kafka.delete_topic(name)
     typer.echo(f"topic {name} is deleted")
 
@@ -141,9 +141,9 @@ def tail(
     headrace topics tail default.orders -n 5
     headrace topics tail clicks --follow --format json
     """
-    from tablelayer.client import connect
+    from tablelayer.cli.connect import open_connection
 
-    with connect(server) as connection:
+    with open_connection(server) as connection:
         begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name, _LATEST)
         positions = {p: max(begin[p], end[p] - count) for p in end}
         collected: list[KafkaRecord] = []

@@ -118,6 +118,8 @@ class Reader:
                 open_buckets = [bucket for bucket in open_buckets if bucket not in answers]
                 if open_buckets:
                     await backoff.pause(deadline)
+                    if deadline.passed:
+                        raise failure
                 continue
             missing = [bucket for bucket in open_buckets if bucket not in answers]
             if missing:
@@ -128,7 +130,7 @@ class Reader:
     def _fail_for_good(self, error: Exception, deadline: Deadline) -> None:
         if is_stale_route(error):
             self._routes.forget()
-        if deadline.passed or not may_retry(error, repeatable=True, elapsed_ms=deadline.elapsed_ms):
+        if not may_retry(error, repeatable=True, elapsed_ms=deadline.elapsed_ms):
             raise error
 
     def project(self, columns: Sequence[str] | None) -> tuple[list[int] | None, pa.Schema, list[str] | None]:

@@ -142,6 +142,8 @@ async def retrying(
         except Exception as error:
             if on_stale_route is not None and is_stale_route(error):
                 on_stale_route()
-            if not may_retry(error, repeatable=repeatable, elapsed_ms=deadline.elapsed_ms) or deadline.passed:
+            if not may_retry(error, repeatable=repeatable, elapsed_ms=deadline.elapsed_ms):
                 raise
-        await backoff.pause(deadline)
+            await backoff.pause(deadline)
+            if deadline.passed:
+                raise

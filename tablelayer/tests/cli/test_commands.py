@@ -172,6 +172,21 @@ def test_nobody_to_talk_to():
     assert done.stderr == "cannot connect to 127.0.0.1:1: Connection refused. Is the server running there?\n"
 
 
+def test_every_module_with_kernels_is_warmed_up(headrace):
+    from tablelayer.cli.warm import KERNEL_MODULES
+
+    sources = [
+        path for folder in ("protocol", "broker", "tablelayer") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sources
+        if "tests" not in path.parts and "\ndef warm() ->" in path.read_text()
+    }
+    assert set(KERNEL_MODULES) == found
+    assert headrace("warm-up").exit_code == 0
+
+
 def test_rates_of_new_and_remade_topics():
     from tablelayer.cli.top import rates
 
