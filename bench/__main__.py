@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every sample to this file")
     arguments = parser.parse_args()
     what = arguments.what or ["kafka", "tables"]
-    console = Console(width=120)
+    console = Console(width=150)
     WORK.mkdir(exist_ok=True)
     samples: Samples = defaultdict(lambda: defaultdict(list))
     figures: dict[str, list[float]] = {}
@@ -141,8 +141,9 @@ def main() -> None:
     try:
         if "kafka" in what:
             servers = measure_start(samples, arguments.rounds)
-            measure_latency(samples, servers, arguments.rounds)
             measure_throughput(samples, servers, arguments.rounds, arguments.scale)
+            # Last, so that the peer's JIT is warm: cold it is a hundred times slower.
+            measure_latency(samples, servers, arguments.rounds)
             show_comparison(console, samples)
             for name in list(servers):
                 servers.pop(name).stop()
