@@ -16,13 +16,13 @@ def describe_definition(definition: TableDefinition, output: Format) -> None:
         (
             column.name,
             str(column.type),
-            "NOT NULL" if not column.nullable else None,
+            "yes" if column.nullable else "no",
             _key(definition, column.name),
-            column.comment,
+            column.comment or "",
         )
         for column in schema.columns
     ]
-    write_rows(("column", "type", "null", "key", "comment"), rows, output)
+    write_rows(("column", "type", "nullable", "key", "comment"), rows, output)
     if output is not Format.TABLE:
         return
     if definition.comment:
@@ -34,10 +34,10 @@ def describe_definition(definition: TableDefinition, output: Format) -> None:
     typer.echo(f"id {definition.table_id}")
 
 
-def _key(definition: TableDefinition, name: str) -> str | None:
+def _key(definition: TableDefinition, name: str) -> str:
     words = []
     if name in definition.schema.primary_key:
         words.append("primary")
     if name in definition.bucket_key and definition.bucket_key != definition.schema.primary_key:
         words.append("bucket")
-    return ", ".join(words) or None
+    return ", ".join(words)

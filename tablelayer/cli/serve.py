@@ -20,6 +20,7 @@ from time import perf_counter
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
 from broker.server import Broker
+from tablelayer.model.table import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
 
 LOG_FILE = "headrace.log"
@@ -96,7 +97,9 @@ async def _run(broker: Broker, data: Path, held: logging.handlers.MemoryHandler,
         f"(data {data}, broker id {broker_id}) in {seconds:.1f} s\n"
     )
     sys.stdout.flush()
-    threading.Thread(target=_warm, name="warm-up", daemon=True).start()
+    if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
+        # A broker without tables does without the compiler's memory.
+        threading.Thread(target=_warm, name="warm-up", daemon=True).start()
     running = asyncio.ensure_future(broker.run_forever())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
