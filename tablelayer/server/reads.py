@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tablelayer.server.log_bucket import LogBucket
 
 Rows = bytes | memoryview
-_SORT_KEYS_FROM = 512
+_SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
 
 
 def column_positions(schema: Schema, column_ids: Sequence[int] | None) -> list[int] | None:
