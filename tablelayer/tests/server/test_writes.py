@@ -21,6 +21,20 @@ def row(key: int, price: float | None = 1.0, name: str | None = "a") -> Row:
     return {"id": key, "price": price, "name": name}
 
 
+def hold_stores(table: Table) -> asyncio.Event:
+    """Nothing is stored until the event is set."""
+    services, release = table.partition.hooks.services, asyncio.Event()
+    real = services.run
+
+    async def held(work: Any, *arguments: Any) -> Any:
+        if getattr(work, "__name__", "") == "store":
+            await release.wait()
+        return await real(work, *arguments)
+
+    services.run = held
+    return release
+
+
 def wide(user: int, item: int, **values: Any) -> Row:
     empty = {"recommended": None, "impressions": None, "clicks": None}
     return {"user_id": user, "item_id": item, **empty, **values}
@@ -382,6 +396,23 @@ def test_r11_what_is_acknowledged_by_all_is_visible_and_0_is_not_answered(tmp_pa
     run(work)
 
 
+def test_r11_all_waits_for_the_store_and_1_for_the_log_only(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            release = hold_stores(table)
+            assert (await table.put_batch(table.batch([row(1)]), acks=1)).error_code == 0
+            waiting = asyncio.ensure_future(table.put_batch(table.batch([row(2)]), acks=-1))
+            done, _ = await asyncio.wait([waiting], timeout=0.3)
+            assert not done
+            assert table.partition.high_watermark == 0
+            release.set()
+            assert (await waiting).error_code == 0
+            assert table.partition.high_watermark == 2
+
+    run(work)
+
+
 def test_r11_too_few_replicas_is_said_before_the_append(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
@@ -399,16 +430,7 @@ def test_r12_1_nothing_is_seen_before_it_is_stored(tmp_path: Path) -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(COLUMNS)
             await table.put(("+", row(1)))
-            hooks, partition = table.partition.hooks, table.partition
-            release = asyncio.Event()
-            real = hooks.services.run
-
-            async def held(work: Any, *arguments: Any) -> Any:
-                if getattr(work, "__name__", "") == "store":
-                    await release.wait()
-                return await real(work, *arguments)
-
-            hooks.services.run = held
+            partition, release = table.partition, hold_stores(table)
             answer = await table.put_batch(table.batch([row(2)]), acks=1)
             assert answer.end_offset == 2
             assert partition.log.log_end_offset == 2
