@@ -69,6 +69,11 @@ class Pipeline:
             .writeStream.format("kafka")
             .option("kafka.bootstrap.servers", self.address)
             .option("topic", "shop.enriched_orders")
+            # A batch of the producer becomes a batch of the table: a thousand rows instead of forty.
+            .option("kafka.batch.size", "1000000")
+            .option("kafka.linger.ms", "50")
+            .option("kafka.max.request.size", "8000000")
+            .option("kafka.buffer.memory", "67108864")
             .option("checkpointLocation", str(self.checkpoint))
             .trigger(processingTime="1 second")
             .start()
