@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.tables")
 
-_CHECK_SECONDS = 5.0
+_CHECK_SECONDS = 1.0
 _DEFINITION_DOCS = {
     "table.schema": "Makes the topic a table: its columns, as 'id BIGINT, name STRING' or in JSON.",
     "table.primary-key": "The columns of the primary key, separated by commas; makes it a primary-key table.",

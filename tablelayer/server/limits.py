@@ -25,8 +25,9 @@ class Limits:
     flush_bytes: int = 32 * _MIB
     """A store is flushed to its files when so much was written: bounds what is replayed after a crash."""
 
-    flush_seconds: float = 60.0
-    """... or when so much time has passed since its last flush and something was written."""
+    flush_seconds: float = 5.0
+    """... or when so much time has passed since its last flush and something was written. A restart after a crash
+    replays what was written since, a few seconds' worth; a flush of that much costs a few milliseconds."""
 
     replay_bytes: int = 4 * _MIB
     """Log read at once while replaying."""
