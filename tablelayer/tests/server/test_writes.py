@@ -21,15 +21,19 @@ def row(key: int, price: float | None = 1.0, name: str | None = "a") -> Row:
     return {"id": key, "price": price, "name": name}
 
 
-def hold_stores(table: Table) -> asyncio.Event:
-    """Nothing is stored until the event is set."""
+def hold_stores(table: Table, *, after: bool = False) -> asyncio.Event:
+    """Nothing is stored (or, `after`, nothing that is stored is published) until the event is set."""
     services, release = table.partition.hooks.services, asyncio.Event()
     real = services.run
 
     async def held(work: Any, *arguments: Any) -> Any:
-        if getattr(work, "__name__", "") == "store":
+        is_store = getattr(work, "__name__", "") == "store"
+        if is_store and not after:
             await release.wait()
-        return await real(work, *arguments)
+        result = await real(work, *arguments)
+        if is_store and after:
+            await release.wait()
+        return result
 
     services.run = held
     return release
@@ -46,6 +50,7 @@ async def unchanged(table: Table, answer: Any, code: int, words: str) -> None:
     assert answer.error_code == code, answer.error_message
     assert words in answer.error_message
     assert table.partition.log.log_end_offset == before
+    assert table.partition.hooks.services.budget.used == 0
     assert await table.count() == len(await table.state())
 
 
@@ -447,6 +452,23 @@ def test_r12_1_nothing_is_seen_before_it_is_stored(tmp_path: Path) -> None:
             assert await table.changelog(1) == [("+I", row(2)), ("-U", row(2)), ("+U", row(2, 5.0))]
             assert await table.lookup({"id": 2}) == [row(2, 5.0)]
             assert replay(await table.changelog(), ["id"]).keys() == {(1,), (2,)}
+
+    run(work)
+
+
+def test_r12_1_a_lookup_that_saw_more_than_is_published_waits_for_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            release = hold_stores(table, after=True)
+            assert (await table.put_batch(table.batch([row(1)]), acks=1)).error_code == 0
+            looking = asyncio.ensure_future(table.lookup({"id": 1}))
+            done, _ = await asyncio.wait([looking], timeout=0.3)
+            assert not done
+            assert table.partition.high_watermark == 0
+            release.set()
+            assert await looking == [row(1)]
+            assert table.partition.high_watermark == 1
 
     run(work)
 
