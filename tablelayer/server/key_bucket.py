@@ -36,6 +36,8 @@ logger = logging.getLogger("headrace.tables")
 Result = TypeVar("Result")
 
 _HEADER_MIN = 77
+_PUBLISH_TIMEOUT_MS = 30_000
+"""Publishing follows storing at once; only a broken process takes longer."""
 
 
 class UnrecoverableBucketError(Exception):
@@ -51,7 +53,6 @@ class KeyBucket(TableBucket):
         self._tablet: Tablet | None = None
         self._writing = asyncio.Lock()
         self._candidate = 0
-        self._storing_to = 0
         self._storing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._last_flush = services.context.clock.monotonic()
@@ -182,10 +183,10 @@ class KeyBucket(TableBucket):
                 count = tablet.covered(target)
                 if not count:
                     break
-                self._storing_to = tablet.end_of(count)
+                end_offset = tablet.end_of(count)
                 await self.services.run(tablet.store, count)
                 self.services.budget.release(tablet.stored(count))
-                self.partition.publish_high_watermark(self._storing_to)
+                self.partition.publish_high_watermark(end_offset)
                 if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
                     self._start_flush()
         except Exception as error:
@@ -221,9 +222,13 @@ class KeyBucket(TableBucket):
 
     async def read(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call blocking `work(store, ...)`. What it has seen is published when this returns (R12.1)."""
-        result = await self.services.run(work, self.tablet.kv, *arguments)
-        if self._storing_to > self.partition.high_watermark:
-            await self.partition.wait_for_high_watermark(self._storing_to, 30_000)
+        store = self.tablet.kv
+        result = await self.services.run(work, store, *arguments)
+        seen = store.visible_offset
+        if seen > self.partition.high_watermark and not await self.partition.wait_for_high_watermark(
+            seen, _PUBLISH_TIMEOUT_MS
+        ):
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: what was read is not published yet")
         return result
 
     def retention_floor(self) -> int | None:

@@ -86,6 +86,8 @@ class KeyValueStore:
         self.row_count = 0
         self.durable_offset = 0
         """The applied offset that is in files: what a crash cannot take away."""
+        self.visible_offset = 0
+        """What a read may have seen: ahead of the applied offset while a write is under way."""
         self.bytes_since_flush = 0
         self._database = database
         self._write_options = WriteOptions()
@@ -94,7 +96,7 @@ class KeyValueStore:
         meta = database.get(_META_KEY)
         if meta is not None:
             self.applied_offset, self.row_count = _decode_meta(meta)
-            self.durable_offset = self.applied_offset
+            self.durable_offset = self.visible_offset = self.applied_offset
 
     @classmethod
     def open(cls, path: Path, memory: SharedMemory) -> KeyValueStore:
@@ -136,6 +138,7 @@ class KeyValueStore:
                     put(key, value)
         put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
         size = batch.size_in_bytes()
+        self.visible_offset = applied_offset
         self._database.write(batch, self._write_options)
         self.applied_offset, self.row_count = applied_offset, row_count
         self.bytes_since_flush += size
