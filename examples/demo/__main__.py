@@ -8,7 +8,6 @@ import sys
 from examples.demo.steps import Demo
 from examples.stage import Stage, StepFailedError
 
-
 # The demo's JVMs live for seconds: what the optimising compiler would win later, it costs now.
 SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 

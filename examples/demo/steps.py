@@ -334,13 +334,15 @@ class Demo:
         assert self.pipeline is not None
         late = self.orders[-LATE_ORDERS:]
         self.pipeline.start()
-        sender = threading.Thread(target=self.trickle, args=(late,), name="late orders")
+        pinned_once = threading.Event()
+        sender = threading.Thread(target=self.trickle, args=(late, pinned_once), name="late orders")
         sender.start()
         table = self.connection.table(TABLE)
         begin = table.count()
         self.pipeline.wait(table.count, begin + 1, lambda _: None)
         pinned = union_read(self.spark, self.server.address, TABLE)
         counts = [pinned.count()]
+        pinned_once.set()
         lake = union_read(self.spark, self.server.address, f"{TABLE}$lake").count()
         self.pipeline.wait(table.count, counts[0] + 1, lambda _: None)
         counts.append(pinned.count())
@@ -363,12 +365,14 @@ class Demo:
         self.pipeline.wait(table.count, everything, lambda _: None)
         self.pipeline.drain()
 
-    def trickle(self, late: list[bytes]) -> None:
-        """The last orders, a few at a time."""
+    def trickle(self, late: list[bytes], pinned_once: threading.Event) -> None:
+        """The last orders, a few at a time; the second half after the first union read, however long it took."""
         step = len(late) // 10
         for start in range(0, len(late), step):
+            if start >= len(late) // 2:
+                pinned_once.wait(timeout=120)
             produce(self.server.address, "shop.orders", late[start : start + step])
-            time.sleep(0.7)
+            time.sleep(0.5)
 
     def verify(self) -> None:
         from pyspark.sql import functions as f
