@@ -335,7 +335,7 @@ class Demo:
         late = self.orders[-LATE_ORDERS:]
         self.pipeline.start()
         pinned_once = threading.Event()
-        sender = threading.Thread(target=self.trickle, args=(late, pinned_once), name="late orders")
+        sender = threading.Thread(target=self.trickle, args=(late, pinned_once), daemon=True)
         sender.start()
         table = self.connection.table(TABLE)
         begin = table.count()
