@@ -2,11 +2,12 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && { echo $$p; break; }; done)
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := protocol broker tablelayer
+# The demo and the tests start many short processes: let Python keep their bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

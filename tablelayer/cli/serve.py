@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import logging.handlers
+import resource
 import signal
 import sys
 import threading
@@ -50,6 +51,16 @@ def parse_sets(texts: Sequence[str]) -> dict[str, str]:
     return values
 
 
+def raise_open_files_limit() -> None:
+    """Ask for as many open files as the system lets us: each bucket and each log keeps some open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        # macOS calls its limit unlimited and refuses it; what there is has to do then.
+        logging.getLogger("headrace").info("the limit on open files stays as it is")
+
+
 def serve(
     listen: str,
     data: Path,
@@ -64,6 +75,7 @@ def serve(
     `started`: `perf_counter()` when the process began, for the ready line.
     """
     sys.meta_path.insert(0, _WithoutPandas())
+    raise_open_files_limit()
     host, port = parse_listener(listen)
     extension = TableExtension()
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
