@@ -1,0 +1,75 @@
+"""A table behind kill -9: every row that was acknowledged is there, its state is kept, its changelog whole."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from tablelayer.client import ConnectionFailed, connect
+
+ROWS_PER_WRITE = 500
+KILLS = 3
+
+pytestmark = pytest.mark.slow
+
+
+def write_until(stop: threading.Event, address: str, acknowledged: list[int]) -> None:
+    """Upserts ever new keys, each batch acknowledged by all, through whatever happens to the server."""
+    with connect(address) as connection:
+        table = connection.table("default.t")
+        start = 0
+        while not stop.is_set():
+            keys = range(start, start + ROWS_PER_WRITE)
+            table.upsert([{"k": key, "v": f"value {key}"} for key in keys])
+            acknowledged.append(keys.stop)
+            start = keys.stop
+
+
+def test_acknowledged_rows_survive_kill_9_and_the_state_is_kept(own_server, wait_until) -> None:
+    with connect(own_server.address) as connection:
+        connection.execute(
+            "CREATE TABLE t (k BIGINT, v STRING, PRIMARY KEY (k) NOT ENFORCED) WITH ('bucket.num'='2')"
+        )
+    acknowledged: list[int] = []
+    stop = threading.Event()
+    writer = threading.Thread(target=write_until, args=(stop, own_server.address, acknowledged))
+    writer.start()
+    try:
+        for _ in range(KILLS):
+            count = len(acknowledged)
+            wait_until(lambda count=count: len(acknowledged) > count + 5, "writes to be acknowledged")
+            # Longer than the stores keep rows in memory only, so that there is state to be kept.
+            threading.Event().wait(7)
+            own_server.restart()
+    finally:
+        stop.set()
+        writer.join(60)
+    assert not writer.is_alive()
+    total = acknowledged[-1]
+    with connect(own_server.address) as connection:
+        table = connection.table("default.t")
+        assert table.count() == total
+        found, rows = table.lookup(list(range(total)))
+        assert all(found)
+        assert rows.column("v").to_pylist() == [f"value {key}" for key in range(total)]
+        changes = [
+            (key, change)
+            for part in table.scan(start="earliest", until="latest")
+            for key, change in zip(
+                part.batch.column("k").to_pylist(), part.change_types.tolist(), strict=True
+            )
+        ]
+        # Nothing was repeated: retries are recognised, so that every row was inserted once and never updated.
+        assert sorted(changes) == [(key, 1) for key in range(total)]
+    log = (own_server.directory / "data" / "headrace.log").read_text()
+    kept = [int(text) for text in re.findall(r"table default\.t bucket \d+: kept (\d+) rows", log)]
+    assert len(kept) >= 2 * KILLS
+    assert all(count > 0 for count in kept[-2:]), log
+
+
+def test_errors_of_a_killed_server_are_named(own_server) -> None:
+    own_server.kill()
+    with pytest.raises(ConnectionFailed, match=re.escape(own_server.address)):
+        connect(own_server.address).table("default.t")
