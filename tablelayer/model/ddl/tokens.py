@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from sqlglot import Token, Tokenizer, TokenType
+from sqlglot import Token, TokenType
+from sqlglot import Tokenizer as SqlTokenizer
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import TokenError
 
@@ -47,7 +48,7 @@ class DdlError(TableError):
 class _Words(Dialect):
     """Plain words: no keywords, so that every word can also be a name."""
 
-    class Tokenizer(Tokenizer):
+    class Tokenizer(SqlTokenizer):
         IDENTIFIERS = ["`", '"']  # noqa: RUF012
         QUOTES = ["'"]  # noqa: RUF012
         STRING_ESCAPES = ["'"]  # noqa: RUF012
