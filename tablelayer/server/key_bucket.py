@@ -23,7 +23,7 @@ from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
 from tablelayer.server.bucket import TableBucket
-from tablelayer.server.kv import DamagedStoreError, KeyValueStore
+from tablelayer.server.kv import DamagedStoreError, DiskFullError, KeyValueStore
 from tablelayer.server.services import Services
 from tablelayer.server.tablet import Tablet
 from tablelayer.server.writes import OperationSource, Writer, decode_put
@@ -37,6 +37,7 @@ Result = TypeVar("Result")
 
 _HEADER_MIN = 77
 _PUBLISH_TIMEOUT_MS = 30_000
+_DISK_FULL_RETRY_SECONDS = 1.0
 """Publishing follows storing at once; only a broken process takes longer."""
 
 
@@ -184,7 +185,14 @@ class KeyBucket(TableBucket):
                 if not count:
                     break
                 end_offset = tablet.end_of(count)
-                await self.services.run(tablet.store, count)
+                try:
+                    await self.services.run(tablet.store, count)
+                except DiskFullError as error:
+                    if self.closed:
+                        break  # the log has these rows; they are replayed
+                    logger.warning("%s waits for space on the disk: %s", self.name, error)
+                    await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
+                    continue
                 self.services.budget.release(tablet.stored(count))
                 self.partition.publish_high_watermark(end_offset)
                 if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
@@ -211,6 +219,9 @@ class KeyBucket(TableBucket):
     async def _flush(self) -> None:
         try:
             await self.services.run(self.tablet.kv.flush)
+        except DiskFullError as error:
+            # Reads go on; what is in memory is in the log too, and the next flush takes it along.
+            logger.warning("%s cannot be flushed, the disk is full: %s", self.name, error)
         except Exception as error:
             if not self.closed:
                 logger.error("%s cannot be flushed", self.name, exc_info=error)

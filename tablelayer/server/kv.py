@@ -77,6 +77,16 @@ class SharedMemory:
         return options
 
 
+class DiskFullError(Exception):
+    """There is no space for the store's files. Nothing is lost: the same call may succeed later."""
+
+
+def _raise_disk_full(error: Exception) -> None:
+    """Tell a full disk from RocksDB's other errors, which have no type of their own either."""
+    if "No space left" in str(error):
+        raise DiskFullError(str(error)) from error
+
+
 class KeyValueStore:
     """One open store. `applied_offset` is exclusive: the state is the log below it."""
 
@@ -139,14 +149,25 @@ class KeyValueStore:
         put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
         size = batch.size_in_bytes()
         self.visible_offset = applied_offset
-        self._database.write(batch, self._write_options)
+        try:
+            self._database.write(batch, self._write_options)
+        except Exception as error:
+            self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
+            _raise_disk_full(error)
+            raise
         self.applied_offset, self.row_count = applied_offset, row_count
         self.bytes_since_flush += size
 
     def flush(self) -> None:
-        """Put what is in memory into files."""
-        offset, self.bytes_since_flush = self.applied_offset, 0
-        self._database.flush(True)
+        """Put what is in memory into files. Raises DiskFullError; what is in memory stays there then."""
+        offset, size = self.applied_offset, self.bytes_since_flush
+        self.bytes_since_flush = 0
+        try:
+            self._database.flush(True)
+        except Exception as error:
+            self.bytes_since_flush += size
+            _raise_disk_full(error)
+            raise
         self.durable_offset = max(self.durable_offset, offset)
 
     def values_from(self, first: bytes, count: int) -> list[bytes]:

@@ -1,0 +1,74 @@
+"""A full disk loses nothing and is survived: what a store could not do it can do later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tablelayer.server.kv import DiskFullError, KeyValueStore
+
+NO_SPACE = Exception("IO error: No space left on device: While appending to file: 000009.sst")
+
+
+class Database:
+    """Stands in for RocksDB and fails as it does."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def get(self, key: object) -> None:
+        return None
+
+    def write(self, batch: object, options: object) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def flush(self, wait: bool) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def database() -> Database:
+    return Database()
+
+
+@pytest.fixture
+def store(database: Database, tmp_path: Path) -> KeyValueStore:
+    return KeyValueStore(database, tmp_path)
+
+
+def test_a_flush_without_space_is_due_again(store: KeyValueStore, database: Database) -> None:
+    store.write([([b"k"], [b"v"])], 5, 1)
+    written = store.bytes_since_flush
+    assert written > 0
+    database.error = NO_SPACE
+    with pytest.raises(DiskFullError, match="No space left"):
+        store.flush()
+    assert (store.bytes_since_flush, store.durable_offset) == (written, 0)
+    database.error = None
+    store.flush()
+    assert (store.bytes_since_flush, store.durable_offset) == (0, 5)
+
+
+def test_a_write_without_space_changes_nothing_and_can_be_repeated(
+    store: KeyValueStore, database: Database
+) -> None:
+    database.error = NO_SPACE
+    with pytest.raises(DiskFullError):
+        store.write([([b"k"], [b"v"])], 5, 1)
+    assert (store.applied_offset, store.visible_offset, store.row_count) == (0, 0, 0)
+    database.error = None
+    store.write([([b"k"], [b"v"])], 5, 1)
+    assert (store.applied_offset, store.visible_offset, store.row_count) == (5, 5, 1)
+
+
+def test_other_errors_keep_their_type(store: KeyValueStore, database: Database) -> None:
+    database.error = Exception("Corruption: block checksum mismatch")
+    with pytest.raises(Exception, match="Corruption") as caught:
+        store.write([([b"k"], [b"v"])], 5, 1)
+    assert not isinstance(caught.value, DiskFullError)
+    with pytest.raises(Exception, match="Corruption") as caught:
+        store.flush()
+    assert not isinstance(caught.value, DiskFullError)
