@@ -65,11 +65,7 @@ class Rebalance:
         group = self.group
         if group.phase is Phase.DEAD:
             self._refuse_join(event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        elif (
-            not self.limits.session_timeout_ms_min
-            <= event.session_timeout_ms
-            <= self.limits.session_timeout_ms_max
-        ):
+        elif not self._session_timeout_is_legal(event.session_timeout_ms):
             self._refuse_join(event, ErrorCode.INVALID_SESSION_TIMEOUT)
         elif not self._has_room_for(event.member_id):
             self._turn_away(event)

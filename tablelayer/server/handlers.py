@@ -55,7 +55,13 @@ class Handlers:
             self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
         )  # fmt: skip
         return [
-            ApiDeclaration(request, response, _answering(handler, response))
+            ApiDeclaration(
+                request,
+                response,
+                _answering(handler, response),
+                # A scan at the log's end only waits; nobody needs its answer once the client is gone.
+                cancel_on_disconnect=request is m.ScanLogRequest,
+            )
             for request, response, handler in zip(m.REQUESTS, m.RESPONSES, handlers, strict=True)
         ]
 

@@ -205,10 +205,6 @@ class Projection:
             buffer_count += buffer_step
         return cls(node_count, buffer_count, np.array(nodes, np.intp), np.array(buffers, np.intp))
 
-    @property
-    def is_everything(self) -> bool:
-        return len(self.nodes) == self.node_count
-
     def apply(self, message: RecordBatchMetadata) -> tuple[bytes, list[tuple[int, int]]]:
         """New metadata, and the ranges (position, size) of the old message that follow it.
 
