@@ -36,7 +36,10 @@ test: setup  ## all tests that take minutes, not hours
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 quick: setup  ## the tests that take seconds
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark" protocol broker tablelayer
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer
+
+soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign clients (hours)
+	@$(BIN)/python -m pytest -m soak --timeout 0
 
 check: setup  ## format, lint, types, layers, container files
 	@$(BIN)/ruff format --check .
@@ -56,4 +59,4 @@ format: setup  ## write the format that `make check` asks for
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo demo-wide test quick check bench format clean
+.PHONY: help setup demo demo-wide test quick soak check bench format clean
