@@ -22,6 +22,7 @@ from protocol.messages.consumer_offsets import (
 )
 from protocol.messages.fetch import FetchRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.transaction_state import PartitionsSchema, TransactionLogKey, TransactionLogValue
 
 
 def spelled(*parts):
@@ -131,3 +132,30 @@ def test_values_of_consumer_offsets():
         "00000009", "00000008", "00000001", b"s", "00000000",
     )  # fmt: skip
     assert decode_versioned(GroupMetadataValue, encode_versioned(group, 3)) == (group, 3)
+
+
+def test_transaction_state_records():
+    """As Kafka 4 writes them; version 0 has no tagged fields."""
+    key = encode_versioned(TransactionLogKey(transactional_id="tx"), 0)
+    assert key == spelled("0000", "0002", b"tx")
+    value = TransactionLogValue(
+        producer_id=7,
+        previous_producer_id=6,
+        producer_epoch=3,
+        transaction_timeout_ms=60_000,
+        transaction_status=1,
+        transaction_partitions=[PartitionsSchema(topic="t", partition_ids=[0, 2])],
+        transaction_last_update_timestamp_ms=10,
+        transaction_start_timestamp_ms=9,
+        client_transaction_version=2,
+    )
+    fixed = ["0000000000000007", "0003", "0000ea60", "01"]
+    times = ["000000000000000a", "0000000000000009"]
+    assert encode_versioned(value, 1) == spelled(
+        "0001", *fixed, "02", "02", b"t", "03", "00000000 00000002", "00", *times,
+        "02", "00 08 0000000000000006", "02 02 0002",
+    )  # fmt: skip
+    assert encode_versioned(value, 0) == spelled(
+        "0000", *fixed, "00000001", "0001", b"t", "00000002", "00000000 00000002", *times
+    )
+    assert decode_versioned(TransactionLogValue, encode_versioned(value, 1)) == (value, 1)
