@@ -50,6 +50,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "host:port that clients are told to use; by default the address the broker listens on.",
         _check_listener,
     ),
+    ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
     # topics
     ConfigKey("num.partitions", _INT, "1", "Partitions of a topic created without a number.", at_least(1)),
     ConfigKey(
@@ -143,6 +144,13 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey("max.connections", _INT, "2147483647", "Most connections at a time.", at_least(1)),
     ConfigKey("max.connections.per.ip", _INT, "2147483647", "Most connections of one address.", at_least(1)),
     ConfigKey("fetch.max.bytes", _INT, "57671680", "Largest answer to one fetch.", at_least(1024)),
+    ConfigKey(
+        "max.incremental.fetch.session.cache.slots",
+        _INT,
+        "1000",
+        "Consumers of which the broker remembers what they fetch; others send it each time.",
+        at_least(0),
+    ),
     # consumer groups
     ConfigKey(
         "group.initial.rebalance.delay.ms",

@@ -8,9 +8,11 @@ A fetch that finds less than `min_bytes` waits. It is woken by the partitions th
 failure, log start) and looks again only at those that moved. It is answered when there is enough, when there
 is an error, after `max_wait_ms`, or when the broker stops.
 
-There are no fetch sessions (KIP-227): every answer carries session id 0, which tells clients to send full
-requests; a request for a session gets FETCH_SESSION_ID_NOT_FOUND. There are no transactions: the last stable
-offset is the high watermark, and no transaction is ever aborted.
+What is remembered between the fetches of a consumer is in `fetch_sessions` (KIP-227); here it is joined with
+partitions. In a session, a partition at whose end the consumer stands and of which everything was told costs
+a comparison, not an answer.
+
+There are no transactions: the last stable offset is the high watermark, and no transaction is ever aborted.
 """
 
 from __future__ import annotations
@@ -19,8 +21,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
+from broker.api.fetch_sessions import (
+    FINAL_EPOCH,
+    FIRST_VERSION_WITH_IDS,
+    INITIAL_EPOCH,
+    NO_SESSION,
+    FetchSession,
+    FetchSessions,
+    SessionPartition,
+)
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, FetchedRecords, RequestContext
 from protocol.errors import ErrorCode, KafkaError
@@ -30,20 +40,31 @@ from protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
+    FetchTopic,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
     PartitionData,
 )
 
 logger = logging.getLogger("headrace.api")
 
-_FIRST_VERSION_WITH_IDS = 13
+_FIRST_VERSION_WITH_SESSIONS = 7
+_FIRST_VERSION_WITH_LEADERS = 16
 _READ_COMMITTED = 1
+_MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
 class FetchApi:
     def __init__(self, context: BrokerContext) -> None:
+        self._context = context
         self._metadata = context.metadata
+        self._clock = context.clock
         self._max_bytes: int = context.config["fetch.max.bytes"]
+        self._sessions: FetchSessions[_Wanted] = FetchSessions(
+            context.config["max.incremental.fetch.session.cache.slots"], context.entropy.random
+        )
         self._waiting: set[_Fetch] = set()
+        self._in_session: dict[int, _Fetch] = {}  # the one that waits, by session id
         self._stopping = False
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -58,21 +79,38 @@ class FetchApi:
     def fetch(
         self, context: RequestContext, request: FetchRequest
     ) -> FetchResponse | Awaitable[FetchResponse]:
-        if request.session_epoch > 0:
-            raise KafkaError(
-                ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"there is no fetch session {request.session_id}"
-            )
-        fetch = _Fetch(self._resolve(context.api_version, request), request, self._max_bytes)
+        version = context.api_version
+        session = None
+        if request.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
+            session = self._sessions.resume(request, version, self._clock.monotonic(), _Wanted)
+        elif request.session_id:
+            self._sessions.end(request.session_id)
+        if session is not None:
+            before = self._in_session.get(session.session_id)
+            if before is not None:
+                before.supersede()
+            wanted = list(session.partitions.values())
+        else:
+            wanted = [_Wanted(topic, asked) for topic in request.topics for asked in topic.partitions]
+        by_id = version >= FIRST_VERSION_WITH_IDS
+        image = self._metadata.version
+        for entry in wanted:
+            if entry.image != image:
+                self._resolve(entry, by_id)
+        fetch = _Fetch(wanted, request, self._max_bytes, session)
         if fetch.has_hooks:
-            return self._wait(fetch, request.max_wait_ms)
+            return self._wait(fetch, version)
         fetch.read()
         if fetch.is_complete or request.max_wait_ms <= 0 or self._stopping:
-            return fetch.response
-        return self._wait(fetch, request.max_wait_ms)
+            return self._answer(fetch, version)
+        return self._wait(fetch, version)
 
-    async def _wait(self, fetch: _Fetch, max_wait_ms: int) -> FetchResponse:
+    async def _wait(self, fetch: _Fetch, version: int) -> FetchResponse:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + max_wait_ms / 1000
+        deadline = loop.time() + fetch.request.max_wait_ms / 1000
+        session_id = fetch.session.session_id if fetch.session is not None else NO_SESSION
+        if session_id:
+            self._in_session[session_id] = fetch
         fetch.start_watching()
         self._waiting.add(fetch)
         try:
@@ -85,43 +123,119 @@ class FetchApi:
                     fetch.read()
         finally:
             self._waiting.discard(fetch)
+            if self._in_session.get(session_id) is fetch:
+                del self._in_session[session_id]
             fetch.stop_watching()
-        return fetch.response
+        return self._answer(fetch, version)
 
-    def _resolve(self, version: int, request: FetchRequest) -> list[_Wanted]:
-        wanted = []
-        for topic in request.topics:
-            name, topic_id = topic.topic, topic.topic_id
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if version >= _FIRST_VERSION_WITH_IDS:
-                image = self._metadata.topic_by_id(topic_id)
-                if image is None:
-                    code = ErrorCode.UNKNOWN_TOPIC_ID
-                else:
-                    name = image.name
-            for request_partition in topic.partitions:
-                found = self._metadata.find_partition(name, request_partition.partition)
-                if code == ErrorCode.UNKNOWN_TOPIC_ID:
-                    found = None
-                wanted.append(_Wanted(topic, found, request_partition, code))
-        return wanted
+    def _resolve(self, entry: _Wanted, by_id: bool) -> None:
+        """Find the entry's partition in the present image of the topics."""
+        topic = entry.topic
+        if by_id:
+            image = self._metadata.topic_by_id(topic.topic_id)
+            if image is not None:
+                entry.name = image.name
+            elif entry.name and self._metadata.topic(entry.name) is not None:
+                # A session goes on, and the topic was made again: its log is another one's.
+                entry.missing_code = ErrorCode.INCONSISTENT_TOPIC_ID
+            else:
+                entry.missing_code = ErrorCode.UNKNOWN_TOPIC_ID
+            found = image is not None
+        else:
+            entry.name, found = topic.topic, True
+        entry.partition = (
+            self._metadata.find_partition(entry.name, entry.request.partition) if found else None
+        )
+        if entry.partition is None and found:
+            entry.missing_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        entry.image = self._metadata.version
+
+    def _answer(self, fetch: _Fetch, version: int) -> FetchResponse:
+        request, session = fetch.request, fetch.session
+        response = FetchResponse(responses=[])
+        told = fetch.wanted
+        if session is not None:
+            if fetch.superseded:
+                # The next request of this session came while this one waited, and owns its partitions now.
+                response.error_code = ErrorCode.INVALID_FETCH_SESSION_EPOCH
+                response.session_id = session.session_id
+                return response
+            response.session_id = session.session_id
+            told = session.changes(
+                (entry, entry.answer, entry.size) for entry in told if entry.answer is not None
+            )
+        elif request.session_epoch == INITIAL_EPOCH and version >= _FIRST_VERSION_WITH_SESSIONS:
+            response.session_id = self._sessions.begin(
+                told, by_id=version >= FIRST_VERSION_WITH_IDS, now=self._clock.monotonic()
+            )
+            if response.session_id:
+                for entry in told:
+                    entry.note(entry.told())
+        topic = None
+        for entry in told:
+            if entry.topic is not topic:
+                topic = entry.topic
+                answers: list[PartitionData] = []
+                response.responses.append(
+                    FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=answers)
+                )
+            answer = entry.told()
+            answers.append(answer)
+            if answer.error_code in _MOVED and version >= _FIRST_VERSION_WITH_LEADERS:
+                self._tell_leader(entry, answer, response)
+        for entry in told:
+            entry.answer = None  # a session remembers what was told, not the records
+        return response
+
+    def _tell_leader(self, entry: _Wanted, answer: PartitionData, response: FetchResponse) -> None:
+        """KIP-951: who leads now, so that the client need not ask Metadata."""
+        leader = self._metadata.find_partition(entry.name, entry.request.partition)
+        if leader is None:
+            return
+        broker_id = self._context.broker_id
+        answer.current_leader = LeaderIdAndEpoch(leader_id=broker_id, leader_epoch=leader.leader_epoch)
+        if not response.node_endpoints:
+            host, port = self._context.advertised()
+            rack = self._context.config["broker.rack"]
+            response.node_endpoints = [NodeEndpoint(node_id=broker_id, host=host, port=port, rack=rack)]
 
 
-class _Wanted:
-    """One partition of a fetch and its part of the answer."""
+class _Wanted(SessionPartition):
+    """One partition of a fetch and its part of the answer. Lives on in a session."""
 
-    __slots__ = ("answer", "failed", "missing_code", "partition", "request", "size", "topic")
+    __slots__ = ("answer", "failed", "image", "missing_code", "name", "partition", "size")
 
-    def __init__(
-        self, topic: Any, found: Partition | None, request: FetchPartition, missing_code: ErrorCode
-    ) -> None:
-        self.topic = topic
-        self.partition = found
-        self.request = request
-        self.missing_code = missing_code
-        self.answer: PartitionData
+    def __init__(self, topic: FetchTopic, request: FetchPartition) -> None:
+        super().__init__(topic, request)
+        self.name = ""
+        self.partition: Partition | None = None
+        self.missing_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        self.image = -1  # the version of the topic image in which it was looked up
+        self.answer: PartitionData | None = None
         self.size = 0
         self.failed = False
+
+    def told(self) -> PartitionData:
+        if self.answer is None:
+            raise RuntimeError(f"partition {self.name}-{self.request.partition} was not read")
+        return self.answer
+
+    @property
+    def seen_high_watermark(self) -> int:
+        return self.told_high_watermark if self.answer is None else self.answer.high_watermark
+
+    @property
+    def is_quiet(self) -> bool:
+        """The consumer stands at the end and has heard everything: there is nothing to read or to tell."""
+        partition, request = self.partition, self.request
+        return (
+            partition is not None
+            and partition.is_open
+            and partition.high_watermark == self.told_high_watermark == request.fetch_offset
+            and partition.log.log_start_offset == self.told_log_start
+            and request.current_leader_epoch in (-1, partition.leader_epoch)
+            and request.last_fetched_epoch in (-1, partition.leader_epoch)
+        )
 
 
 class _Fetch:
@@ -133,14 +247,24 @@ class _Fetch:
         "_changed",
         "_max_bytes",
         "_moved",
-        "_request",
-        "_wanted",
         "has_hooks",
+        "request",
+        "session",
+        "superseded",
+        "wanted",
     )
 
-    def __init__(self, wanted: list[_Wanted], request: FetchRequest, bytes_max: int) -> None:
-        self._wanted = wanted
-        self._request = request
+    def __init__(
+        self,
+        wanted: list[_Wanted],
+        request: FetchRequest,
+        bytes_max: int,
+        session: FetchSession[_Wanted] | None,
+    ) -> None:
+        self.wanted = wanted
+        self.request = request
+        self.session = session
+        self.superseded = False
         self._max_bytes = min(request.max_bytes, bytes_max)
         self._bytes = 0
         self._moved: set[int] | None = None  # which to read again; None: all
@@ -154,14 +278,14 @@ class _Fetch:
 
     def read(self) -> None:
         for entry in self._to_read():
-            self._begin(entry)
-            if not entry.failed:
+            if self._begin(entry):
                 self._read_log(entry)
 
     async def read_with_hooks(self) -> None:
         for entry in self._to_read():
-            self._begin(entry)
-            if entry.failed:
+            if self.superseded:
+                return
+            if not self._begin(entry):
                 continue
             assert entry.partition is not None
             if entry.partition.hooks is None:
@@ -172,23 +296,26 @@ class _Fetch:
     def _to_read(self) -> list[_Wanted]:
         moved, self._moved = self._moved, set()
         if moved is None:
-            return self._wanted
-        return [self._wanted[index] for index in sorted(moved)]
+            return self.wanted
+        return [self.wanted[index] for index in sorted(moved)]
 
-    def _begin(self, entry: _Wanted) -> None:
-        """Make the entry's answer, with everything but records."""
+    def _begin(self, entry: _Wanted) -> bool:
+        """Make the entry's answer, with everything but records. False if there is no need to look for any."""
         request, partition = entry.request, entry.partition
         self._bytes -= entry.size
         entry.size, entry.failed = 0, False
+        if self.session is not None and entry.is_quiet:
+            entry.answer = None
+            return False
         answer = entry.answer = PartitionData(
             partition_index=request.partition,
             high_watermark=-1,
-            aborted_transactions=[] if self._request.isolation_level == _READ_COMMITTED else None,
+            aborted_transactions=[] if self.request.isolation_level == _READ_COMMITTED else None,
             records=b"",
         )
         if partition is None:
             self._fail(entry, entry.missing_code)
-            return
+            return False
         try:
             log = partition.log
             check_leader_epoch(partition, request.current_leader_epoch)
@@ -200,11 +327,12 @@ class _Fetch:
                     # KIP-320: what the consumer has read is not what is here; it has to go back.
                     answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
                     entry.failed = True
-                    return
+                    return False
             if not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
                 self._fail(entry, ErrorCode.OFFSET_OUT_OF_RANGE)
         except KafkaError as error:
             self._fail(entry, error.code, error.message)
+        return not entry.failed
 
     def _limits(self, entry: _Wanted) -> tuple[int, bool]:
         """How many bytes the entry may have, and whether it must have a batch."""
@@ -228,7 +356,7 @@ class _Fetch:
             self._fail(entry, ErrorCode.UNKNOWN_SERVER_ERROR)
             return
         if found.size:
-            entry.answer.records = found.region
+            entry.told().records = found.region
             entry.size = found.size
             self._bytes += found.size
 
@@ -243,6 +371,8 @@ class _Fetch:
             return
         try:
             found = await partition.hooks.fetch(entry.request.fetch_offset, max(bytes_max, 0), must)
+            if self.superseded:
+                return
         except KafkaError as error:
             self._fail(entry, error.code, error.message)
             return
@@ -251,13 +381,13 @@ class _Fetch:
             self._fail(entry, ErrorCode.UNKNOWN_SERVER_ERROR)
             return
         if found.size:
-            entry.answer.records = found.parts[0] if len(found.parts) == 1 else _Parts(found)
+            entry.told().records = found.parts[0] if len(found.parts) == 1 else _Parts(found)
             entry.size = found.size
             self._bytes += found.size
 
     def _fail(self, entry: _Wanted, code: ErrorCode, message: str = "") -> None:
         entry.failed = True
-        entry.answer.error_code = code
+        entry.told().error_code = code
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             logger.error("fetch of %r failed: %s", entry.partition, message)
 
@@ -265,34 +395,22 @@ class _Fetch:
     def is_complete(self) -> bool:
         """Enough was found, or something that the client must be told now."""
         return (
-            self._bytes >= self._request.min_bytes
-            or not self._wanted
-            or any(entry.failed for entry in self._wanted)
+            self.superseded
+            or self._bytes >= self.request.min_bytes
+            or not self.wanted
+            or any(entry.failed for entry in self.wanted)
         )
-
-    @property
-    def response(self) -> FetchResponse:
-        response = FetchResponse(responses=[])
-        topic = None
-        for entry in self._wanted:
-            if entry.topic is not topic:
-                topic = entry.topic
-                answer = FetchableTopicResponse(topic=topic.topic, topic_id=topic.topic_id, partitions=[])
-                response.responses.append(answer)
-            answer.partitions.append(entry.answer)
-        return response
 
     # -- waiting -------------------------------------------------------------------------------------------
 
     def start_watching(self) -> None:
-        for index, entry in enumerate(self._wanted):
+        for index, entry in enumerate(self.wanted):
             if entry.partition is not None:
                 callback = partial(self._on_moved, index)
                 entry.partition.add_waiter(callback)
                 self._callbacks.append((entry.partition, callback))
                 if self._moved is not None and (
-                    entry.partition.high_watermark != entry.answer.high_watermark
-                    or not entry.partition.is_open
+                    entry.partition.high_watermark != entry.seen_high_watermark or not entry.partition.is_open
                 ):
                     # It moved after it was read and before anybody was watching.
                     self._moved.add(index)
@@ -311,6 +429,11 @@ class _Fetch:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
+    def supersede(self) -> None:
+        """Look at nothing any more: another fetch of the session has begun."""
+        self.superseded = True
+        self.stop()
+
     async def changed(self, deadline: float) -> bool:
         """Wait until a partition moved or `stop`; False if the time is up first."""
         if self._moved:
@@ -323,7 +446,7 @@ class _Fetch:
         finally:
             timer.cancel()
             self._changed = None
-        return bool(self._moved)
+        return bool(self._moved) and not self.superseded
 
 
 class _Parts:

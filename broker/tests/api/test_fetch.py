@@ -300,22 +300,6 @@ def test_the_id_of_a_deleted_topic_does_not_show_the_one_made_after_it(tmp_path)
     asyncio.run(test())
 
 
-@pytest.mark.parametrize(("session_id", "epoch", "code"), [
-    (0, 0, 0), (0, -1, 0), (5, 0, 0), (5, -1, 0),
-    (5, 1, ErrorCode.FETCH_SESSION_ID_NOT_FOUND), (0, 3, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
-])  # fmt: skip
-def test_there_are_no_sessions_to_continue(tmp_path, session_id, epoch, code) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t")
-            fetch = request("t", [(0, 0, 1000)], session_id=session_id, session_epoch=epoch)
-            response = await broker.send(fetch, 12)
-            assert (response.error_code, response.session_id) == (code, 0)
-            assert len(response.responses) == (0 if code else 1)
-
-    asyncio.run(test())
-
-
 def test_leader_epochs_fence_and_show_what_diverged(tmp_path) -> None:
     async def test() -> None:
         for _ in range(2):  # a stop that was not clean makes the second run epoch 1
