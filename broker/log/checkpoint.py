@@ -16,10 +16,10 @@ Both are JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from broker.log.segment import LOG_SUFFIX, Segment, file_stem
 from broker.ports import Disk
@@ -31,8 +31,13 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """`aborted` counts the aborted transactions of each segment, by its base offset, where there are any: an
+    index of them that is missing could not be told from one without entries.
+    """
+
     log_start_offset: int = 0
     recovery_point: int = 0
+    aborted: Mapping[int, int] = field(default_factory=dict)
 
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
@@ -44,6 +49,7 @@ def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> Non
                 "version": _VERSION,
                 "log_start_offset": checkpoint.log_start_offset,
                 "recovery_point": checkpoint.recovery_point,
+                "aborted": list(checkpoint.aborted.items()),
             }
         ).encode(),
         sync=True,
@@ -56,10 +62,15 @@ def read_checkpoint(disk: Disk, directory: Path) -> Checkpoint | None:
         content = json.loads(disk.read(directory / CHECKPOINT_NAME))
         if content["version"] != _VERSION:
             return None
-        checkpoint = Checkpoint(int(content["log_start_offset"]), int(content["recovery_point"]))
+        checkpoint = _checkpoint(content)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return checkpoint if min(checkpoint.log_start_offset, checkpoint.recovery_point) >= 0 else None
+
+
+def _checkpoint(content: dict[str, Any]) -> Checkpoint:
+    aborted = {int(base): int(count) for base, count in content.get("aborted", ())}
+    return Checkpoint(int(content["log_start_offset"]), int(content["recovery_point"]), aborted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,7 @@ def write_clean_marker(
         "version": _VERSION,
         "log_start_offset": checkpoint.log_start_offset,
         "recovery_point": checkpoint.recovery_point,
+        "aborted": list(checkpoint.aborted.items()),
         "epochs": list(epochs),
         "segments": [
             (segment.base_offset, segment.size, segment.end_offset, *segment.largest, segment.first_timestamp)
@@ -110,7 +122,7 @@ def read_clean_marker(disk: Disk, directory: Path) -> CleanMarker | None:
         content = json.loads(disk.read(directory / CLEAN_NAME))
         if content["version"] != _VERSION:
             return None
-        checkpoint = Checkpoint(int(content["log_start_offset"]), int(content["recovery_point"]))
+        checkpoint = _checkpoint(content)
         epochs = [(int(epoch), int(start)) for epoch, start in content["epochs"]]
         segments = [SegmentBounds(*map(int, row)) for row in content["segments"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):

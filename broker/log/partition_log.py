@@ -23,7 +23,7 @@ import errno
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,14 +35,16 @@ from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.errors import CorruptLogError
-from broker.log.producer_state import AppendedBatch, ProducerState
+from broker.log.producer_state import AppendedBatch, Producer, ProducerState
 from broker.log.reader import Reader
 from broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
 from broker.log.slice import LogSlice
 from broker.log.stamp import stamp, stamp_with_time
+from broker.log.transaction_index import AbortedTransaction
 from broker.log.validation import AppendOrigin, validate_batch
 from broker.ports import Clock, Disk
 from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.control import read_end_marker
 from protocol.records.header import BatchHeader, Buffer
 
 __all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
@@ -158,7 +160,7 @@ class PartitionLog:
     def check_producer(self, header: BatchHeader) -> AppendInfo | None:
         """The original's place if an idempotent producer repeats a batch, None if it may be appended.
 
-        Raises KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH.
+        Raises KafkaError: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE.
         """
         if not header.has_producer:
             return None
@@ -179,7 +181,11 @@ class PartitionLog:
         now_ms = self._clock.time_ms()
         header = validate_batch(view, config, origin, now_ms)
         producers = self._producer_state()
-        if header.has_producer:
+        marker = None
+        if header.is_control:
+            marker = read_end_marker(view)
+            producers.check_marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch)
+        elif header.has_producer:
             original = producers.check(header)
             if original is not None:
                 return self._duplicate(original)
@@ -201,7 +207,18 @@ class PartitionLog:
         segment.appended(last_offset, size, timestamp)
         if timestamp < 0:
             segment.untimed_append_ms = now_ms
-        if header.has_producer:
+        if marker is not None:
+            aborted = producers.marker_appended(
+                header.producer_id,
+                header.producer_epoch,
+                marker,
+                last_offset,
+                timestamp,
+                self._clock.monotonic(),
+            )
+            if aborted is not None:
+                segment.aborted.append(aborted)
+        elif header.has_producer:
             producers.update(header, base_offset, timestamp, self._clock.monotonic())
         self._reader.appended(base_offset, position)
         if last_offset + 1 - self.recovery_point >= config.flush_messages:
@@ -213,6 +230,52 @@ class PartitionLog:
         return AppendInfo(
             original.base_offset, original.last_offset, append_time, self.log_start_offset, duplicate=True
         )
+
+    # -- transactions --------------------------------------------------------------------------------------
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Where the earliest open transaction begins, None if none is open. Raises OSError on first use."""
+        offset = self._producer_state().first_unstable_offset
+        return offset if offset is None else max(offset, self.log_start_offset)
+
+    def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """Those with records in [start, end), by first offset (rule T5)."""
+        found: list[AbortedTransaction] = []
+        first = max(bisect_right(self._bases, start_offset) - 1, 0)
+        for segment in self._segments[first:]:
+            if len(segment.aborted):
+                here, is_complete = segment.aborted.overlapping(start_offset, end_offset)
+                found += here
+                if is_complete:
+                    break
+        found.sort(key=lambda aborted: aborted.first_offset)
+        return found
+
+    def check_end_marker(self, producer_id: int, epoch: int, *, is_next_epoch: bool) -> None:
+        """Whether a marker belongs to the transaction that is open here.
+
+        With transactions version 2 (`is_next_epoch`) its epoch is above that of the batches it ends: one with
+        their own epoch is a late one of the transaction before. Raises KafkaError(INVALID_PRODUCER_EPOCH).
+        """
+        state = self._producer_state()
+        producer = state.producers.get(producer_id)
+        if producer is None or producer_id not in state.open_transactions:
+            return
+        if is_next_epoch and epoch <= producer.epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"a marker of producer {producer_id} has epoch {epoch}, and a transaction of epoch "
+                f"{producer.epoch} is open: it belongs to one that ended before",
+            )
+
+    def producers(self) -> Mapping[int, Producer]:
+        """The producers that are remembered, by id; to look at only."""
+        return self._producer_state().producers
+
+    def open_transactions(self) -> Mapping[int, int]:
+        """First offsets of the open transactions by producer id, earliest first; to look at only."""
+        return self._producer_state().open_transactions
 
     def _producer_state(self) -> ProducerState:
         if self._producers is None:
@@ -522,10 +585,16 @@ class PartitionLog:
         with self._checkpoint_lock:
             if log_start_offset is None:
                 log_start_offset = self.log_start_offset
-            checkpoints.write_checkpoint(
-                self._disk, self.directory, Checkpoint(log_start_offset, self.recovery_point)
-            )
+            checkpoints.write_checkpoint(self._disk, self.directory, self._checkpoint(log_start_offset))
             self.log_start_offset = log_start_offset
+
+    def _checkpoint(self, log_start_offset: int) -> Checkpoint:
+        aborted = {
+            segment.base_offset: len(segment.aborted)
+            for segment in list(self._segments)
+            if len(segment.aborted)
+        }
+        return Checkpoint(log_start_offset, self.recovery_point, aborted)
 
     @property
     def flush_is_due(self) -> bool:
@@ -622,7 +691,7 @@ class PartitionLog:
             checkpoints.write_clean_marker(
                 self._disk,
                 self.directory,
-                Checkpoint(self.log_start_offset, self.recovery_point),
+                self._checkpoint(self.log_start_offset),
                 self._epochs.entries,
                 [segment for segment in self._segments if segment.size],
             )

@@ -69,8 +69,12 @@ class Reader:
                 limit = start + read_size(segment.file.read(12, start))
         if limit <= start:
             return LogSlice(start_offset)
+        if limit == segment.size:
+            next_offset = segment.end_offset
+        elif next_offset < 0:
+            next_offset = int.from_bytes(segment.file.read(8, limit), "big")
         self._remember_end(segment, limit, next_offset)
-        return LogSlice(start_offset, FileRegion(segment.file, start, limit - start))
+        return LogSlice(start_offset, FileRegion(segment.file, start, limit - start), next_offset)
 
     def _locate(self, offset: int) -> tuple[Segment, int, int]:
         """(segment, position, base offset) of the batch that holds `offset`, which is in the log."""
@@ -87,12 +91,8 @@ class Reader:
 
     def _remember_end(self, segment: Segment, position: int, next_offset: int) -> None:
         """A reader who goes on asks for the batch at `position` next."""
-        if position == segment.size:
-            if not segment.is_active:
-                return
-            next_offset = segment.end_offset
-        elif next_offset < 0:
-            next_offset = int.from_bytes(segment.file.read(8, position), "big")
+        if position == segment.size and not segment.is_active:
+            return
         ends = self._read_ends
         ends[next_offset] = (segment, position)
         if len(ends) > _PLACES_KEPT:

@@ -7,6 +7,7 @@ batch does follow, in that file or a later one, or if offsets are missing betwee
 - Indexes of scanned segments are made again; leader epochs and producer state are completed from the batches,
 the
   latter from the newest readable snapshot that is not ahead of the log.
+- Transaction indexes are made again with them, and where they are not what the checkpoint says.
 
 Runs once, before the log is used; blocking.
 """
@@ -27,7 +28,9 @@ from broker.log.errors import CorruptLogError
 from broker.log.producer_state import SNAPSHOT_SUFFIX, ProducerState
 from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_changes, find_batch, replay_producers, walk
 from broker.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, file_stem
+from broker.log.transaction_index import AbortedTransaction, TransactionIndex
 from broker.ports import Clock, Disk
+from protocol.records.header import CONTROL_BIT
 
 logger = logging.getLogger("headrace.log")
 
@@ -75,7 +78,13 @@ def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> Rec
             for row in marker.segments
         ]
         epochs = LeaderEpochs(marker.epochs)
-        return RecoveredLog(segments, marker.checkpoint, epochs, None, RecoveryReport(was_clean=True))
+        report = RecoveryReport(was_clean=True)
+        unindexed = _load_transaction_indexes(segments, marker.checkpoint)
+        if unindexed is not None:
+            reindex_transactions(disk, directory, segments, unindexed.base_offset, clock)
+            for segment in segments:
+                segment.write_transaction_index()
+        return RecoveredLog(segments, marker.checkpoint, epochs, None, report)
     started = clock.monotonic()
     recovered = _Recovery(disk, directory, config, clock).run()
     report = recovered.report
@@ -97,26 +106,68 @@ def load_producers(
 ) -> ProducerState:
     """The state at `end_offset`: newest readable snapshot at or below it, completed from the batches after
     it."""
-    now = clock.monotonic()
-    state, snapshot_offset = ProducerState(), segments[0].base_offset if segments else 0
-    for offset in sorted(snapshot_offsets(disk, directory), reverse=True):
-        path = directory / snapshot_name(offset)
+    for offset in snapshot_offsets(disk, directory):
         if offset > end_offset:
-            disk.remove(path)  # it describes batches that are gone
+            disk.remove(directory / snapshot_name(offset))  # it describes batches that are gone
+    state, snapshot_offset = _newest_snapshot(disk, directory, segments, end_offset, clock)
+    for _ in _replay(state, segments, snapshot_offset, clock):
+        pass
+    return state
+
+
+def reindex_transactions(
+    disk: Disk, directory: Path, segments: list[Segment], from_offset: int, clock: Clock
+) -> None:
+    """Make the transaction indexes of the segments from `from_offset` on again, in memory.
+
+    That needs to know which transactions were open there, so it begins at a snapshot before it, or at the
+    log's start.
+    """
+    state, snapshot_offset = _newest_snapshot(disk, directory, segments, from_offset, clock)
+    for segment in segments:
+        if segment.base_offset >= from_offset:
+            segment.aborted = TransactionIndex()
+    for segment, aborted in _replay(state, segments, snapshot_offset, clock):
+        if segment.base_offset >= from_offset:
+            segment.aborted.append(aborted)
+
+
+def _newest_snapshot(
+    disk: Disk, directory: Path, segments: list[Segment], offset_max: int, clock: Clock
+) -> tuple[ProducerState, int]:
+    """The newest readable snapshot not above an offset, and its offset; an empty one at the log's start."""
+    for offset in sorted(snapshot_offsets(disk, directory), reverse=True):
+        if offset > offset_max:
             continue
+        path = directory / snapshot_name(offset)
         try:
-            state = ProducerState.decode_snapshot(disk.read(path), now)
+            return ProducerState.decode_snapshot(disk.read(path), clock.monotonic()), offset
         except ValueError as error:
             logger.warning("%s is not usable (%s), an older one or the log itself is", path, error)
             disk.remove(path)
-            continue
-        snapshot_offset = offset
-        break
+    return ProducerState(), segments[0].base_offset if segments else 0
+
+
+def _replay(
+    state: ProducerState, segments: list[Segment], from_offset: int, clock: Clock
+) -> Iterator[tuple[Segment, AbortedTransaction]]:
+    """Bring `state` from `from_offset` to the end; gives the transactions that were aborted on the way."""
     for segment in segments:
-        if segment.end_offset > snapshot_offset:
-            for batches in _walk_known(segment):
-                replay_producers(state, batches, snapshot_offset, now)
-    return state
+        if segment.end_offset > from_offset:
+            view = segment.file.view()[: segment.size]
+            for batches in _walk_known(segment, view):
+                for aborted in replay_producers(state, batches, view, from_offset, clock.monotonic()):
+                    yield segment, aborted
+
+
+def _load_transaction_indexes(segments: list[Segment], checkpoint: Checkpoint) -> Segment | None:
+    """Read the indexes of `segments`; the first segment whose index is not the one it should be, if any."""
+    unindexed = None
+    for segment in segments:
+        if not segment.load_transaction_index(checkpoint.aborted.get(segment.base_offset, 0)):
+            logger.warning("%s is missing or wrong, it is rebuilt", segment.transaction_index_path)
+            unindexed = unindexed or segment
+    return unindexed
 
 
 def snapshot_name(offset: int) -> str:
@@ -144,10 +195,10 @@ def _read_epochs(disk: Disk, directory: Path) -> LeaderEpochs | None:
         return None
 
 
-def _walk_known(segment: Segment) -> Iterator[Batches]:
+def _walk_known(segment: Segment, view: memoryview) -> Iterator[Batches]:
     """The headers of a segment whose bytes have been checked before. Raises CorruptLogError."""
     end = WalkEnd(0, 0)
-    yield from walk(segment.file.view()[: segment.size], segment.base_offset, end, check_crc=False)
+    yield from walk(view, segment.base_offset, end, check_crc=False)
     if end.problem is not None:
         raise CorruptLogError(
             f"{segment.path} is damaged: at byte {end.position} a batch should begin, but {end.problem}. "
@@ -163,6 +214,7 @@ class _Recovery:
         self._clock = clock
         self._report = RecoveryReport()
         self._epoch_changes: list[tuple[int, int]] = []
+        self._scanned: dict[int, bool] = {}  # base offset -> whether there are control batches
 
     def run(self) -> RecoveredLog:
         disk, directory = self._disk, self._directory
@@ -194,6 +246,7 @@ class _Recovery:
         start_offset = max(checkpoint.log_start_offset, segments[0].base_offset if segments else 0)
         epochs = self._recover_epochs(segments, end_offset)
         producers = load_producers(disk, directory, segments, end_offset, self._clock)
+        self._recover_transaction_indexes(segments, checkpoint)
         recovery_point = min(checkpoint.recovery_point, end_offset)
         return RecoveredLog(
             segments, Checkpoint(start_offset, recovery_point), epochs, producers, self._report
@@ -225,10 +278,13 @@ class _Recovery:
             builder = IndexBuilder(segment.base_offset, self._config.index_interval_bytes)
             end = WalkEnd(0, 0)
             view = segment.file.view()
+            self._scanned[segment.base_offset] = False
             for batches in walk(view, segment.base_offset, end, check_crc=True):
                 builder.add(batches)
                 self._epoch_changes += epoch_changes(batches)
                 self._report.scanned_batches += len(batches)
+                if (batches.attributes & CONTROL_BIT).any():
+                    self._scanned[segment.base_offset] = True
             self._report.scanned_bytes += len(view)
             builders.append((segment, builder))
             later = segments[index + 1 :]
@@ -288,6 +344,19 @@ class _Recovery:
 
     # -- what hangs on the segments ------------------------------------------------------------------------
 
+    def _recover_transaction_indexes(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
+        """Those of scanned segments are made again if anything there ended a transaction."""
+        known = [segment for segment in segments if segment.base_offset not in self._scanned]
+        unindexed = _load_transaction_indexes(known, checkpoint)
+        doubtful = [unindexed.base_offset] if unindexed is not None else []
+        if any(self._scanned.values()):
+            doubtful.append(min(self._scanned))
+        if doubtful and segments:
+            reindex_transactions(self._disk, self._directory, segments, min(doubtful), self._clock)
+        for segment in segments[:-1]:
+            if segment.base_offset in self._scanned or doubtful:
+                segment.write_transaction_index()
+
     def _recover_epochs(self, segments: list[Segment], end_offset: int) -> LeaderEpochs:
         """What the file says, completed from the scanned batches; from all batches without it."""
         epochs = _read_epochs(self._disk, self._directory)
@@ -295,7 +364,10 @@ class _Recovery:
         if epochs is None:
             epochs = LeaderEpochs()
             changes = [
-                change for s in segments for batches in _walk_known(s) for change in epoch_changes(batches)
+                change
+                for s in segments
+                for batches in _walk_known(s, s.file.view()[: s.size])
+                for change in epoch_changes(batches)
             ]
         epochs.truncate_from_end(end_offset)
         for epoch, offset in changes:

@@ -20,14 +20,18 @@ from numpy.typing import NDArray
 
 from broker.log.index import OffsetIndex, TimeIndex
 from broker.log.producer_state import BATCHES_KEPT, AppendedBatch, ProducerState
+from broker.log.transaction_index import AbortedTransaction
 from protocol.errors import DecodeError
+from protocol.records.control import read_end_marker
 from protocol.records.header import (
     ATTRIBUTES_POSITION,
+    CONTROL_BIT,
     HEADER_SIZE,
     MAGIC_ARROW,
     MAGIC_POSITION,
     MAGIC_V2,
     NO_PRODUCER_ID,
+    TRANSACTIONAL_BIT,
     advance_sequence,
     compute_crc,
     read_header,
@@ -67,6 +71,7 @@ class Batches:
     producer_epoch: NDArray[np.int64]
     base_sequence: NDArray[np.int64]
     sequence_count: NDArray[np.int64]
+    attributes: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.position)
@@ -125,6 +130,7 @@ def _walk_plain(view: memoryview, end: WalkEnd, check_crc: bool) -> Iterator[Bat
                     header.producer_epoch,
                     header.base_sequence,
                     header.sequence_count,
+                    header.attributes,
                 )
             )
             end.position += header.size
@@ -250,31 +256,81 @@ class IndexBuilder:
         self.largest_timestamp = int(largest[row])
 
 
-def replay_producers(state: ProducerState, batches: Batches, from_offset: int, now: float) -> None:
-    """Bring producer state up to date with batches at or after `from_offset`.
+def replay_producers(
+    state: ProducerState, batches: Batches, view: memoryview, from_offset: int, now: float
+) -> list[AbortedTransaction]:
+    """Bring producer state up to date with batches at or after `from_offset`; gives the transactions aborted
+    there. `view` is what was walked over.
 
-    Only the last five rows of each producer can matter, so only those are looked at one by one.
+    Of a producer without transactions only the last five rows can matter, so only those are looked at one by
+    one; of the others every row is.
     """
     rows = np.flatnonzero((batches.producer_id != NO_PRODUCER_ID) & (batches.base_offset >= from_offset))
     if not len(rows):
-        return
-    order = rows[np.argsort(batches.producer_id[rows], kind="stable")]
-    ids = batches.producer_id[order]
+        return []
+    ids = batches.producer_id[rows]
+    is_transactional = batches.attributes[rows] & TRANSACTIONAL_BIT != 0
+    in_order = np.zeros(len(rows), bool)
+    if is_transactional.any():
+        in_order = np.isin(ids, np.unique(ids[is_transactional]))
+    for row in _last_five(rows[~in_order], ids[~in_order]):
+        _replay_batch(state, batches, row, now)
+    aborted = []
+    for row in rows[in_order].tolist():
+        if batches.attributes[row] & CONTROL_BIT:
+            ended = _replay_marker(state, batches, row, view, now)
+            if ended is not None:
+                aborted.append(ended)
+        else:
+            if batches.attributes[row] & TRANSACTIONAL_BIT:
+                state.open_transactions.setdefault(
+                    int(batches.producer_id[row]), int(batches.base_offset[row])
+                )
+            _replay_batch(state, batches, row, now)
+    return aborted
+
+
+def _last_five(rows: NDArray[np.intp], ids: NDArray[np.int64]) -> list[int]:
+    """Of each producer the last five of `rows`, in order."""
+    by_id = np.argsort(ids, kind="stable")
+    order, ids = rows[by_id], ids[by_id]
     if len(order) > BATCHES_KEPT:
         followed = np.zeros(len(order), bool)  # has five later rows of the same producer
         followed[:-BATCHES_KEPT] = ids[:-BATCHES_KEPT] == ids[BATCHES_KEPT:]
         order = order[~followed]
-    for row in order.tolist():
-        first = int(batches.base_sequence[row])
-        last = advance_sequence(first, int(batches.sequence_count[row]) - 1) if first >= 0 else first
-        batch = AppendedBatch(
-            first,
-            last,
-            int(batches.base_offset[row]),
-            int(batches.last_offset[row]),
-            int(batches.max_timestamp[row]),
-        )
-        state.add(int(batches.producer_id[row]), int(batches.producer_epoch[row]), batch, now)
+    kept: list[int] = order.tolist()
+    return kept
+
+
+def _replay_batch(state: ProducerState, batches: Batches, row: int, now: float) -> None:
+    first = int(batches.base_sequence[row])
+    last = advance_sequence(first, int(batches.sequence_count[row]) - 1) if first >= 0 else first
+    batch = AppendedBatch(
+        first,
+        last,
+        int(batches.base_offset[row]),
+        int(batches.last_offset[row]),
+        int(batches.max_timestamp[row]),
+    )
+    state.add(int(batches.producer_id[row]), int(batches.producer_epoch[row]), batch, now)
+
+
+def _replay_marker(
+    state: ProducerState, batches: Batches, row: int, view: memoryview, now: float
+) -> AbortedTransaction | None:
+    try:
+        marker = read_end_marker(view, int(batches.position[row]))
+    except DecodeError:
+        return None  # a kind of control batch that is not known here
+    producer_id, last_offset = int(batches.producer_id[row]), int(batches.last_offset[row])
+    return state.marker_appended(
+        producer_id,
+        int(batches.producer_epoch[row]),
+        marker,
+        last_offset,
+        int(batches.max_timestamp[row]),
+        now,
+    )
 
 
 def epoch_changes(batches: Batches) -> list[tuple[int, int]]:

@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-ROWS: Final = 9
+ROWS: Final = 10
 """position, base offset, last offset, max timestamp, leader epoch, producer id, producer epoch, base
-sequence, sequence count."""
+sequence, sequence count, attributes."""
 
 SMALL_BATCH: Final = 1024
 """Batches below this are checked here."""
@@ -121,6 +121,7 @@ def walk_rows(data, position, expected_offset, check_crc, tables, rows):  # type
         rows[6, count] = _integer(data, position + 51, 2)
         rows[7, count] = _integer(data, position + 53, 4)
         rows[8, count] = max(1, _integer(data, position + 61, 4)) if magic == 100 else delta + 1
+        rows[9, count] = _integer(data, position + 21, 2)
         count += 1
         position += size
         expected_offset = base_offset + delta + 1

@@ -21,6 +21,8 @@ from typing import Final
 from broker.log.errors import CorruptLogError
 from broker.log.index import OffsetIndex, TimeIndex
 from broker.log.scan import IndexBuilder, WalkEnd, walk
+from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
+from broker.log.transaction_index import TransactionIndex
 from broker.ports import Disk, DiskFile
 from protocol.errors import DecodeError
 from protocol.records.header import ARROW_HEADER_SIZE, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
@@ -49,6 +51,7 @@ class Segment:
     largest_timestamp   the largest of its batches, -1 if none has one; offset_of_largest is the last offset
     of
                         the first batch that has it
+    aborted             the transactions whose abort markers are here; written to its file with the indexes
     first_timestamp     that of its first batch: what time-based rolling counts from
     """
 
@@ -60,6 +63,7 @@ class Segment:
         "_largest",
         "_stem",
         "_time_index",
+        "aborted",
         "base_offset",
         "bytes_since_index",
         "end_offset",
@@ -95,6 +99,7 @@ class Segment:
         self.end_offset = base_offset if end_offset is None else end_offset
         self.first_timestamp = first_timestamp
         self.bytes_since_index = 0
+        self.aborted = TransactionIndex()
         self.is_active = False
         self.untimed_append_ms = -1
         """When a batch without a timestamp was last appended: retention has nothing else to go by."""
@@ -115,6 +120,10 @@ class Segment:
     @property
     def time_index_path(self) -> Path:
         return self._stem.with_suffix(TIME_INDEX_SUFFIX)
+
+    @property
+    def transaction_index_path(self) -> Path:
+        return self._stem.with_suffix(TRANSACTION_INDEX_SUFFIX)
 
     @property
     def file(self) -> DiskFile:
@@ -154,10 +163,32 @@ class Segment:
         try:
             self._disk.replace(self.index_path, bytes(self.index.entries), sync=False)
             self._disk.replace(self.time_index_path, bytes(self.time_index.entries), sync=False)
+            self.write_transaction_index()
         except OSError as error:
             logger.warning("%s: its indexes cannot be written (%s), they will be rebuilt", self.path, error)
             self._disk.remove(self.index_path)
             self._disk.remove(self.time_index_path)
+            self._disk.remove(self.transaction_index_path)
+
+    def write_transaction_index(self) -> None:
+        """Raises OSError."""
+        if len(self.aborted):
+            self._disk.replace(self.transaction_index_path, bytes(self.aborted.entries), sync=False)
+        else:
+            self._disk.remove(self.transaction_index_path)
+
+    def load_transaction_index(self, count: int) -> bool:
+        """Read the aborted transactions, of which there should be `count`; False if they are not there."""
+        if not count:
+            return True
+        try:
+            aborted = TransactionIndex(self._disk.read(self.transaction_index_path))
+        except OSError:
+            return False
+        if not aborted.is_plausible(count, self.base_offset, self.end_offset):
+            return False
+        self.aborted = aborted
+        return True
 
     def sync(self) -> None:
         """Make its batches durable, and its index files too once they are final: half an index that looks
@@ -168,6 +199,8 @@ class Segment:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.open_read_only(self.index_path).sync()
                 self._disk.open_read_only(self.time_index_path).sync()
+                if len(self.aborted):
+                    self._disk.open_read_only(self.transaction_index_path).sync()
 
     def remove(self, run: Callable[[Callable[[], None]], object] | None = None) -> None:
         """Take its files away. Removing a large one takes long, so that is left to `run` if given: until then
@@ -180,7 +213,7 @@ class Segment:
             doomed = self.path.with_name(self.path.name + DELETED_SUFFIX)
             self._disk.rename(self.path, doomed)
             run(partial(self._disk.remove, doomed))
-        for path in (self.index_path, self.time_index_path):
+        for path in (self.index_path, self.time_index_path, self.transaction_index_path):
             self._disk.remove(path)
 
     # -- indexes -------------------------------------------------------------------------------------------
@@ -286,6 +319,7 @@ class Segment:
         self.size, self.end_offset, self.bytes_since_index = position, end_offset, 0
         self.index.truncate(end_offset)
         self.time_index.truncate(end_offset)
+        self.aborted.truncate(end_offset)
         self._largest = self.time_index.last() or (-1, self.base_offset)
         for _, header in self.headers(self.locate(self._largest[1])[0]):
             if header.max_timestamp > self._largest[0]:

@@ -15,10 +15,12 @@ class LogSlice:
     was
                   asked for when there is nothing
     region        the bytes; None when there are none
+    end_offset    base offset of the batch that follows; -1 when there is nothing
     """
 
     start_offset: int
     region: FileRegion | None = None
+    end_offset: int = -1
 
     @property
     def size(self) -> int:

@@ -95,16 +95,12 @@ def _check_client_batch(header: BatchHeader, config: LogConfig) -> None:
         problem = f"producer id {header.producer_id} with epoch {header.producer_epoch}"
     elif header.has_producer and header.base_sequence < 0:
         problem = f"producer id {header.producer_id} and no sequence number"
+    elif header.is_transactional and not header.has_producer:
+        problem = "the transactional bit and no producer id"
     elif header.compression > 4:
         problem = f"compression codec {header.compression}, which does not exist"
     if problem is not None:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"the batch has {problem}")
-    if header.is_transactional:
-        raise KafkaError(
-            ErrorCode.INVALID_TXN_STATE,
-            "the batch belongs to a transaction, and transactions are not offered; "
-            "produce without transactional.id",
-        )
 
 
 def _check_timestamps(batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:

@@ -81,7 +81,8 @@ def build_end_marker(
     checked += record
     length = ATTRIBUTES_POSITION + len(checked) - LOG_OVERHEAD
     prefix = _BEFORE_CRC.pack(0, length, NO_LEADER_EPOCH, MAGIC_V2)
-    return prefix + crc32c.crc32c(checked).to_bytes(4, "big") + checked
+    crc: int = crc32c.crc32c(checked)
+    return prefix + crc.to_bytes(4, "big") + checked
 
 
 def read_end_marker(buffer: Buffer, position: int = 0) -> EndMarker:

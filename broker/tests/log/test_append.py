@@ -73,8 +73,7 @@ def test_b2_a_clients_batch_has_no_offsets_and_honest_counts(world):
     refused(log, world.batch(producer_id=3, base_sequence=0), ErrorCode.INVALID_RECORD)
     refused(log, world.batch(producer_id=-2, producer_epoch=0, base_sequence=0), ErrorCode.INVALID_RECORD)
     refused(log, changed(batch, 21, b"\x00\x05"), ErrorCode.INVALID_RECORD)
-    transactional = world.batch(attributes=0x10, producer_id=3, producer_epoch=0, base_sequence=0)
-    assert "transactions are not offered" in refused(log, transactional, ErrorCode.INVALID_TXN_STATE)
+    assert "transactional bit" in refused(log, world.batch(attributes=0x10), ErrorCode.INVALID_RECORD)
 
 
 def test_b3_the_crc_must_match(world):

@@ -128,7 +128,7 @@ def test_replaying_a_chunk_is_replaying_each_batch(seed, from_offset):
     content = log_bytes(seed, 30)
     quick, slow = ProducerState(), ProducerState()
     for batches in walk(memoryview(content), 0, WalkEnd(0, 0), check_crc=False):
-        replay_producers(quick, batches, from_offset, 0.0)
+        replay_producers(quick, batches, memoryview(content), from_offset, 0.0)
     for _, header in iter_headers(content):
         if header.has_producer and header.base_offset >= from_offset:
             batch = AppendedBatch(
