@@ -17,6 +17,8 @@ KERNEL_MODULES = (
     "tablelayer.model.rows",
     "tablelayer.model.buckets",
     "tablelayer.model.json_rows",
+    "tablelayer.server.aggregate",
+    "tablelayer.server.roaring",
 )
 
 

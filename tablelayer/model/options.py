@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from tablelayer.model.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.errors import TableError, TableErrorCode
 
 BUCKET_COUNT = "bucket.num"
@@ -26,9 +27,14 @@ DATALAKE_FORMAT = "table.datalake.format"
 DELETE_BEHAVIOR = "table.delete.behavior"
 CHANGELOG_IMAGE = "table.changelog.image"
 KAFKA_CHANGELOG = "table.kafka.changelog"
+MERGE_ENGINE = "table.merge-engine"
+VERSION_COLUMN = "table.merge-engine.versioned.ver-column"
+AUTO_INCREMENT = "auto-increment.fields"
+AUTO_INCREMENT_CACHE = "table.auto-increment.cache-size"
 
 MAX_BUCKET_COUNT = 4096  # Fluss's max.bucket.num
 DEFAULT_BUCKET_COUNT = 1  # Fluss's default.bucket.number
+MAX_AUTO_INCREMENT_CACHE = 2**31 - 1
 
 
 class ArrowCompression(StrEnum):
@@ -45,6 +51,16 @@ class DeleteBehavior(StrEnum):
     ALLOW = "ALLOW"
     IGNORE = "IGNORE"
     DISABLE = "DISABLE"
+
+
+class MergeEngine(StrEnum):
+    """What becomes of a row that is written again: kept as it was first, replaced by a newer version, or merged
+    column by column (semantics R7, R8, R9). A table without one keeps the last row (R2).
+    """
+
+    FIRST_ROW = "first_row"
+    VERSIONED = "versioned"
+    AGGREGATION = "aggregation"
 
 
 class ChangelogImage(StrEnum):
@@ -89,7 +105,8 @@ class TableOption:
     """
 
     name: str
-    default: str
+    default: str | None
+    """None: the option has no value unless it is given."""
     parse: Callable[[str], Any]
     render: Callable[[Any], str]
     doc: str
@@ -149,13 +166,26 @@ def _one_of(values: type[StrEnum]) -> Callable[[str], StrEnum]:
     return parse
 
 
+def _parse_column(text: str) -> str:
+    name = text.strip()
+    if not name or "," in name:
+        raise ValueError("the value must be the name of one column")
+    return name
+
+
+def _parse_cache_size(text: str) -> int:
+    if not re.fullmatch(r"\s*[0-9]{1,10}\s*", text) or not 1 <= int(text) <= MAX_AUTO_INCREMENT_CACHE:
+        raise ValueError(f"the value must be a whole number from 1 to {MAX_AUTO_INCREMENT_CACHE}")
+    return int(text)
+
+
 def _boolean_text(value: bool) -> str:
     return "true" if value else "false"
 
 
 def _declare(
     name: str,
-    default: str,
+    default: str | None,
     values: type[StrEnum] | None,
     doc: str,
     *,
@@ -179,10 +209,43 @@ DECLARED: Mapping[str, TableOption] = {
             "table.log.arrow.compression.type", "ZSTD", ArrowCompression, "Compression of the log's buffers."
         ),
         _declare(
+            MERGE_ENGINE,
+            None,
+            MergeEngine,
+            "What becomes of a row that is written again: 'first_row' keeps the first, 'versioned' the one with the "
+            "highest version, 'aggregation' merges column by column. Without it the last row wins.",
+            primary_key_only=True,
+        ),
+        TableOption(
+            VERSION_COLUMN,
+            None,
+            _parse_column,
+            str,
+            "The column that holds the version, for the merge engine 'versioned'.",
+            primary_key_only=True,
+        ),
+        _declare(
             DELETE_BEHAVIOR,
             "ALLOW",
             DeleteBehavior,
-            "What a delete does: ALLOW carries it out, IGNORE skips it, DISABLE refuses the batch.",
+            "What a delete does: ALLOW carries it out, IGNORE skips it, DISABLE refuses the batch. Tables with a "
+            "merge engine ignore deletes unless they say otherwise.",
+            primary_key_only=True,
+        ),
+        TableOption(
+            AUTO_INCREMENT,
+            None,
+            _parse_column,
+            str,
+            "The column that the server numbers: a new row gets the next number, writers leave it out.",
+            primary_key_only=True,
+        ),
+        TableOption(
+            AUTO_INCREMENT_CACHE,
+            "100000",
+            _parse_cache_size,
+            str,
+            "How many numbers a bucket takes from the table's counter at once; a restart skips those left over.",
             primary_key_only=True,
         ),
         _declare(
@@ -236,11 +299,7 @@ DECLARED: Mapping[str, TableOption] = {
 
 # Fluss has these; saying so is more use than "unknown option".
 _NOT_IN_THIS_RELEASE = (
-    ("table.merge-engine", "merge engines other than the default (last row wins)"),
-    ("fields.", "aggregation functions"),
     ("table.auto-partition.", "partitioned tables"),
-    ("table.auto-increment.", "auto-increment columns"),
-    ("auto-increment.fields", "auto-increment columns"),
     ("table.kv.ttl", "row expiry"),
     ("table.kv.standby-replica.", "standby replicas"),
     ("table.statistics.", "column statistics"),
@@ -261,8 +320,12 @@ class TableOptions:
 
     log_ttl_ms: int
     arrow_compression: ArrowCompression
+    merge_engine: MergeEngine | None
+    version_column: str | None
     delete_behavior: DeleteBehavior
     changelog_image: ChangelogImage
+    auto_increment_column: str | None
+    auto_increment_cache: int
     datalake_enabled: bool
     datalake_format: DatalakeFormat | None
     datalake_freshness_ms: int
@@ -290,13 +353,17 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
         if not is_table_option(name):
             normal[name] = value
             continue
+        if is_aggregate_option(name):
+            parse_option(name, value)
+            normal[name] = value
+            continue
         option = find(name)
         if option.primary_key_only and not is_primary_key_table:
             raise _invalid(f"option '{name}' is for tables with a primary key; this is a log table")
         normal[name] = option.render(parse(name, value))
     if normal.get(DATALAKE_ENABLED) == "true":
         # Recorded at creation: the format has chosen the bucket function from here on.
-        normal.setdefault(DATALAKE_FORMAT, DECLARED[DATALAKE_FORMAT].default)
+        normal.setdefault(DATALAKE_FORMAT, DatalakeFormat.ICEBERG.value)
     return dict(sorted(normal.items()))
 
 
@@ -329,13 +396,23 @@ def effective(options: Mapping[str, str]) -> TableOptions:
     """Typed values of normalised options, with defaults for those not given."""
 
     def value(name: str) -> Any:
-        return parse(name, options.get(name, DECLARED[name].default))
+        text = options.get(name, DECLARED[name].default)
+        return None if text is None else parse(name, text)
 
+    engine: MergeEngine | None = value(MERGE_ENGINE)
     return TableOptions(
         log_ttl_ms=value(TTL),
         arrow_compression=value("table.log.arrow.compression.type"),
-        delete_behavior=value(DELETE_BEHAVIOR),
+        merge_engine=engine,
+        version_column=value(VERSION_COLUMN),
+        delete_behavior=(
+            DeleteBehavior.IGNORE
+            if engine is not None and DELETE_BEHAVIOR not in options
+            else value(DELETE_BEHAVIOR)
+        ),
         changelog_image=value(CHANGELOG_IMAGE),
+        auto_increment_column=value(AUTO_INCREMENT),
+        auto_increment_cache=value(AUTO_INCREMENT_CACHE),
         datalake_enabled=value(DATALAKE_ENABLED),
         # No default: a table made without a lake in mind has no lake's bucket function.
         datalake_format=value(DATALAKE_FORMAT) if DATALAKE_FORMAT in options else None,

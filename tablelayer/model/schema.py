@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
+from tablelayer.model.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.types import DataType, parse_type
 
@@ -39,6 +40,8 @@ class Column:
     type: DataType
     nullable: bool = True
     comment: str | None = None
+    aggregate: Aggregate | None = None
+    """Its function in a table with the aggregation merge engine; None for the default one."""
 
     def field(self) -> pa.Field:
         """The Arrow field that holds this column."""
@@ -82,7 +85,7 @@ class Schema:
         for index, given in enumerate(columns):
             column = given if isinstance(given, Column) else Column(index, given[0], given[1])
             nullable = column.nullable and column.name not in primary_key
-            numbered.append(Column(index, column.name, column.type, nullable, column.comment))
+            numbered.append(replace(column, id=index, nullable=nullable))
         return cls(schema_id, tuple(numbered), tuple(primary_key))
 
     def arrow(self) -> pa.Schema:
@@ -141,6 +144,10 @@ class Schema:
                 entry["nullable"] = False
             if column.comment is not None:
                 entry["comment"] = column.comment
+            if column.aggregate is not None:
+                entry["aggregate"] = column.aggregate.function.value
+                if column.aggregate.function in JOINING:
+                    entry["delimiter"] = column.aggregate.delimiter
             columns.append(entry)
         return {"schema_id": self.schema_id, "columns": columns, "primary_key": list(self.primary_key)}
 
@@ -156,6 +163,7 @@ class Schema:
                     type=parse_type(_string(entry["type"])),
                     nullable=bool(entry.get("nullable", True)) and entry["name"] not in primary_key,
                     comment=None if entry.get("comment") is None else _string(entry["comment"]),
+                    aggregate=_aggregate(entry),
                 )
                 for index, entry in enumerate(value["columns"])
             ]
@@ -181,6 +189,13 @@ class Schema:
                 TableErrorCode.INVALID_TABLE, f"the schema is not valid JSON: {error}"
             ) from error
         return cls.from_dict(value)
+
+
+def _aggregate(entry: Mapping[str, Any]) -> Aggregate | None:
+    if entry.get("aggregate") is None:
+        return None
+    function = AggregateFunction(_string(entry["aggregate"]))
+    return Aggregate(function, _string(entry.get("delimiter", DEFAULT_DELIMITER)))
 
 
 def _string(value: Any) -> str:

@@ -17,10 +17,11 @@ from typing import Any
 from uuid import UUID
 
 from tablelayer.model import options as table_options
+from tablelayer.model.aggregates import Aggregate, check_type, is_aggregate_option, parse_options
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options import DatalakeFormat, TableOptions
+from tablelayer.model.options import ChangelogImage, DatalakeFormat, DeleteBehavior, MergeEngine, TableOptions
 from tablelayer.model.schema import Schema
-from tablelayer.model.types import FLOAT_KINDS, TypeKind
+from tablelayer.model.types import FLOAT_KINDS, TIMESTAMP_KINDS, TypeKind
 
 SCHEMA_CONFIG = "table.schema"
 PRIMARY_KEY_CONFIG = "table.primary-key"
@@ -83,8 +84,8 @@ class TableDefinition:
     ``bucket_key``: columns whose hash chooses the bucket; a primary-key table's is its primary key unless
     given, a log table without one spreads its rows freely. ``options``: declared ``table.*`` options and
     Kafka topic configurations that were given explicitly; ``settings`` has the effective values.
-    ``bucket.num`` and ``bucket.key`` among the options are folded into the fields. ``table_id`` is the
-    topic's id once the table exists.
+    ``bucket.num`` and ``bucket.key`` among the options are folded into the fields, ``fields.<column>.agg`` into
+    the schema's columns. ``table_id`` is the topic's id once the table exists.
     """
 
     path: TablePath
@@ -105,10 +106,13 @@ class TableDefinition:
         key_text = given.pop(table_options.BUCKET_KEY, None)
         if key_text is not None:
             bucket_key = table_options.parse_name_list(key_text)
-        normal = table_options.normalize(given, is_primary_key_table=bool(self.schema.primary_key))
+        functions = {name: given.pop(name) for name in list(given) if is_aggregate_option(name)}
+        schema = with_aggregates(self.schema, parse_options(functions)) if functions else self.schema
+        normal = table_options.normalize(given, is_primary_key_table=bool(schema.primary_key))
         for name, value in (
+            ("schema", schema),
             ("bucket_count", bucket_count),
-            ("bucket_key", bucket_key or self.schema.primary_key),
+            ("bucket_key", bucket_key or schema.primary_key),
             ("options", normal),
             ("settings", table_options.effective(normal)),
         ):
@@ -302,6 +306,8 @@ def _validate(definition: TableDefinition) -> None:
             raise _invalid(
                 f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
             )
+    _check_merge_engine(definition)
+    _check_auto_increment(definition)
     if definition.settings.datalake_enabled:
         _check_lake_names(definition)
     if definition.uses_iceberg_buckets and definition.bucket_count > 1 and bucket_key:
@@ -314,6 +320,99 @@ def _validate(definition: TableDefinition) -> None:
         column = schema.column(bucket_key[0])
         if column.type.kind in _NO_ICEBERG_BUCKETS:
             raise _invalid(f"bucket key column '{column.name}': Iceberg has no buckets by {column.type}")
+
+
+_VERSION_KINDS = TIMESTAMP_KINDS | {TypeKind.INT, TypeKind.BIGINT}
+_AUTO_INCREMENT_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT})
+
+
+def with_aggregates(schema: Schema, functions: Mapping[str, Aggregate]) -> Schema:
+    """The schema with these functions at its columns. Raises TableError(INVALID_TABLE) for other names."""
+    for name in functions:
+        if name not in schema:
+            raise _invalid(
+                f"option 'fields.{name}.agg': there is no column '{name}'; columns: {', '.join(schema.names)}"
+            )
+    columns = [
+        replace(column, aggregate=functions[column.name]) if column.name in functions else column
+        for column in schema.columns
+    ]
+    return replace(schema, columns=tuple(columns))
+
+
+def _check_merge_engine(definition: TableDefinition) -> None:
+    """R5, R8, R9.3, R9.4."""
+    settings, schema = definition.settings, definition.schema
+    engine = settings.merge_engine
+    for column in schema.columns:
+        if column.aggregate is None:
+            continue
+        if engine is not MergeEngine.AGGREGATION:
+            raise _invalid(
+                f"column '{column.name}' has the function {column.aggregate.function}, but table {definition.path} "
+                f"does not aggregate: say '{table_options.MERGE_ENGINE}' = '{MergeEngine.AGGREGATION}'"
+            )
+        if column.name in schema.primary_key:
+            raise _invalid(f"key column '{column.name}' cannot have a function: {column.aggregate.function}")
+        check_type(column.name, column.aggregate, column.type)
+    if engine is MergeEngine.AGGREGATION and settings.changelog_image is ChangelogImage.WAL:
+        raise _invalid(
+            f"table {definition.path}: an aggregation needs the full changelog; "
+            f"leave out '{table_options.CHANGELOG_IMAGE}' = 'WAL'"
+        )
+    if (
+        engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED)
+        and settings.delete_behavior is DeleteBehavior.ALLOW
+    ):
+        raise _invalid(
+            f"table {definition.path}: the merge engine '{engine}' has no deletes; "
+            f"'{table_options.DELETE_BEHAVIOR}' can be 'IGNORE' or 'DISABLE'"
+        )
+    name = settings.version_column
+    if (name is not None) != (engine is MergeEngine.VERSIONED):
+        raise _invalid(
+            f"option '{table_options.VERSION_COLUMN}' "
+            + ("must be given with" if name is None else "is for")
+            + f" '{table_options.MERGE_ENGINE}' = '{MergeEngine.VERSIONED}'"
+        )
+    if name is not None:
+        if name not in schema:
+            raise _invalid(
+                f"option '{table_options.VERSION_COLUMN}': there is no column '{name}'; "
+                f"columns: {', '.join(schema.names)}"
+            )
+        if schema.column(name).type.kind not in _VERSION_KINDS:
+            raise _invalid(
+                f"version column '{name}' is {schema.column(name).type}; "
+                "it must be INT, BIGINT, TIMESTAMP or TIMESTAMP_LTZ"
+            )
+
+
+def _check_auto_increment(definition: TableDefinition) -> None:
+    """R10."""
+    settings, schema = definition.settings, definition.schema
+    name = settings.auto_increment_column
+    if name is None:
+        if table_options.AUTO_INCREMENT_CACHE in definition.options:
+            raise _invalid(
+                f"option '{table_options.AUTO_INCREMENT_CACHE}' needs '{table_options.AUTO_INCREMENT}', "
+                "the column to number"
+            )
+        return
+    option = f"option '{table_options.AUTO_INCREMENT}' = '{name}'"
+    if name not in schema:
+        raise _invalid(f"{option}: there is no such column; columns: {', '.join(schema.names)}")
+    column = schema.column(name)
+    if name in schema.primary_key:
+        raise _invalid(f"{option}: a key column cannot be numbered by the server")
+    if column.type.kind not in _AUTO_INCREMENT_KINDS:
+        raise _invalid(f"{option}: the column is {column.type}; it must be INT or BIGINT")
+    if not column.nullable:
+        raise _invalid(
+            f"{option}: leave out NOT NULL, since writers leave the column out; every row has a number all the same"
+        )
+    if column.aggregate is not None or name == settings.version_column:
+        raise _invalid(f"{option}: the column cannot be a version or have a function")
 
 
 def _check_lake_names(definition: TableDefinition) -> None:

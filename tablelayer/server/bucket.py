@@ -19,7 +19,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.buckets import bucket_of
-from tablelayer.model.errors import TableError
+from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.server import kafka_face
 from tablelayer.server.merge import Operations
@@ -147,7 +147,7 @@ class TableBucket:
             own = by_bucket.get(index) or Operations(_no_rows(definition))
             return await self.write_rows(lambda: own, writer, size, acks, timeout_ms)
         except TableError as error:
-            raise as_kafka_error(error) from error
+            raise as_kafka_error(error, definition) from error
 
     async def _forward(
         self, bucket: int, operations: Operations, writer: Writer, acks: int, timeout_ms: int
@@ -169,8 +169,10 @@ def definition_of(partition: Partition) -> TableDefinition:
     )
 
 
-def as_kafka_error(error: TableError) -> KafkaError:
-    """What a Kafka client is told: it knows Kafka's codes only."""
+def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError:
+    """What a Kafka client is told: it knows Kafka's codes only, and which record is bad (R17.3)."""
+    if isinstance(error, RowError):
+        return kafka_face.refused_record(definition, error)
     if error.retriable:
         return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, error.message)
     return KafkaError(ErrorCode.INVALID_RECORD, error.message)
@@ -195,9 +197,5 @@ def _split(definition: TableDefinition, batch: memoryview) -> dict[int, Operatio
     buckets = bucket_of(definition, operations.rows)
     parts = {}
     for bucket in np.unique(buckets).tolist():
-        at = np.flatnonzero(buckets == bucket)
-        deletes = None if operations.deletes is None else operations.deletes[at]
-        if deletes is not None and not deletes.any():
-            deletes = None
-        parts[bucket] = Operations(operations.rows.take(pa.array(at)), deletes)
+        parts[bucket] = operations.select(np.flatnonzero(buckets == bucket))
     return parts

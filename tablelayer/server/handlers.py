@@ -20,6 +20,7 @@ from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import MergeEngine
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath
 from tablelayer.server import reads
 from tablelayer.server.bucket import TableBucket
@@ -116,17 +117,26 @@ class Handlers:
 
     async def _put_rows(self, request: m.PutRowsRequest) -> ApiMessage | None:
         definition = self._key_table(request.table_id)
-        targets = target_positions(definition.schema, request.target_columns)
+        targets = target_positions(definition, request.target_columns)
         if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE):
             raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
-        if request.write_mode == m.WRITE_MODE_OVERWRITE and targets is not None:
+        overwrite = request.write_mode == m.WRITE_MODE_OVERWRITE
+        if overwrite and targets is not None:
             raise TableError(
                 TableErrorCode.INVALID_TARGET_COLUMNS, "a row is overwritten as a whole: no target columns"
+            )
+        if overwrite and definition.settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
+            raise TableError(
+                TableErrorCode.INVALID_ROW,
+                f"table {definition.path} has the merge engine '{definition.settings.merge_engine}': "
+                "its rows cannot be overwritten",
             )
 
         async def put(part: m.WriteBucket) -> AppendInfo:
             bucket = self._bucket(definition, part.bucket, KeyBucket)
-            return await bucket.put(part.batch, targets, request.acks, request.timeout_ms)
+            return await bucket.put(
+                part.batch, targets, request.acks, request.timeout_ms, overwrite=overwrite
+            )
 
         return await self._write(definition, request, put, m.PutRowsResponse)
 

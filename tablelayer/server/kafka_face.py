@@ -15,7 +15,7 @@ from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.merge import Operations
 from tablelayer.server.transcode import from_kafka
-from tablelayer.server.writes import apply_delete_behavior
+from tablelayer.server.writes import admit
 
 _FORWARDED_PARTITIONS = 4096
 
@@ -60,15 +60,22 @@ def decode_produced(definition: TableDefinition, batch: memoryview) -> Operation
     except DecodeError as error:
         raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
     except RowError as error:
-        place = "" if error.column is None else f"column '{error.column}': "
-        raise _refused(definition, error.index, f"{place}{error.reason}") from None
+        raise refused_record(definition, error) from None
     deletes = None if write.change_types is None else write.change_types == ChangeType.DELETE
-    if deletes is None or not deletes.any():
+    if deletes is None:
         return Operations(write.rows)
     try:
-        return apply_delete_behavior(definition, Operations(write.rows, deletes))
+        return admit(definition, Operations(write.rows, deletes if deletes.any() else None))
+    except RowError as error:
+        raise refused_record(definition, error) from None
     except TableError as error:
         raise _refused(definition, int(deletes.argmax()), error.message) from None
+
+
+def refused_record(definition: TableDefinition, error: RowError) -> RecordErrors:
+    """A row's fault as that of the record it came in: rows are numbered as the batch's records are."""
+    place = "" if error.column is None else f"column '{error.column}': "
+    return _refused(definition, error.index, f"{place}{error.reason}")
 
 
 def _refused(definition: TableDefinition, index: int, reason: str) -> RecordErrors:

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
+from tablelayer.model.types import INTEGER_BITS
+from tablelayer.server.auto_increment import OutOfNumbersError
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.kv import DamagedStoreError, DiskFullError, KeyValueStore
 from tablelayer.server.services import Services
-from tablelayer.server.tablet import Tablet
+from tablelayer.server.tablet import PreparedWrite, Tablet
 from tablelayer.server.writes import OperationSource, Writer, decode_put
 
 if TYPE_CHECKING:
@@ -129,7 +131,13 @@ class KeyBucket(TableBucket):
     # -- writing -------------------------------------------------------------------------------------------
 
     async def put(
-        self, batch: memoryview, targets: frozenset[int] | None, acks: int, timeout_ms: int
+        self,
+        batch: memoryview,
+        targets: frozenset[int] | None,
+        acks: int,
+        timeout_ms: int,
+        *,
+        overwrite: bool = False,
     ) -> AppendInfo:
         """A batch of a table client. Raises KafkaError or TableError."""
         if len(batch) < _HEADER_MIN:
@@ -137,7 +145,11 @@ class KeyBucket(TableBucket):
         definition = self.definition
         writer = Writer.of(read_header(batch))
         return await self.write_rows(
-            lambda: decode_put(batch, definition, targets), writer, len(batch), acks, timeout_ms
+            lambda: decode_put(batch, definition, targets, overwrite=overwrite),
+            writer,
+            len(batch),
+            acks,
+            timeout_ms,
         )
 
     async def write_rows(
@@ -151,9 +163,7 @@ class KeyBucket(TableBucket):
                 tablet = self.tablet
                 info = self._duplicate(writer)
                 if info is None:
-                    prepared = await self.services.run(
-                        tablet.prepare, self.definition, source, writer, self.services.context.clock.time_ms()
-                    )
+                    prepared = await self._prepare(tablet, source, writer)
                     self.check_open()
                     info = self.partition.append(prepared.batch, AppendOrigin.EXTENSION)
                     if not info.duplicate:
@@ -163,6 +173,27 @@ class KeyBucket(TableBucket):
             if charged:
                 budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
+
+    async def _prepare(self, tablet: Tablet, source: OperationSource, writer: Writer) -> PreparedWrite:
+        while True:
+            now_ms = self.services.context.clock.time_ms()
+            try:
+                return await self.services.run(tablet.prepare, self.definition, source, writer, now_ms)
+            except OutOfNumbersError as error:
+                await self._take_numbers(tablet, error.missing)
+
+    async def _take_numbers(self, tablet: Tablet, missing: int) -> None:
+        """R10: a range for this bucket, durable before the first number of it is used."""
+        definition = self.definition
+        settings = definition.settings
+        assert settings.auto_increment_column is not None
+        column = definition.schema.column(settings.auto_increment_column)
+        highest = (1 << (INTEGER_BITS[column.type.kind] - 1)) - 1
+        tablet.numbers.add(
+            *await self.services.auto_increment.take(
+                self.partition.topic.topic_id, max(missing, settings.auto_increment_cache), highest
+            )
+        )
 
     def _duplicate(self, writer: Writer) -> AppendInfo | None:
         if writer.producer_id == -1:
@@ -268,6 +299,8 @@ class KeyBucket(TableBucket):
         if tablet is not None:
             await self.services.run(tablet.kv.destroy)
         await self.services.run(_remove_if_empty, self.directory.parent)
+        if self.definition.settings.auto_increment_column is not None:
+            await self.services.auto_increment.forget(self.partition.topic.topic_id)
 
     async def _stop(self) -> Tablet | None:
         """Let what is under way end; nothing begins any more."""

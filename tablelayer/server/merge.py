@@ -1,19 +1,20 @@
-"""What a batch of upserts and deletes does to the rows of a bucket: rules R2, R5 and R6, last write wins.
+"""What a batch of upserts and deletes does to the rows of a bucket: rules R2 and R5 to R10.
 
 Pure and vectorised: rows are columns throughout, and no step takes time per key in Python. The trick that makes
-rounds for repeated keys unnecessary: what a row looks like after an operation depends on the operation and on
-the *stored* row alone. For a full write it is the operation's own row; for a partial one the target columns come
-from the operation, all others from the stored row, which partial writes never touch. So only *whether* a row
-exists before an operation must be found out from the operation on the same key before it, and that is a shift
-in an order sorted by key.
+rounds for repeated keys unnecessary: without a merge engine, what a row looks like after an operation depends on the
+operation and on the *stored* row alone. For a full write it is the operation's own row; for a partial one the target
+columns come from the operation, all others from the stored row, which partial writes never touch. So only *whether* a
+row exists before an operation must be found out from the operation on the same key before it.
 
-Left out: merge engines other than the default.
+Merge engines need the operations of a key one after the other: kernels walk over them, sorted by key. The versioned
+engine finds out which row stands after each write; the aggregation folds each column (`aggregate`). Columns are found
+by their position in the table's latest schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import numpy as np
@@ -21,27 +22,66 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablelayer.model.arrays import Mask, validity
+from tablelayer.model.arrays import Mask, sealed, validity
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.keys import encode_keys
+from tablelayer.model.options import ChangelogImage, MergeEngine
 from tablelayer.model.rows import decode_rows, encode_rows
 from tablelayer.model.schema import Schema
+from tablelayer.model.table import TableDefinition
 
 Indices = npt.NDArray[np.int64]
+TakeNumbers = Callable[[int], Indices]
+"""The next so many values for an auto-increment column, int64[n]. May raise, to be asked again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRules:
+    """What of a table's definition decides about a write."""
+
+    schema: Schema
+    engine: MergeEngine | None = None
+    version_column: int | None = None
+    auto_increment: int | None = None
+    full_image: bool = True
+
+    @classmethod
+    def of(cls, definition: TableDefinition) -> MergeRules:
+        schema, settings = definition.schema, definition.settings
+        version, auto = settings.version_column, settings.auto_increment_column
+        return cls(
+            schema,
+            settings.merge_engine,
+            None if version is None else schema.index(version),
+            None if auto is None else schema.index(auto),
+            settings.changelog_image is ChangelogImage.FULL,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
     """A batch in the table's columns, checked against its schema.
 
-    rows     the table's columns in order; columns outside of `targets`, and all but the key of a delete, are ignored
-    deletes  bool[n], true for deletes; None if there are none
-    targets  positions of the columns written (key included); None for all
+    rows       the table's columns in order; columns outside of `targets`, and all but the key of a delete, are ignored
+    deletes    bool[n], true for deletes; None if there are none
+    targets    positions of the columns written (key included); None for all
+    overwrite  past the merge engine: rows replace what is there (R9.10)
+    sent_as    what number each row had in the writer's batch, for errors; None if it is the same
     """
 
     rows: pa.RecordBatch
     deletes: Mask | None = None
     targets: frozenset[int] | None = None
+    overwrite: bool = False
+    sent_as: Indices | None = None
+
+    def select(self, at: Indices) -> Operations:
+        """Some of the rows, in this order."""
+        deletes = None if self.deletes is None else self.deletes[at]
+        if deletes is not None and not deletes.any():
+            deletes = None
+        sent_as = at if self.sent_as is None else self.sent_as[at]
+        return replace(self, rows=self.rows.take(pa.array(at)), deletes=deletes, sent_as=sent_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +91,7 @@ class Merged:
     changelog, change_types  the emitted rows, uint8[n]
     keys, values             in key order: encoded rows to store, None to delete
     row_delta                (+I) - (-D)
+    numbers_taken            how many values the auto-increment column has used up
     """
 
     changelog: pa.RecordBatch
@@ -58,6 +99,7 @@ class Merged:
     keys: list[bytes]
     values: list[bytes | None]
     row_delta: int
+    numbers_taken: int = 0
 
 
 def row_keys(schema: Schema, rows: pa.RecordBatch, columns: tuple[str, ...] | None = None) -> pa.BinaryArray:
@@ -68,51 +110,78 @@ def row_keys(schema: Schema, rows: pa.RecordBatch, columns: tuple[str, ...] | No
 
 
 def merge(
-    schema: Schema,
+    rules: MergeRules,
     operations: Operations,
     read_stored: Callable[[list[bytes]], list[bytes | None]],
-    *,
-    full_image: bool = True,
+    take_numbers: TakeNumbers | None = None,
 ) -> Merged:
-    """Apply operations in order to what is stored. `read_stored` gets distinct keys in order."""
-    rows, deletes, targets = operations.rows, operations.deletes, operations.targets
+    """Apply operations in order to what is stored. `read_stored` gets distinct keys in order.
+
+    Raises RowError for a value that cannot be merged (R9.7), and what `take_numbers` raises.
+    """
+    schema, rows, deletes, targets = rules.schema, operations.rows, operations.deletes, operations.targets
     count = rows.num_rows
     if targets is not None and len(targets) == len(schema.columns):
         targets = None
+    engine = None if operations.overwrite else rules.engine
     groups = _Groups(row_keys(schema, rows))
-    stored = pa.array(read_stored(groups.keys), pa.binary())
-    stored_valid = validity(stored)
-    is_stored = np.ones(len(stored), np.bool_) if stored_valid is None else stored_valid
-    images, after, stored_rows = rows, np.ones(count, np.bool_), None
-    if deletes is not None:
-        after = ~deletes
-    if targets is not None:
-        stored_rows = decode_rows(stored, schema)
-        images = _partial_images(schema, rows, deletes, targets, stored_rows, groups)
-        if deletes is not None:
-            after |= ~_others_are_null(schema, stored_rows, targets)[groups.of_row]
-    before = is_stored[groups.of_row]
-    if groups.previous is not None:
-        repeated = groups.previous >= 0
-        before[repeated] = after[groups.previous[repeated]]
+    stored = _Stored(schema, read_stored(groups.keys))
+    before, after = _existence(rules, groups, stored, deletes, targets)
     updated, inserted, deleted = before & after, ~before & after, before & ~after
-    if targets is not None and all(schema.columns[index].name in schema.primary_key for index in targets):
+    if targets is not None and _is_key_only(rules, targets):
         if deletes is None:
             updated[:] = False  # R6.6: nothing but the key was written
         else:
             updated &= deletes
-    emitted = _emit(groups, count, updated, inserted, deleted, full_image=full_image)
-    indices, change_types = emitted
+    standing: Indices | None = None  # which row stands after each operation; None: its own
+    if engine is MergeEngine.FIRST_ROW:
+        updated[:] = False
+        standing = _first_rows(groups, stored)
+    elif engine is MergeEngine.VERSIONED:
+        standing = _newest_rows(rules, rows, groups, stored)
+        updated &= standing == np.arange(count)
+    images = rows
+    if targets is not None or engine is MergeEngine.AGGREGATION or rules.auto_increment is not None:
+        images = _images(rules, engine, operations, targets, groups, stored, before, inserted, take_numbers)
+    old = groups.of_row + count
+    if groups.previous is not None:
+        previous = groups.previous if standing is None else standing[groups.previous]
+        old = np.where(groups.previous >= 0, previous, old)
+    indices, change_types = _emit(old, updated, inserted, deleted, full_image=rules.full_image)
     if len(indices) == count and inserted.all():
         changelog = images
     elif len(indices) and int(indices.max()) >= count:
-        if stored_rows is None:
-            stored_rows = decode_rows(stored, schema)
-        changelog = pa.concat_batches([images, stored_rows]).take(pa.array(indices))
+        changelog = pa.concat_batches([images, stored.rows]).take(pa.array(indices))
     else:
         changelog = images.take(pa.array(indices))
-    keys, values = _to_store(schema, groups, images, after, updated | inserted | deleted)
-    return Merged(changelog, change_types, keys, values, int(inserted.sum()) - int(deleted.sum()))
+    keys, values = _to_store(schema, groups, images, after, updated | inserted | deleted, standing)
+    insertions = int(inserted.sum())
+    return Merged(
+        changelog, change_types, keys, values, insertions - int(deleted.sum()),
+        insertions if rules.auto_increment is not None else 0,
+    )  # fmt: skip
+
+
+class _Stored:
+    """The stored rows of the groups, decoded when they are needed: mostly it is enough to know which there are."""
+
+    def __init__(self, schema: Schema, values: list[bytes | None]) -> None:
+        self._schema = schema
+        self._values = pa.array(values, pa.binary())
+        valid = validity(self._values)
+        self.exists: Mask = np.ones(len(values), np.bool_) if valid is None else valid
+        self._rows: pa.RecordBatch | None = None
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        if self._rows is None:
+            self._rows = decode_rows(self._values, self._schema)
+        return self._rows
+
+    def column(self, index: int) -> pa.Array:
+        if self._rows is not None:
+            return self._rows.column(index)
+        return decode_rows(self._values, self._schema, [index]).column(0)
 
 
 class _Groups:
@@ -147,16 +216,13 @@ class _Groups:
 
 
 def _emit(
-    groups: _Groups, count: int, updated: Mask, inserted: Mask, deleted: Mask, *, full_image: bool
+    old: Indices, updated: Mask, inserted: Mask, deleted: Mask, *, full_image: bool
 ) -> tuple[Indices, npt.NDArray[np.uint8]]:
-    """Emitted rows as indices into (images, stored rows), and their change types."""
+    """Emitted rows as indices into (images, stored rows), and their change types. `old`: what stood before."""
     sizes = updated.astype(np.int64) * (2 if full_image else 1) + inserted + deleted
     ends = np.cumsum(sizes)
     positions = ends - sizes
-    total = int(ends[-1]) if count else 0
-    old = groups.of_row + count
-    if groups.previous is not None:
-        old = np.where(groups.previous >= 0, groups.previous, old)
+    total = int(ends[-1]) if len(ends) else 0
     indices = np.empty(total, np.int64)
     change_types = np.empty(total, np.uint8)
     at = np.flatnonzero(inserted)
@@ -177,7 +243,12 @@ def _emit(
 
 
 def _to_store(
-    schema: Schema, groups: _Groups, images: pa.RecordBatch, after: Mask, changed: Mask
+    schema: Schema,
+    groups: _Groups,
+    images: pa.RecordBatch,
+    after: Mask,
+    changed: Mask,
+    standing: Indices | None,
 ) -> tuple[list[bytes], list[bytes | None]]:
     if groups.previous is None and bool(changed.all()) and bool(after.all()):
         return groups.keys, encode_rows(images, schema).take(pa.array(groups.order)).to_pylist()
@@ -185,40 +256,123 @@ def _to_store(
     touched[groups.of_row[changed]] = True
     last = groups.last_rows[touched]
     kept = after[last]
-    encoded = encode_rows(images.take(pa.array(last[kept])), schema).to_pylist()
+    source = last[kept] if standing is None else standing[last[kept]]
+    encoded = encode_rows(images.take(pa.array(source)), schema).to_pylist()
     keys = list(compress(groups.keys, touched.tolist()))
     rows = iter(encoded)
     return keys, [next(rows) if keep else None for keep in kept.tolist()]
 
 
-def _partial_images(
-    schema: Schema,
-    rows: pa.RecordBatch,
-    deletes: Mask | None,
-    targets: frozenset[int],
-    stored_rows: pa.RecordBatch,
+def _is_key_only(rules: MergeRules, targets: frozenset[int]) -> bool:
+    return all(rules.schema.columns[index].name in rules.schema.primary_key for index in targets)
+
+
+def _existence(
+    rules: MergeRules,
     groups: _Groups,
+    stored: _Stored,
+    deletes: Mask | None,
+    targets: frozenset[int] | None,
+) -> tuple[Mask, Mask]:
+    """Whether there is a row before and after each operation."""
+    count = len(groups.of_row)
+    before, after = stored.exists[groups.of_row], np.ones(count, np.bool_)
+    if deletes is None:
+        if groups.previous is not None:
+            before[groups.previous >= 0] = True
+        return before, after
+    from tablelayer.server.fold_kernels import existence  # numba: only who needs it waits for it
+
+    removes = np.ones(len(groups.keys), np.bool_)
+    if targets is not None:
+        # What is not null outside of the targets keeps the row (R6.7); an auto-increment column always is.
+        removes[:] = (
+            False if rules.auto_increment is not None else _others_are_null(rules.schema, stored, targets)
+        )
+    existence(
+        sealed(groups.order), sealed(groups.of_row), sealed(stored.exists), sealed(deletes), sealed(removes),
+        before, after,
+    )  # fmt: skip
+    return before, after
+
+
+def _first_rows(groups: _Groups, stored: _Stored) -> Indices:
+    """R7: what is stored, else the first row of the batch with the key."""
+    count = len(groups.of_row)
+    first = np.arange(len(groups.keys)) + count
+    starts = groups.order[np.flatnonzero(np.diff(groups.of_row[groups.order], prepend=-1))]
+    absent = ~stored.exists
+    first[absent] = starts[absent]
+    standing: Indices = first[groups.of_row]
+    return standing
+
+
+def _newest_rows(rules: MergeRules, rows: pa.RecordBatch, groups: _Groups, stored: _Stored) -> Indices:
+    """R8: the row with the highest version, the later one of equals."""
+    from tablelayer.server.aggregate import ranks_of
+    from tablelayer.server.fold_kernels import newest_version
+
+    assert rules.version_column is not None
+    versions = pa.concat_arrays([rows.column(rules.version_column), stored.column(rules.version_column)])
+    valid = validity(versions)
+    standing = np.empty(rows.num_rows, np.int64)
+    newest_version(
+        sealed(groups.order), sealed(groups.of_row), sealed(stored.exists), ranks_of(versions),
+        sealed(np.ones(len(versions), np.bool_) if valid is None else valid), standing,
+    )  # fmt: skip
+    return standing
+
+
+def _images(
+    rules: MergeRules,
+    engine: MergeEngine | None,
+    operations: Operations,
+    targets: frozenset[int] | None,
+    groups: _Groups,
+    stored: _Stored,
+    before: Mask,
+    inserted: Mask,
+    take_numbers: TakeNumbers | None,
 ) -> pa.RecordBatch:
-    """The row after each operation, where there is one (R6.4, R6.5, R6.7)."""
+    """The row after each operation, where there is one (R6.4, R6.5, R6.7, R9, R10)."""
+    from tablelayer.server.aggregate import Chain, fold, pick
+    from tablelayer.server.fold_kernels import FIRST
+
+    schema, rows, deletes = rules.schema, operations.rows, operations.deletes
+    no_deletes = np.zeros(rows.num_rows, np.bool_)
+    chain = Chain(groups.order, groups.of_row, before, no_deletes if deletes is None else deletes)
     of_row = pa.array(groups.of_row)
     columns = []
     for index, column in enumerate(schema.columns):
-        if index not in targets:
-            columns.append(stored_rows.column(index).take(of_row))
-        elif deletes is None or column.name in schema.primary_key:
+        if index == rules.auto_increment:
+            assert take_numbers is not None
+            numbers = np.zeros(rows.num_rows, np.int64)
+            numbers[inserted] = take_numbers(int(inserted.sum()))
+            given = pa.array(numbers).cast(column.type.arrow())
+            # A delete of some columns leaves the number, one of all starts anew: `before` says so.
+            kept = Chain(chain.order, chain.of_row, before, no_deletes)
+            columns.append(pick(given, stored.rows.column(index), kept, FIRST))
+        elif targets is not None and index not in targets:
+            columns.append(stored.rows.column(index).take(of_row))
+        elif column.name in schema.primary_key:
+            columns.append(rows.column(index))
+        elif engine is MergeEngine.AGGREGATION:
+            columns.append(fold(column, rows.column(index), stored.rows.column(index), chain))
+        elif deletes is None:
             columns.append(rows.column(index))
         else:
             columns.append(pc.if_else(pa.array(deletes), None, rows.column(index)))
     return pa.RecordBatch.from_arrays(columns, schema=schema.arrow())
 
 
-def _others_are_null(schema: Schema, stored_rows: pa.RecordBatch, targets: frozenset[int]) -> Mask:
+def _others_are_null(schema: Schema, stored: _Stored, targets: frozenset[int]) -> Mask:
     """bool[groups]: every column outside of the targets is null (or there is no row)."""
-    null = np.ones(stored_rows.num_rows, np.bool_)
+    null = np.ones(len(stored.exists), np.bool_)
     for index in range(len(schema.columns)):
         if index not in targets:
-            valid = validity(stored_rows.column(index))
+            valid = validity(stored.rows.column(index))
             if valid is None:
-                return np.zeros(stored_rows.num_rows, np.bool_)
+                null[:] = False
+                return null
             null &= ~valid
     return null

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.server.auto_increment import AutoIncrement
 from tablelayer.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Services:
         self.directory = directory
         self.tiered_offset = tiered_offset
         self.budget = WriteBudget(limits.buffered_bytes_max)
+        self.auto_increment = AutoIncrement(context.store)
         self.transcoded = TranscodedCache(limits.transcoded_cache_bytes)
         self._memory: SharedMemory | None = None
 

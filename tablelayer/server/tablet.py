@@ -20,12 +20,13 @@ import pyarrow as pa
 from protocol.errors import DecodeError
 from protocol.records.header import iter_headers
 from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
-from tablelayer.model.options import ChangelogImage
+from tablelayer.model.errors import RowError
 from tablelayer.model.rows import encode_rows
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
+from tablelayer.server.auto_increment import Numbers
 from tablelayer.server.kv import KeyValueStore
-from tablelayer.server.merge import merge, row_keys
+from tablelayer.server.merge import MergeRules, merge, row_keys
 from tablelayer.server.writes import OperationSource, Writer, compression_of
 
 _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
@@ -39,6 +40,7 @@ class PreparedWrite:
     keys: list[bytes]
     values: list[bytes | None]
     row_delta: int
+    numbers_taken: int = 0
 
 
 class _Pending:
@@ -65,6 +67,8 @@ class _Pending:
 class Tablet:
     def __init__(self, store: KeyValueStore) -> None:
         self.kv = store
+        self.numbers = Numbers()
+        """For the auto-increment column."""
         self._pending: tuple[_Pending, ...] = ()
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -72,15 +76,14 @@ class Tablet:
     def prepare(
         self, definition: TableDefinition, decode: OperationSource, writer: Writer, now_ms: int
     ) -> PreparedWrite:
-        """Work out a write. Raises TableError or KafkaError, without any effect."""
+        """Work out a write. Raises TableError, KafkaError or OutOfNumbersError, without any effect."""
         operations = decode()
-        settings = definition.settings
-        merged = merge(
-            definition.schema,
-            operations,
-            self._read,
-            full_image=settings.changelog_image is ChangelogImage.FULL,
-        )
+        try:
+            merged = merge(MergeRules.of(definition), operations, self._read, self.numbers.peek)
+        except RowError as error:
+            if operations.sent_as is None:
+                raise
+            raise RowError(int(operations.sent_as[error.index]), error.column, error.reason) from error
         batch = encode_arrow_batch(
             merged.changelog,
             schema_id=definition.schema.schema_id,
@@ -92,7 +95,7 @@ class Tablet:
             producer_epoch=writer.producer_epoch,
             base_sequence=writer.base_sequence,
         )
-        return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta)
+        return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken)
 
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
         """Old rows: from the newest pending write that knows the key, else from the store."""
@@ -113,6 +116,7 @@ class Tablet:
     def logged(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
         """The prepared batch is in the log, below `end_offset`. `size` is what it is charged to the budget."""
         self._pending = (*self._pending, _Pending(prepared, end_offset, size))
+        self.numbers.use(prepared.numbers_taken)
 
     # -- storing -------------------------------------------------------------------------------------------
 

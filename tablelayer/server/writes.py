@@ -16,8 +16,8 @@ from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
 from tablelayer.model.arrays import Mask
 from tablelayer.model.batch import ArrowBatch, ChangeType
-from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options import ArrowCompression, DeleteBehavior
+from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.options import ArrowCompression, DeleteBehavior, MergeEngine
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
@@ -61,10 +61,15 @@ def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCo
     )
 
 
-def target_positions(schema: Schema, column_ids: Sequence[int] | None) -> frozenset[int] | None:
-    """Positions of the target columns; None for all. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2."""
+def target_positions(definition: TableDefinition, column_ids: Sequence[int] | None) -> frozenset[int] | None:
+    """Positions of the target columns; None for all. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2, R6.9."""
     if column_ids is None:
         return None
+    schema, settings = definition.schema, definition.settings
+    if settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
+        raise _target_error(
+            f"table {definition.path} has the merge engine '{settings.merge_engine}', which takes whole rows only"
+        )
     positions = {column.id: index for index, column in enumerate(schema.columns)}
     unknown = [str(each) for each in column_ids if each not in positions]
     if unknown or not column_ids:
@@ -74,6 +79,9 @@ def target_positions(schema: Schema, column_ids: Sequence[int] | None) -> frozen
     if list(column_ids) != sorted(set(column_ids)):
         raise _target_error("column ids must be given once each, in ascending order")
     targets = frozenset(positions[each] for each in column_ids)
+    numbered = settings.auto_increment_column
+    if numbered is not None and schema.index(numbered) in targets:
+        raise _target_error(f"column '{numbered}' is numbered by the server; leave it out")
     for index, column in enumerate(schema.columns):
         if index in targets:
             continue
@@ -107,8 +115,10 @@ def parse_write(batch: memoryview, schema: Schema) -> ArrowBatch:
     return parsed
 
 
-def decode_put(batch: memoryview, definition: TableDefinition, targets: frozenset[int] | None) -> Operations:
-    """The operations of a write to a primary-key table. Raises KafkaError or TableError; R5, R6.7."""
+def decode_put(
+    batch: memoryview, definition: TableDefinition, targets: frozenset[int] | None, *, overwrite: bool = False
+) -> Operations:
+    """The operations of a write to a primary-key table. Raises KafkaError or TableError; R5, R6.7, R10."""
     schema = definition.schema
     parsed = parse_write(batch, schema)
     positions = range(len(schema.columns)) if targets is None else sorted(targets)
@@ -138,7 +148,7 @@ def decode_put(batch: memoryview, definition: TableDefinition, targets: frozense
             ],
             schema=schema.arrow(),
         )
-    return apply_delete_behavior(definition, Operations(rows, deletes, targets))
+    return admit(definition, Operations(rows, deletes, targets, overwrite))
 
 
 def decode_append(batch: memoryview, definition: TableDefinition) -> ArrowBatch:
@@ -194,17 +204,37 @@ def check_columns(
                 )
 
 
-def apply_delete_behavior(definition: TableDefinition, operations: Operations) -> Operations:
-    """R5: refuse deletes, or leave them out, as the table says."""
-    if operations.deletes is None or definition.settings.delete_behavior is DeleteBehavior.ALLOW:
+def admit(definition: TableDefinition, operations: Operations) -> Operations:
+    """Refuse deletes, or leave them out, as the table says (R5), and values that the server gives (R10)."""
+    _check_numbered(definition, operations)
+    behavior = definition.settings.delete_behavior
+    if operations.overwrite and definition.settings.merge_engine is MergeEngine.AGGREGATION:
+        behavior = DeleteBehavior.ALLOW  # R9.10: to undo an insert is to delete
+    if operations.deletes is None or behavior is DeleteBehavior.ALLOW:
         return operations
-    if definition.settings.delete_behavior is DeleteBehavior.DISABLE:
+    if behavior is DeleteBehavior.DISABLE:
         raise TableError(
             TableErrorCode.DELETION_DISABLED,
             f"table {definition.path} has 'table.delete.behavior' = 'DISABLE'; nothing of the batch was written",
         )
-    kept = pa.array(~operations.deletes)
-    return Operations(operations.rows.filter(kept), None, operations.targets)
+    return operations.select(np.flatnonzero(~operations.deletes))
+
+
+def _check_numbered(definition: TableDefinition, operations: Operations) -> None:
+    name = definition.settings.auto_increment_column
+    if name is None:
+        return
+    values = operations.rows.column(definition.schema.index(name))
+    given = values.is_valid().to_numpy(zero_copy_only=False)
+    if operations.deletes is not None:
+        given = given & ~operations.deletes
+    if given.any():
+        row = int(given.argmax())
+        raise RowError(
+            row,
+            name,
+            f"{values[row].as_py()}, but the server numbers this column: leave it out, or give null",
+        )
 
 
 def _null_error(column: Column, values: pa.Array) -> TableError:

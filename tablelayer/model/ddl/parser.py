@@ -13,6 +13,7 @@ from collections.abc import Callable
 from sqlglot import Token, TokenType
 
 from tablelayer.model import options as table_options
+from tablelayer.model.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.ddl.literals import Value, read_literal
 from tablelayer.model.ddl.select import analyze
 from tablelayer.model.ddl.statements import (
@@ -344,6 +345,8 @@ class _Parser:
         try:
             if name.text == table_options.BUCKET_COUNT:
                 table_options.parse_bucket_count(value.text)
+            elif is_aggregate_option(name.text):
+                parse_option(name.text, value.text)
             elif table_options.is_table_option(name.text):
                 table_options.find(name.text)
         except TableError as error:

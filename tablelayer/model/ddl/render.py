@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tablelayer.model.aggregates import options_of
 from tablelayer.model.options import BUCKET_COUNT, BUCKET_KEY
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
@@ -41,6 +42,9 @@ def create_table_sql(definition: TableDefinition) -> str:
     if definition.bucket_key != definition.schema.primary_key:
         options[BUCKET_KEY] = ",".join(definition.bucket_key)
     options.update(definition.options)
+    for column in definition.schema.columns:
+        if column.aggregate is not None:
+            options.update(options_of(column.name, column.aggregate))
     pairs = [f"{quote_text(name)} = {quote_text(value)}" for name, value in options.items()]
     return sql + " WITH (\n  " + ",\n  ".join(pairs) + "\n)"
 

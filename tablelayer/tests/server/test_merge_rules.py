@@ -1,0 +1,99 @@
+"""R2, R5 to R10 without a server: `merge` against the rules in plain Python, over tables of every kind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tablelayer.model.batch import ChangeType
+from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.rows import decode_rows
+from tablelayer.model.table import TableDefinition
+from tablelayer.server.auto_increment import Numbers
+from tablelayer.server.merge import MergeRules, Operations, merge
+from tablelayer.server.writes import admit, target_positions
+from tablelayer.tests.server.oracle import Change, Operation, Oracle, Refused, comparable
+from tablelayer.tests.server.random_tables import random_batch, random_definition
+
+
+class Store:
+    """What a tablet does with `merge`, around a dict."""
+
+    def __init__(self, definition: TableDefinition) -> None:
+        self.definition = definition
+        self.values: dict[bytes, bytes] = {}
+        self.row_count = 0
+        self.numbers = Numbers()
+        self.numbers.add(1, 1 << 40)
+
+    def apply(
+        self, operations: list[Operation], columns: list[str] | None, *, overwrite: bool = False
+    ) -> list[Change]:
+        schema = self.definition.schema
+        ids = None if columns is None else [schema.column(name).id for name in columns]
+        targets = target_positions(self.definition, ids)
+        rows = [{**dict.fromkeys(schema.names), **row} for _, row in operations]
+        deletes: Any = np.array([sign == "-" for sign, _ in operations])
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema.arrow())
+        given = Operations(batch, deletes if deletes.any() else None, targets, overwrite)
+        merged = merge(
+            MergeRules.of(self.definition), admit(self.definition, given),
+            lambda keys: [self.values.get(key) for key in keys], self.numbers.peek,
+        )  # fmt: skip
+        self.numbers.use(merged.numbers_taken)
+        assert merged.keys == sorted(set(merged.keys))
+        for key, value in zip(merged.keys, merged.values, strict=True):
+            if value is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = value
+        self.row_count += merged.row_delta
+        kinds = [ChangeType(change).short for change in merged.change_types.tolist()]
+        return list(zip(kinds, merged.changelog.to_pylist(), strict=True))
+
+    def state(self) -> list[Any]:
+        stored = [self.values[key] for key in sorted(self.values)]
+        return decode_rows(pa.array(stored, pa.binary()), self.definition.schema).to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_r2_to_r10_every_kind_of_table_equals_the_rules_in_plain_python(seed: int) -> None:
+    rng = random.Random(seed)
+    definition = random_definition(rng)
+    print(f"seed {seed}: {dict(definition.options)} {definition.schema.to_json()}")
+    store, oracle = Store(definition), Oracle(definition)
+
+    def seen(changes: list[Change]) -> list[Any]:
+        return [(change, comparable(definition, row)) for change, row in changes]
+
+    for _ in range(25):
+        operations, columns, overwrite = random_batch(rng, definition)
+        try:
+            expected = oracle.apply(operations, columns, overwrite=overwrite)
+        except Refused:
+            with pytest.raises(TableError):
+                store.apply(operations, columns, overwrite=overwrite)
+        else:
+            assert seen(store.apply(operations, columns, overwrite=overwrite)) == seen(expected)
+        by_key = sorted(oracle.rows.items(), key=lambda item: (item[0][0], item[0][1].encode()))
+        assert [comparable(definition, row) for row in store.state()] == [
+            comparable(definition, row) for _, row in by_key
+        ]
+        assert store.row_count == len(oracle.rows)
+
+
+def test_r9_7_an_overflow_names_the_row_as_it_was_sent_and_the_column() -> None:
+    from tablelayer.model.ddl import parse_columns
+    from tablelayer.model.table import TablePath
+
+    options = {"table.merge-engine": "aggregation", "fields.n.agg": "sum"}
+    schema = parse_columns("k INT, n TINYINT, PRIMARY KEY (k) NOT ENFORCED")
+    store = Store(TableDefinition(TablePath("default", "t"), schema, options=options))
+    with pytest.raises(RowError, match="column 'n': with 100 the sum does not fit into TINYINT") as caught:
+        store.apply([("+", {"k": 2, "n": 1}), ("+", {"k": 1, "n": 100}), ("+", {"k": 1, "n": 100})], None)
+    assert caught.value.index == 2
+    assert store.state() == []
