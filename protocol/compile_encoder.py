@@ -1,8 +1,8 @@
 """Compiles the encoder of one version of a message: one flat function, loops for arrays, one `pack` per run
 of fixed-size fields (lengths of the old encoding among them).
 
-The function takes the message and returns a list of buffers. Without records that is a list of small
-chunks; with records the chunks between them are joined, and each `records` value stands in the list by
+The function takes the message and returns a list of buffers. Without records that is one; with records
+what is between them is one each, and each `records` value stands in the list by
 reference, whether it is a buffer or a region of a file. Values of a wrong type or out of range surface as
 `struct.error`, TypeError and the like, which the caller translates; a field that is set but not carried by
 the version is an EncodeError right away, as in Kafka.
@@ -65,7 +65,7 @@ class _EncoderCompiler:
             source.line("if chunks: parts.append(join(chunks))")
             source.line("return parts")
         else:
-            source.line("return chunks")
+            source.line("return [join(chunks)]")
         encoder: Encoder = source.function("encode", f"encoder of {self.cls.__name__} version {self.version}")
         return encoder
 

@@ -130,10 +130,12 @@ class Partition:
                 self.fail(log.failure)
             raise
         if not info.duplicate:
-            if self.hooks is None:
-                self.publish_high_watermark(log.log_end_offset)
+            if self.hooks is not None:
+                self.hooks.high_watermark_candidate(info.last_offset + 1)
             else:
-                self.hooks.high_watermark_candidate(log.log_end_offset)
+                self.high_watermark = info.last_offset + 1
+                if self._waiters:
+                    self.wake()
         return info
 
     def publish_high_watermark(self, offset: int) -> None:

@@ -45,7 +45,7 @@ from broker.log.validation import AppendOrigin, validate_batch
 from broker.ports import Clock, Disk
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.control import read_end_marker
-from protocol.records.header import BatchHeader, Buffer
+from protocol.records.header import CONTROL_BIT, NO_PRODUCER_ID, BatchHeader, Buffer
 
 __all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
 
@@ -56,7 +56,7 @@ _PRODUCER_EXPIRY_SECONDS: Final = 86_400.0
 """`producer.id.expiration.ms` of Kafka: 24 hours."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AppendInfo:
     """Where a batch is. `log_append_time_ms` is -1 unless the topic stamps log append time.
 
@@ -100,6 +100,8 @@ class PartitionLog:
         self._bases = [segment.base_offset for segment in self._segments]
         self._is_marked_clean = recovered.report.was_clean
         self._directory_is_dirty = False
+        self._ready_epoch = -1
+        """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
         self._failure: str | None = None
         self._closed = False
         self._flush_lock = threading.Lock()
@@ -175,21 +177,25 @@ class PartitionLog:
         Raises KafkaError with Kafka's code for a batch that is refused, KAFKA_STORAGE_ERROR when the disk
         fails. In both cases the log is as it was, except after a failed fsync (see the module).
         """
-        self._check_usable()
+        if self._failure is not None or self._closed:
+            self._check_usable()
         config = self.config
         view = memoryview(batch)
         now_ms = self._clock.time_ms()
         header = validate_batch(view, config, origin, now_ms)
-        producers = self._producer_state()
+        producers = self._producers
+        if producers is None:
+            producers = self._producer_state()
+        has_producer = header.producer_id != NO_PRODUCER_ID
         marker = None
-        if header.is_control:
+        if header.attributes & CONTROL_BIT:
             marker = read_end_marker(view)
             producers.check_marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch)
-        elif header.has_producer:
+        elif has_producer:
             original = producers.check(header)
             if original is not None:
                 return self._duplicate(original)
-        size = header.size
+        size = len(view)
         segment = self._segments[-1]
         base_offset = segment.end_offset
         last_offset = base_offset + header.last_offset_delta
@@ -199,11 +205,13 @@ class PartitionLog:
         else:
             timestamp, append_time = header.max_timestamp, -1
             prefix, rest = stamp(view, header, base_offset, leader_epoch)
-        if segment.size and self._must_roll(segment, size, last_offset, timestamp):
-            segment = self._roll()
-        self._prepare_to_write(leader_epoch, base_offset)
-        self._write(segment, prefix, rest)
         position = segment.size
+        if position and self._must_roll(segment, size, last_offset, timestamp):
+            segment = self._roll()
+            position = 0
+        if leader_epoch != self._ready_epoch or not position:
+            self._prepare_to_write(leader_epoch, base_offset)
+        self._write(segment, prefix, rest)
         segment.appended(last_offset, size, timestamp)
         if timestamp < 0:
             segment.untimed_append_ms = now_ms
@@ -218,7 +226,7 @@ class PartitionLog:
             )
             if aborted is not None:
                 segment.aborted.append(aborted)
-        elif header.has_producer:
+        elif has_producer:
             producers.update(header, base_offset, timestamp, self._clock.monotonic())
         self._reader.appended(base_offset, position)
         if last_offset + 1 - self.recovery_point >= config.flush_messages:
@@ -304,6 +312,7 @@ class PartitionLog:
                 epochs.entries[-1:]
             ):
                 self._write_epochs(sync=False)
+            self._ready_epoch = leader_epoch
         except OSError as error:
             raise self._storage_error("append to", error) from error
 
@@ -336,12 +345,13 @@ class PartitionLog:
 
     def _must_roll(self, segment: Segment, size: int, last_offset: int, timestamp: int) -> bool:
         config = self.config
+        end = segment.size + size
         return (
-            segment.size + size > min(config.segment_bytes, POSITION_MAX)
+            end > config.segment_bytes
+            or end > POSITION_MAX
             or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-            or (0 <= segment.first_timestamp < timestamp - config.segment_ms)
-            or (len(segment.index) + 1) * 8 > config.segment_index_bytes
-            or (len(segment.time_index) + 2) * 12 > config.segment_index_bytes
+            or 0 <= segment.first_timestamp < timestamp - config.segment_ms
+            or (segment.is_index_entry_due and segment.index_bytes > config.segment_index_bytes)
         )
 
     def _new_segment(self, base_offset: int) -> Segment:
@@ -440,6 +450,7 @@ class PartitionLog:
 
     def assign_epoch(self, epoch: int) -> None:
         """Leader epoch `epoch` begins at the log's end. Reaches the disk with its first batch."""
+        self._ready_epoch = -1
         self._epochs.assign(epoch, self.log_end_offset)
 
     def epoch_end_offset(self, epoch: int) -> tuple[int, int]:
@@ -504,6 +515,7 @@ class PartitionLog:
         """Move the log start, durably, and only then remove files: a crash in between removes them later."""
         log_start_offset = max(log_start_offset, self.log_start_offset)
         try:
+            self._ready_epoch = -1
             self._write_checkpoint(log_start_offset)
             self._epochs.truncate_from_start(log_start_offset)
             checkpoints.remove_clean_marker(self._disk, self.directory)
@@ -535,6 +547,7 @@ class PartitionLog:
     def _truncate(self, offset: int) -> None:
         checkpoints.remove_clean_marker(self._disk, self.directory)
         self._is_marked_clean = False
+        self._ready_epoch = -1
         self._reader.forget()
         self._producers = None
         end_offset = offset

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Final
 
 from broker.log.errors import CorruptLogError
-from broker.log.index import OffsetIndex, TimeIndex
+from broker.log.index import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from broker.log.scan import IndexBuilder, WalkEnd, walk
 from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
 from broker.log.transaction_index import TransactionIndex
@@ -292,12 +292,24 @@ class Segment:
 
     # -- writing -------------------------------------------------------------------------------------------
 
+    @property
+    def is_index_entry_due(self) -> bool:
+        """Whether the next batch is one that the indexes name."""
+        return self.bytes_since_index > self._interval_bytes
+
+    @property
+    def index_bytes(self) -> int:
+        """What the larger index will have after the next entry, with the one that sealing adds."""
+        return max((len(self.index) + 1) * OFFSET_ENTRY.size, (len(self.time_index) + 2) * TIME_ENTRY.size)
+
     def appended(self, last_offset: int, size: int, max_timestamp: int) -> None:
         """A batch of `size` bytes has been written at the end; bring size, end and indexes up to date."""
         position = self.size
         if position == 0:
             self.first_timestamp = max_timestamp
-        largest = self.largest
+        largest = self._largest
+        if largest is None:
+            largest = self.largest
         if max_timestamp > largest[0]:
             largest = self._largest = (max_timestamp, last_offset)
         if self.bytes_since_index > self._interval_bytes:

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from enum import Enum
 
+import crc32c
+
 from broker.log.config import LogConfig
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import (
+    ATTRIBUTES_POSITION,
+    COMPRESSION_MASK,
+    CONTROL_BIT,
     HEADER_SIZE,
+    LOG_APPEND_TIME_BIT,
+    LOG_OVERHEAD,
     MAGIC_POSITION,
     MAGIC_V2,
+    NO_PRODUCER_ID,
     NO_TIMESTAMP,
+    TRANSACTIONAL_BIT,
     BatchHeader,
-    compute_crc,
     read_header,
 )
 
@@ -34,19 +42,20 @@ class AppendOrigin(Enum):
 def validate_batch(batch: memoryview, config: LogConfig, origin: AppendOrigin, now_ms: int) -> BatchHeader:
     """The header of the one batch that `batch` must be. Raises KafkaError with the code Kafka gives."""
     header = _whole_batch(batch)
-    if origin is AppendOrigin.CLIENT:
+    is_from_client = origin is AppendOrigin.CLIENT
+    if is_from_client:
         _check_client_batch(header, config)
-    if header.size > config.segment_bytes and origin is not AppendOrigin.EXTENSION:
+    if len(batch) > config.segment_bytes and origin is not AppendOrigin.EXTENSION:
         raise KafkaError(
             ErrorCode.RECORD_LIST_TOO_LARGE,
             f"the batch has {header.size} bytes, more than a segment ({config.segment_bytes}, segment.bytes)",
         )
-    if (crc := compute_crc(batch)) != header.crc:
+    if (crc := crc32c.crc32c(batch[ATTRIBUTES_POSITION:])) != header.crc:
         raise KafkaError(
             ErrorCode.CORRUPT_MESSAGE,
             f"the batch's CRC is {header.crc:#010x}, but its bytes give {crc:#010x}; send it again",
         )
-    if origin is AppendOrigin.CLIENT and not config.is_log_append_time:
+    if is_from_client and not config.is_log_append_time:
         _check_timestamps(batch, header, config, now_ms)
     return header
 
@@ -62,20 +71,22 @@ def _whole_batch(batch: memoryview) -> BatchHeader:
     except DecodeError as error:
         old = batch[MAGIC_POSITION] in (0, 1)
         raise KafkaError(ErrorCode.INVALID_RECORD if old else ErrorCode.CORRUPT_MESSAGE, str(error)) from None
-    if header.size > len(batch):
+    size = header.batch_length + LOG_OVERHEAD
+    if size == len(batch):
+        return header
+    if size > len(batch):
         raise KafkaError(
             ErrorCode.CORRUPT_MESSAGE, f"the batch claims {header.size} bytes, {len(batch)} were sent"
         )
-    if header.size < len(batch):
-        raise KafkaError(
-            ErrorCode.INVALID_RECORD,
-            f"{len(batch) - header.size} bytes follow the batch; exactly one batch per partition is expected",
-        )
-    return header
+    raise KafkaError(
+        ErrorCode.INVALID_RECORD,
+        f"{len(batch) - header.size} bytes follow the batch; exactly one batch per partition is expected",
+    )
 
 
 def _check_client_batch(header: BatchHeader, config: LogConfig) -> None:
-    if header.size > config.max_message_bytes:
+    attributes = header.attributes
+    if header.batch_length + LOG_OVERHEAD > config.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"the batch has {header.size} bytes, max.message.bytes is {config.max_message_bytes}",
@@ -89,22 +100,22 @@ def _check_client_batch(header: BatchHeader, config: LogConfig) -> None:
         problem = (
             f"{header.record_count} records and last offset delta {header.last_offset_delta}, which disagree"
         )
-    elif header.is_control:
+    elif attributes & CONTROL_BIT:
         problem = "the control bit, which only a broker may set"
-    elif header.producer_id < -1 or (header.has_producer and header.producer_epoch < 0):
+    elif header.producer_id != NO_PRODUCER_ID and (header.producer_id < 0 or header.producer_epoch < 0):
         problem = f"producer id {header.producer_id} with epoch {header.producer_epoch}"
-    elif header.has_producer and header.base_sequence < 0:
+    elif header.producer_id != NO_PRODUCER_ID and header.base_sequence < 0:
         problem = f"producer id {header.producer_id} and no sequence number"
-    elif header.is_transactional and not header.has_producer:
+    elif attributes & TRANSACTIONAL_BIT and header.producer_id == NO_PRODUCER_ID:
         problem = "the transactional bit and no producer id"
-    elif header.compression > 4:
+    elif attributes & COMPRESSION_MASK > 4:
         problem = f"compression codec {header.compression}, which does not exist"
     if problem is not None:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"the batch has {problem}")
 
 
 def _check_timestamps(batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    if header.is_log_append_time:
+    if header.attributes & LOG_APPEND_TIME_BIT:
         raise KafkaError(
             ErrorCode.INVALID_TIMESTAMP, "the batch claims log append time, which only the broker may stamp"
         )

@@ -79,9 +79,12 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & MAX_SEQUENCE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchHeader:
-    """One decoded header. `sequence_count` is how many sequence numbers the batch consumes (at least 1)."""
+    """One decoded header. `sequence_count` is how many sequence numbers the batch consumes (at least 1).
+
+    Not to be changed; not frozen, because that makes making one, which every append does, twice as dear.
+    """
 
     base_offset: int
     batch_length: int
