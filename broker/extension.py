@@ -233,6 +233,11 @@ class BrokerContext:
     advertised: Callable[[], tuple[str, int]]
     """Host and port that clients are told; known once the broker listens."""
 
+    @property
+    def rack(self) -> str | None:
+        rack: str | None = self.config["broker.rack"]
+        return rack
+
     def partition(self, topic: str, index: int) -> Partition:
         """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""
         return self.metadata.partition(topic, index)

@@ -25,10 +25,13 @@ from broker.api.api_versions import ApiVersionsApi
 from broker.api.configs import ConfigsApi
 from broker.api.dispatch import Dispatcher
 from broker.api.fetch import FetchApi
+from broker.api.log_dirs import LogDirsApi
 from broker.api.metadata import MetadataApi
 from broker.api.offsets import OffsetsApi
 from broker.api.produce import ProduceApi
 from broker.api.producer_ids import ProducerIdsApi
+from broker.api.quotas import QuotasApi
+from broker.api.replicas import ReplicasApi
 from broker.api.topics import TopicsApi
 from broker.cluster.data_dir import DataDirectory
 from broker.cluster.epoch import next_leader_epoch
@@ -205,6 +208,9 @@ class Broker:
             *MetadataApi(context).declarations(),
             *TopicsApi(context).declarations(),
             *ConfigsApi(context).declarations(),
+            *LogDirsApi(context).declarations(),
+            *ReplicasApi(context).declarations(),
+            *QuotasApi().declarations(),
             *ProducerIdsApi(context).declarations(),
             *groups.apis(),
         ]

@@ -1,4 +1,4 @@
-"""DescribeConfigs (32), IncrementalAlterConfigs (44), AlterConfigs (33).
+"""DescribeConfigs (32), IncrementalAlterConfigs (44), AlterConfigs (33), ListConfigResources (74).
 
 Everything is computed from the declared tables: every configuration is listed, with its value, where the
 value comes from, its type and its documentation. Topic configurations can be changed; the broker's are fixed
@@ -34,8 +34,13 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse as IncrementalAlterResult,
 )
+from protocol.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
 
-TOPIC, BROKER = 2, 4  # ConfigResource.Type
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32  # ConfigResource.Type
 _TOPIC_SOURCE, _BROKER_SOURCE, _DEFAULT_SOURCE = 1, 4, 5  # ConfigSource
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
 
@@ -53,6 +58,7 @@ class ConfigsApi:
             ApiDeclaration(
                 IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, self.alter_incrementally
             ),
+            ApiDeclaration(ListConfigResourcesRequest, ListConfigResourcesResponse, self.list_resources),
         ]
 
     def describe(self, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
@@ -87,6 +93,24 @@ class ConfigsApi:
             return describe_topic(self._metadata.topic_configs, self._config, image)
         self._check_broker(resource.resource_type, resource.resource_name)
         return _describe_broker(self._config)
+
+    def list_resources(
+        self, context: RequestContext, request: ListConfigResourcesRequest
+    ) -> ListConfigResourcesResponse:
+        """What can be described. Loggers, client metrics and groups have no configuration here."""
+        known = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
+        wanted = set(request.resource_types or known) if context.api_version else {CLIENT_METRICS}
+        for resource_type in wanted.difference(known):
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"resource type {resource_type} is unknown")
+        found = []
+        if TOPIC in wanted:
+            found = [
+                ConfigResource(resource_name=image.name, resource_type=TOPIC)
+                for image in self._metadata.topics()
+            ]
+        if BROKER in wanted:
+            found.append(ConfigResource(resource_name=str(self._broker_id), resource_type=BROKER))
+        return ListConfigResourcesResponse(config_resources=found)
 
     async def alter(self, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
         """Replace: what is not named goes back to its default."""

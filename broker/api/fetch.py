@@ -31,6 +31,7 @@ from broker.api.fetch_sessions import (
     FetchSessions,
     SessionPartition,
 )
+from broker.api.leaders import current_leader, endpoint
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, FetchedRecords, RequestContext
 from protocol.errors import ErrorCode, KafkaError
@@ -189,15 +190,10 @@ class FetchApi:
 
     def _tell_leader(self, entry: _Wanted, answer: PartitionData, response: FetchResponse) -> None:
         """KIP-951: who leads now, so that the client need not ask Metadata."""
-        leader = self._metadata.find_partition(entry.name, entry.request.partition)
-        if leader is None:
-            return
-        broker_id = self._context.broker_id
-        answer.current_leader = LeaderIdAndEpoch(leader_id=broker_id, leader_epoch=leader.leader_epoch)
-        if not response.node_endpoints:
-            host, port = self._context.advertised()
-            rack = self._context.config["broker.rack"]
-            response.node_endpoints = [NodeEndpoint(node_id=broker_id, host=host, port=port, rack=rack)]
+        leader = current_leader(self._context, entry.name, entry.request.partition)
+        if leader is not None:
+            answer.current_leader = LeaderIdAndEpoch(**leader)
+            response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
 
 
 class _Wanted(SessionPartition):

@@ -158,7 +158,11 @@ class MetadataApi:
     def _frame(self, request: MetadataRequest) -> MetadataResponse:
         host, port = self._context.advertised()
         response = MetadataResponse(
-            brokers=[MetadataResponseBroker(node_id=self._context.broker_id, host=host, port=port)],
+            brokers=[
+                MetadataResponseBroker(
+                    node_id=self._context.broker_id, host=host, port=port, rack=self._context.rack
+                )
+            ],
             cluster_id=self._context.cluster_id,
             controller_id=self._context.broker_id,
             topics=[],
@@ -211,7 +215,11 @@ class MetadataApi:
         response = DescribeClusterResponse(
             cluster_id=self._context.cluster_id,
             controller_id=self._context.broker_id,
-            brokers=[DescribeClusterBroker(broker_id=self._context.broker_id, host=host, port=port)],
+            brokers=[
+                DescribeClusterBroker(
+                    broker_id=self._context.broker_id, host=host, port=port, rack=self._context.rack
+                )
+            ],
         )
         if request.include_cluster_authorized_operations:
             response.cluster_authorized_operations = CLUSTER_OPERATIONS

@@ -29,9 +29,17 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 _FIRST_VERSION_WITH_EPOCH = 4
-_SINCE_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+_SINCE_VERSION = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING: 11,
+}
+_NOT_TIERED = (LATEST_TIERED, EARLIEST_PENDING)
 
 
 class OffsetsApi:
@@ -138,7 +146,7 @@ def _look_up(
         answer.leader_epoch = partition.leader_epoch
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         answer.offset = log.log_start_offset
-    elif timestamp != LATEST_TIERED:  # nothing is tiered: -1, -1
+    elif timestamp not in _NOT_TIERED:  # nothing is, nor waits for it: -1, -1
         found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
         if found is not None and found[0] < partition.high_watermark:
             answer.offset, answer.timestamp, answer.leader_epoch = found

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 
+from broker.api.leaders import current_leader, endpoint
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RecordErrors, RequestContext
 from broker.log.partition_log import AppendInfo, AppendOrigin
@@ -21,10 +22,13 @@ from broker.net.reply import CloseConnection
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
     TopicProduceResponse,
 )
 from protocol.records.header import HEADER_SIZE, LOG_OVERHEAD, MAGIC_V2
@@ -35,10 +39,12 @@ _MAGIC_POSITION = 16
 _ATTRIBUTES_LOW_BYTE = 22
 _COMPRESSION_MASK, _ZSTD = 0x07, 4
 _TRANSACTIONAL = 0x10
+_FIRST_VERSION_WITH_IDS = 13
 
 
 class ProduceApi:
     def __init__(self, context: BrokerContext) -> None:
+        self._context = context
         self._find = context.metadata.find_partition
         self._in_sync_replicas = 1  # one broker holds every partition
 
@@ -65,6 +71,12 @@ class ProduceApi:
         topics = []
         for topic in request.topic_data:
             name = topic.name
+            if context.api_version >= _FIRST_VERSION_WITH_IDS:
+                image = self._context.metadata.topic_by_id(topic.topic_id)
+                if image is None:
+                    topics.append(_unknown_id(topic))
+                    continue
+                name = image.name
             answers = []
             for data in topic.partition_data:
                 answer = PartitionProduceResponse(index=data.index, base_offset=-1)
@@ -77,11 +89,45 @@ class ProduceApi:
                         waiting.append(_hand_over(partition, data.records, acks, request.timeout_ms, answer))
                 except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
                     _refuse(answer, error, name)
-            topics.append(TopicProduceResponse(name=name, partition_responses=answers))
+            topics.append(
+                TopicProduceResponse(name=name, topic_id=topic.topic_id, partition_responses=answers)
+            )
         response = ProduceResponse(responses=topics)
         if waiting:
-            return _wait(response, waiting, acks)
-        return _answer(response, acks)
+            return self._wait(response, waiting, acks)
+        return self._answer(response, acks)
+
+    async def _wait(
+        self, response: ProduceResponse, waiting: list[Awaitable[None]], acks: int
+    ) -> ProduceResponse | None:
+        if len(waiting) == 1:
+            await waiting[0]
+        else:
+            await asyncio.gather(*waiting)
+        return self._answer(response, acks)
+
+    def _answer(self, response: ProduceResponse, acks: int) -> ProduceResponse | None:
+        for topic in response.responses:
+            for partition in topic.partition_responses:
+                if not partition.error_code:
+                    continue
+                if acks == 0:
+                    # Without acknowledgements a closed connection is the only way to say that something was
+                    # lost.
+                    raise CloseConnection(
+                        f"a produce with acks=0 to {topic.name}-{partition.index} failed: "
+                        f"{partition.error_message}"
+                    )
+                if partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                    self._tell_leader(topic.name, partition, response)
+        return response if acks != 0 else None
+
+    def _tell_leader(self, topic: str, answer: PartitionProduceResponse, response: ProduceResponse) -> None:
+        """KIP-951; versions before 10 leave it out."""
+        leader = current_leader(self._context, topic, answer.index)
+        if leader is not None:
+            answer.current_leader = LeaderIdAndEpoch(**leader)
+            response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
 
     def _admit(self, topic: str, data: PartitionProduceData, version: int, acks: int) -> Partition:
         """The partition that shall get the batch; raises KafkaError for what can be seen from outside."""
@@ -141,28 +187,19 @@ async def _hand_over(
         _refuse(answer, error, partition.topic.name)
 
 
-async def _wait(
-    response: ProduceResponse, waiting: list[Awaitable[None]], acks: int
-) -> ProduceResponse | None:
-    if len(waiting) == 1:
-        await waiting[0]
-    else:
-        await asyncio.gather(*waiting)
-    return _answer(response, acks)
-
-
-def _answer(response: ProduceResponse, acks: int) -> ProduceResponse | None:
-    if acks != 0:
-        return response
-    for topic in response.responses:
-        for partition in topic.partition_responses:
-            if partition.error_code:
-                # Without acknowledgements a closed connection is the only way to say that something was lost.
-                raise CloseConnection(
-                    f"a produce with acks=0 to {topic.name}-{partition.index} failed: "
-                    f"{partition.error_message}"
-                )
-    return None
+def _unknown_id(topic: TopicProduceData) -> TopicProduceResponse:
+    return TopicProduceResponse(
+        topic_id=topic.topic_id,
+        partition_responses=[
+            PartitionProduceResponse(
+                index=data.index,
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+                error_message=f"there is no topic with id {topic.topic_id}",
+                base_offset=-1,
+            )
+            for data in topic.partition_data
+        ],
+    )
 
 
 def _fill(answer: PartitionProduceResponse, info: AppendInfo) -> None:
@@ -196,6 +233,7 @@ def _failed(request: ProduceRequest, version: int, error: KafkaError) -> Produce
         responses=[
             TopicProduceResponse(
                 name=topic.name,
+                topic_id=topic.topic_id,
                 partition_responses=[
                     PartitionProduceResponse(
                         index=data.index,

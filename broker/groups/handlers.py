@@ -55,6 +55,7 @@ from protocol.messages.offset_delete import (
 )
 from protocol.messages.offset_fetch import (
     OffsetFetchRequest,
+    OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1
 _NO_COMMIT = CommittedOffset(offset=-1)
+_FIRST_VERSION_WITH_IDS = 10  # of OffsetCommit and OffsetFetch
 
 Wanted = Iterable[tuple[str, Iterable[int]]] | None
 
@@ -249,6 +251,8 @@ class GroupHandlers:
     # -- offsets -------------------------------------------------------------------------------------------
 
     def offset_commit(self, context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+        if context.api_version >= _FIRST_VERSION_WITH_IDS:
+            self._name_topics(request.topics)
         error = self._coordinator.unavailable(request.group_id)
         generation = request.generation_id_or_member_epoch
         if error is ErrorCode.NONE and generation >= 0 and request.group_id not in self._coordinator.groups:
@@ -290,14 +294,28 @@ class GroupHandlers:
                         expire_timestamp_ms=expire_ms,
                     )
                 else:
-                    errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    errors[key] = _unknown(topic)
         return offsets, errors
+
+    def _name_topics(self, topics: Iterable[Any]) -> None:
+        """Fill in the names of topics that were given by id; the name of an unknown one stays empty."""
+        for topic in topics:
+            image = self._context.metadata.topic_by_id(topic.topic_id)
+            if image is not None:
+                topic.name = image.name
 
     def offset_fetch(self, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
         if context.api_version >= 8:
-            return OffsetFetchResponse(
-                groups=[self._fetch_group(group.group_id, _wanted(group.topics)) for group in request.groups]
-            )
+            by_id = context.api_version >= _FIRST_VERSION_WITH_IDS
+            groups = []
+            for group in request.groups:
+                if by_id:
+                    self._name_topics(group.topics or ())
+                answer = self._fetch_group(group.group_id, _wanted(group.topics))
+                if by_id:
+                    self._identify(answer, group.topics)
+                groups.append(answer)
+            return OffsetFetchResponse(groups=groups)
         fetched = self._fetch_group(request.group_id, _wanted(request.topics))
         topics = fetched.topics
         if fetched.error_code and context.api_version < 2 and request.topics is not None:
@@ -330,6 +348,22 @@ class GroupHandlers:
                 for topic in topics
             ],
         )
+
+    def _identify(
+        self, answer: OffsetFetchResponseGroup, asked: list[OffsetFetchRequestTopics] | None
+    ) -> None:
+        """Fill in the ids of an answer's topics, which stand in the order in which they were asked for."""
+        if asked is None:
+            for topic in answer.topics:
+                image = self._context.metadata.topic(topic.name)
+                if image is not None:
+                    topic.topic_id = image.topic_id
+            return
+        for topic, wanted in zip(answer.topics, asked, strict=False):  # none when the whole group failed
+            topic.topic_id = wanted.topic_id
+            if not wanted.name:
+                for partition in topic.partitions:
+                    partition.error_code = ErrorCode.UNKNOWN_TOPIC_ID
 
     def _fetch_group(self, group_id: str, wanted: Wanted) -> OffsetFetchResponseGroup:
         error = self._coordinator.unavailable(group_id)
@@ -449,6 +483,7 @@ def _commit_response(
         topics=[
             OffsetCommitResponseTopic(
                 name=topic.name,
+                topic_id=topic.topic_id,
                 partitions=[
                     OffsetCommitResponsePartition(
                         partition_index=partition.partition_index,
@@ -511,6 +546,12 @@ def _sync_response(result: SyncResult) -> SyncGroupResponse:
         protocol_name=result.protocol,
         assignment=result.assignment,
     )
+
+
+def _unknown(topic: Any) -> ErrorCode:
+    """Why a topic's partition is not there: asked for by name, or by an id that nobody has."""
+    by_id = topic.topic_id.int and not topic.name
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _wanted(topics: Sequence[Any] | None) -> Wanted:

@@ -79,7 +79,7 @@ class DirectBroker:
         *,
         partition: int = 0,
         acks: int = -1,
-        version: int | None = None,
+        version: int = 12,
         **batch_options: Any,
     ) -> PartitionProduceResponse:
         """Produce one batch: of `values`, or the bytes given. Gives the partition's part of the answer."""
@@ -88,15 +88,13 @@ class DirectBroker:
         else:
             now_ms = self.context.clock.time_ms()
             batch = build_batch([Record(None, value, (), now_ms) for value in values], **batch_options)
-        request = ProduceRequest(
-            acks=acks,
-            timeout_ms=5000,
-            topic_data=[
-                TopicProduceData(
-                    name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
-                )
-            ],
+        image = self.context.metadata.topic(topic)
+        data = TopicProduceData(
+            name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
         )
+        if image is not None:
+            data.topic_id = image.topic_id
+        request = ProduceRequest(acks=acks, timeout_ms=5000, topic_data=[data])
         response = await self.send(request, version)
         answer: PartitionProduceResponse = response.responses[0].partition_responses[0]
         return answer

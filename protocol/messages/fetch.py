@@ -1,7 +1,8 @@
 """Fetch, API key 1: read record batches from partitions, waiting for them if asked to.
 
 Topics go by name up to version 12 and by id from 13 on. Fetch sessions (KIP-227) begin with version 7,
-diverging epochs (KIP-320) with 12, the addresses of new leaders (KIP-951) with 16.
+diverging epochs (KIP-320) with 12, the addresses of new leaders (KIP-951) with 16. Version 18 adds a field for
+followers only (KIP-1166).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class FetchPartition(Struct):
     log_start_offset: int = int64(versions="5+", default=-1, ignorable=True)
     partition_max_bytes: int = int32()
     replica_directory_id: UUID = uuid(versions="17+", ignorable=True, tag=0)
+    high_watermark: int = int64(versions="18+", default=0x7FFFFFFFFFFFFFFF, ignorable=True, tag=1)
 
 
 class FetchTopic(Struct):
@@ -51,7 +53,7 @@ class ForgottenTopic(Struct):
     partitions: list[int] = array(int32)
 
 
-class FetchRequest(ApiMessage, key=1, kind="request", versions="4-17", flexible="12+"):
+class FetchRequest(ApiMessage, key=1, kind="request", versions="4-18", flexible="12+"):
     cluster_id: str | None = string(versions="12+", nullable="12+", default=None, ignorable=True, tag=0)
     replica_id: int = int32(versions="4-14", default=-1)
     replica_state: ReplicaState | None = struct(ReplicaState, versions="15+", tag=1)
@@ -113,7 +115,7 @@ class NodeEndpoint(Struct):
     rack: str | None = string(nullable="0+", default=None)
 
 
-class FetchResponse(ApiMessage, key=1, kind="response", versions="4-17", flexible="12+"):
+class FetchResponse(ApiMessage, key=1, kind="response", versions="4-18", flexible="12+"):
     throttle_time_ms: int = int32()
     error_code: int = int16(versions="7+", ignorable=True)
     session_id: int = int32(versions="7+")

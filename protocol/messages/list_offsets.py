@@ -1,7 +1,7 @@
 """ListOffsets, API key 2: the offset of a timestamp, or of the start and end of a partition.
 
 Timestamps -1 latest, -2 earliest, -3 largest timestamp (version 7), -4 earliest local (8), -5 latest tiered
-(9).
+(9), -6 earliest that is still to be tiered (11).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class ListOffsetsTopic(Struct):
     partitions: list[ListOffsetsPartition] = array(ListOffsetsPartition)
 
 
-class ListOffsetsRequest(ApiMessage, key=2, kind="request", versions="1-9", flexible="6+"):
+class ListOffsetsRequest(ApiMessage, key=2, kind="request", versions="1-11", flexible="6+"):
     replica_id: int = int32()
     isolation_level: int = int8(versions="2+")
     topics: list[ListOffsetsTopic] = array(ListOffsetsTopic)
+    timeout_ms: int = int32(versions="10+", ignorable=True)
 
 
 class ListOffsetsPartitionResponse(Struct):
@@ -39,6 +40,6 @@ class ListOffsetsTopicResponse(Struct):
     partitions: list[ListOffsetsPartitionResponse] = array(ListOffsetsPartitionResponse)
 
 
-class ListOffsetsResponse(ApiMessage, key=2, kind="response", versions="1-9", flexible="6+"):
+class ListOffsetsResponse(ApiMessage, key=2, kind="response", versions="1-11", flexible="6+"):
     throttle_time_ms: int = int32(versions="2+", ignorable=True)
     topics: list[ListOffsetsTopicResponse] = array(ListOffsetsTopicResponse)

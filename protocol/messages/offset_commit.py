@@ -1,8 +1,13 @@
-"""OffsetCommit, API key 8: store the positions of a consumer group."""
+"""OffsetCommit, API key 8: store the positions of a consumer group.
+
+Topics go by name up to version 9 and by id in version 10.
+"""
 
 from __future__ import annotations
 
-from protocol.schema import ApiMessage, Struct, array, int16, int32, int64, string
+from uuid import UUID
+
+from protocol.schema import ApiMessage, Struct, array, int16, int32, int64, string, uuid
 
 
 class OffsetCommitRequestPartition(Struct):
@@ -13,11 +18,12 @@ class OffsetCommitRequestPartition(Struct):
 
 
 class OffsetCommitRequestTopic(Struct):
-    name: str = string()
+    name: str = string(versions="2-9", ignorable=True)
+    topic_id: UUID = uuid(versions="10+", ignorable=True)
     partitions: list[OffsetCommitRequestPartition] = array(OffsetCommitRequestPartition)
 
 
-class OffsetCommitRequest(ApiMessage, key=8, kind="request", versions="2-9", flexible="8+"):
+class OffsetCommitRequest(ApiMessage, key=8, kind="request", versions="2-10", flexible="8+"):
     group_id: str = string()
     generation_id_or_member_epoch: int = int32(default=-1)
     member_id: str = string()
@@ -32,10 +38,11 @@ class OffsetCommitResponsePartition(Struct):
 
 
 class OffsetCommitResponseTopic(Struct):
-    name: str = string()
+    name: str = string(versions="2-9", ignorable=True)
+    topic_id: UUID = uuid(versions="10+", ignorable=True)
     partitions: list[OffsetCommitResponsePartition] = array(OffsetCommitResponsePartition)
 
 
-class OffsetCommitResponse(ApiMessage, key=8, kind="response", versions="2-9", flexible="8+"):
+class OffsetCommitResponse(ApiMessage, key=8, kind="response", versions="2-10", flexible="8+"):
     throttle_time_ms: int = int32(versions="3+", ignorable=True)
     topics: list[OffsetCommitResponseTopic] = array(OffsetCommitResponseTopic)

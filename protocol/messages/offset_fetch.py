@@ -1,12 +1,14 @@
 """OffsetFetch, API key 9: the stored positions of consumer groups.
 
 One group in the fields of the top level up to version 7, several in `groups` from version 8 on. Topics None
-means all.
+means all. Topics go by name up to version 9 and by id in version 10.
 """
 
 from __future__ import annotations
 
-from protocol.schema import ApiMessage, Struct, array, boolean, int16, int32, int64, string
+from uuid import UUID
+
+from protocol.schema import ApiMessage, Struct, array, boolean, int16, int32, int64, string, uuid
 
 
 class OffsetFetchRequestTopic(Struct):
@@ -15,7 +17,8 @@ class OffsetFetchRequestTopic(Struct):
 
 
 class OffsetFetchRequestTopics(Struct):
-    name: str = string()
+    name: str = string(versions="8-9", ignorable=True)
+    topic_id: UUID = uuid(versions="10+", ignorable=True)
     partition_indexes: list[int] = array(int32)
 
 
@@ -26,7 +29,7 @@ class OffsetFetchRequestGroup(Struct):
     topics: list[OffsetFetchRequestTopics] | None = array(OffsetFetchRequestTopics, nullable="0+")
 
 
-class OffsetFetchRequest(ApiMessage, key=9, kind="request", versions="1-9", flexible="6+"):
+class OffsetFetchRequest(ApiMessage, key=9, kind="request", versions="1-10", flexible="6+"):
     group_id: str = string(versions="1-7")
     topics: list[OffsetFetchRequestTopic] | None = array(
         OffsetFetchRequestTopic, versions="1-7", nullable="2-7"
@@ -57,7 +60,8 @@ class OffsetFetchResponsePartitions(Struct):
 
 
 class OffsetFetchResponseTopics(Struct):
-    name: str = string()
+    name: str = string(versions="8-9", ignorable=True)
+    topic_id: UUID = uuid(versions="10+", ignorable=True)
     partitions: list[OffsetFetchResponsePartitions] = array(OffsetFetchResponsePartitions)
 
 
@@ -67,7 +71,7 @@ class OffsetFetchResponseGroup(Struct):
     error_code: int = int16()
 
 
-class OffsetFetchResponse(ApiMessage, key=9, kind="response", versions="1-9", flexible="6+"):
+class OffsetFetchResponse(ApiMessage, key=9, kind="response", versions="1-10", flexible="6+"):
     throttle_time_ms: int = int32(versions="3+", ignorable=True)
     topics: list[OffsetFetchResponseTopic] = array(OffsetFetchResponseTopic, versions="1-7")
     error_code: int = int16(versions="2-7", ignorable=True)

@@ -1,14 +1,15 @@
 """Produce, API key 0: append record batches to partitions.
 
 acks 0 has no response at all. Version 12 differs from 11 in what the broker may do (transactions, KIP-890),
-not in its fields; by topic id is version 13, which is not declared here.
+not in its fields. Topics go by name up to version 12 and by id in version 13 (KIP-516).
 """
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
-from protocol.schema import ApiMessage, Struct, array, int16, int32, int64, records, string, struct
+from protocol.schema import ApiMessage, Struct, array, int16, int32, int64, records, string, struct, uuid
 
 
 class PartitionProduceData(Struct):
@@ -17,11 +18,12 @@ class PartitionProduceData(Struct):
 
 
 class TopicProduceData(Struct):
-    name: str = string()
+    name: str = string(versions="3-12", ignorable=True)
+    topic_id: UUID = uuid(versions="13+", ignorable=True)
     partition_data: list[PartitionProduceData] = array(PartitionProduceData)
 
 
-class ProduceRequest(ApiMessage, key=0, kind="request", versions="3-12", flexible="9+"):
+class ProduceRequest(ApiMessage, key=0, kind="request", versions="3-13", flexible="9+"):
     transactional_id: str | None = string(nullable="0+", default=None)
     acks: int = int16()
     timeout_ms: int = int32()
@@ -48,11 +50,12 @@ class PartitionProduceResponse(Struct):
         BatchIndexAndErrorMessage, versions="8+", ignorable=True
     )
     error_message: str | None = string(versions="8+", nullable="8+", default=None, ignorable=True)
-    current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, versions="10+", tag=0)
+    current_leader: LeaderIdAndEpoch | None = struct(LeaderIdAndEpoch, versions="10+", ignorable=True, tag=0)
 
 
 class TopicProduceResponse(Struct):
-    name: str = string()
+    name: str = string(versions="3-12", ignorable=True)
+    topic_id: UUID = uuid(versions="13+", ignorable=True)
     partition_responses: list[PartitionProduceResponse] = array(PartitionProduceResponse)
 
 
@@ -63,7 +66,7 @@ class NodeEndpoint(Struct):
     rack: str | None = string(nullable="0+", default=None)
 
 
-class ProduceResponse(ApiMessage, key=0, kind="response", versions="3-12", flexible="9+"):
+class ProduceResponse(ApiMessage, key=0, kind="response", versions="3-13", flexible="9+"):
     responses: list[TopicProduceResponse] = array(TopicProduceResponse)
     throttle_time_ms: int = int32()
-    node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, versions="10+", tag=0)
+    node_endpoints: list[NodeEndpoint] = array(NodeEndpoint, versions="10+", ignorable=True, tag=0)

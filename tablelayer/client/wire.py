@@ -29,6 +29,10 @@ ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
 _SCRATCH_SIZE = 64 << 10
 _FIRST_TABLE_KEY = 10_000
+_NEWEST_BY_NAME = {
+    8: 9,
+    9: 9,
+}  # OffsetCommit and OffsetFetch 10 know topics by id, positions know them by name
 
 
 class _Frames(asyncio.BufferedProtocol):
@@ -206,11 +210,12 @@ class BrokerConnection:
                     f"it does not know {request.__name__}"
                 )
             raise UnsupportedRequest(f"{self.host}:{self.port} does not offer {request.__name__}")
-        lowest, highest = max(theirs[0], request.MIN_VERSION), min(theirs[1], request.MAX_VERSION)
+        newest = _NEWEST_BY_NAME.get(request.API_KEY, request.MAX_VERSION)
+        lowest, highest = max(theirs[0], request.MIN_VERSION), min(theirs[1], newest)
         if lowest > highest:
             raise UnsupportedRequest(
                 f"{self.host}:{self.port} speaks {request.__name__} {theirs[0]} to {theirs[1]}, "
-                f"this client {request.MIN_VERSION} to {request.MAX_VERSION}"
+                f"this client {request.MIN_VERSION} to {newest}"
             )
         return highest
 

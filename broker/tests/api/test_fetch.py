@@ -43,7 +43,7 @@ async def started(work) -> asyncio.Task:
     return task
 
 
-@pytest.mark.parametrize("version", range(4, 18))
+@pytest.mark.parametrize("version", range(4, 19))
 def test_records_come_back_in_every_version(tmp_path, version) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
@@ -324,6 +324,30 @@ def test_leader_epochs_fence_and_show_what_diverged(tmp_path) -> None:
             answer = await broker.fetch("t", 2, last_fetched_epoch=0)
             assert answer.diverging_epoch is None
             assert len(values_of(answer.records)) == 2
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("version", [12, 15, 16, 17, 18])
+def test_a_fenced_consumer_is_told_the_leader(tmp_path, version) -> None:
+    """KIP-951, from version 16 on."""
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+        (tmp_path / ".kafka_cleanshutdown").unlink()
+        async with direct_broker(tmp_path, {"broker.rack": "r1"}) as broker:
+            wanted = request("t", [(0, 0, 1000)])
+            wanted.topics[0].topic_id = broker.context.metadata.topic("t").topic_id
+            wanted.topics[0].partitions[0].current_leader_epoch = 0
+            response = await broker.send(wanted, version)
+            (answer,) = response.responses[0].partitions
+            assert answer.error_code == ErrorCode.FENCED_LEADER_EPOCH
+            if version < 16:
+                assert (answer.current_leader, response.node_endpoints) == (None, [])
+                return
+            assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (0, 1)
+            assert [(node.node_id, node.rack) for node in response.node_endpoints] == [(0, "r1")]
 
     asyncio.run(test())
 

@@ -39,7 +39,7 @@ async def filled(broker: DirectBroker) -> None:
     broker.context.partition("t", 0).delete_records(3)
 
 
-@pytest.mark.parametrize("version", range(1, 10))
+@pytest.mark.parametrize("version", range(1, 12))
 def test_earliest_latest_and_by_time(tmp_path, version) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
@@ -54,14 +54,14 @@ def test_earliest_latest_and_by_time(tmp_path, version) -> None:
     asyncio.run(test())
 
 
-@pytest.mark.parametrize(("timestamp", "first_version"), [(-3, 7), (-4, 8), (-5, 9), (-6, 99), (-77, 99)])
+@pytest.mark.parametrize(("timestamp", "first_version"), [(-3, 7), (-4, 8), (-5, 9), (-6, 11), (-77, 99)])
 def test_special_timestamps_mean_something_from_their_version_on(tmp_path, timestamp, first_version) -> None:
-    expected = {-3: (0, 9, START + 9000), -4: (0, 3, -1), -5: (0, -1, -1)}
+    expected = {-3: (0, 9, START + 9000), -4: (0, 3, -1), -5: (0, -1, -1), -6: (0, -1, -1)}
 
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
             await filled(broker)
-            for version in range(1, 10):
+            for version in range(1, 12):
                 answer = await look_up(broker, timestamp, version)
                 if version < first_version:
                     assert answer == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import uuid
 
 import pytest
 
@@ -17,7 +18,7 @@ NOW = 1_750_000_000_000
 BATCH = build_batch([Record(None, b"v", (), NOW)])
 
 
-@pytest.mark.parametrize("version", range(3, 13))
+@pytest.mark.parametrize("version", range(3, 14))
 def test_batches_get_consecutive_offsets_in_every_version(tmp_path, version) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
@@ -41,10 +42,10 @@ def test_acks_0_has_no_answer_and_its_failure_closes_the_connection(tmp_path) ->
                 data = [PartitionProduceData(index=0, records=BATCH)]
                 return ProduceRequest(acks=0, topic_data=[TopicProduceData(name=topic, partition_data=data)])
 
-            assert await broker.send(request("t")) is None
+            assert await broker.send(request("t"), 12) is None
             assert broker.context.partition("t", 0).log.log_end_offset == 1
             with pytest.raises(CloseConnection, match="acks=0 to missing-0 failed"):
-                await broker.send(request("missing"))
+                await broker.send(request("missing"), 12)
 
     asyncio.run(test())
 
@@ -122,7 +123,7 @@ def test_one_bad_partition_does_not_spoil_the_others(tmp_path) -> None:
                 PartitionProduceData(index=2, records=BATCH),
             ]
             response = await broker.send(
-                ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=data)])
+                ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=data)]), 12
             )
             codes = [(p.index, p.error_code) for p in response.responses[0].partition_responses]
             assert codes == [
@@ -131,6 +132,72 @@ def test_one_bad_partition_does_not_spoil_the_others(tmp_path) -> None:
                 (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
                 (2, 0),
             ]
+
+    asyncio.run(test())
+
+
+def test_an_unknown_topic_id_is_told_per_partition_and_the_others_are_written(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            image = await broker.create_topic("t")
+            gone = uuid.uuid4()
+            request = ProduceRequest(
+                acks=-1,
+                topic_data=[
+                    TopicProduceData(
+                        topic_id=topic_id, partition_data=[PartitionProduceData(index=0, records=BATCH)]
+                    )
+                    for topic_id in (gone, image.topic_id)
+                ],
+            )
+            response = await broker.send(request, 13)
+            unknown, known = response.responses
+            assert (unknown.topic_id, known.topic_id) == (gone, image.topic_id)
+            answer = unknown.partition_responses[0]
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.UNKNOWN_TOPIC_ID, -1)
+            assert (known.partition_responses[0].error_code, known.partition_responses[0].base_offset) == (
+                0,
+                0,
+            )
+            request.acks = 0
+            with pytest.raises(CloseConnection, match="acks=0"):
+                await broker.send(request, 13)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("version", range(8, 14))
+def test_whoever_asks_a_partition_that_is_closing_is_told_the_leader(tmp_path, version) -> None:
+    """KIP-951: Produce 10 and Fetch 16 carry the leader and where it is."""
+
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"broker.rack": "r1"}) as broker:
+            image = await broker.create_topic("t")
+            await broker.context.partition("t", 0).close()
+            request = ProduceRequest(
+                acks=-1,
+                topic_data=[
+                    TopicProduceData(
+                        name="t",
+                        topic_id=image.topic_id,
+                        partition_data=[PartitionProduceData(index=0, records=BATCH)],
+                    )
+                ],
+            )
+            response = await broker.send(request, version)
+            answer = response.responses[0].partition_responses[0]
+            assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+            if version < 10:
+                assert (answer.current_leader, response.node_endpoints) == (None, [])
+                return
+            assert (answer.current_leader.leader_id, answer.current_leader.leader_epoch) == (0, 0)
+            (node,) = response.node_endpoints
+            assert (node.node_id, node.host, node.port, node.rack) == (
+                0,
+                "127.0.0.1",
+                broker.broker.port,
+                "r1",
+            )
 
     asyncio.run(test())
 

@@ -26,10 +26,11 @@ PEER = Peer(1, "h", 1, "L")
 NAMED = {"client_software_name": "tester", "client_software_version": "1.0"}
 MUST = {
     # key: (advertised minimum, maximum)
-    0: (0, 12), 1: (4, 17), 2: (1, 9), 3: (0, 13), 8: (2, 9), 9: (1, 9), 10: (0, 5), 11: (0, 9),
+    0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 8: (2, 10), 9: (1, 10), 10: (0, 6), 11: (0, 9),
     12: (0, 4), 13: (0, 5), 14: (0, 5), 15: (0, 6), 16: (0, 5), 18: (0, 4), 19: (2, 7), 20: (1, 6),
     21: (0, 2), 22: (0, 5),
-    23: (2, 4), 32: (1, 4), 33: (0, 2), 37: (0, 3), 42: (0, 2), 44: (0, 1), 60: (0, 2), 75: (0, 0),
+    23: (2, 4), 32: (1, 4), 33: (0, 2), 35: (1, 5), 37: (0, 3), 42: (0, 2), 43: (0, 2), 44: (0, 1), 45: (0, 1),
+    46: (0, 0), 47: (0, 0), 48: (0, 1), 60: (0, 2), 74: (0, 1), 75: (0, 0),
 }  # fmt: skip
 
 
@@ -63,8 +64,8 @@ def test_n2_the_header_of_api_versions_has_no_tags_and_others_have(tmp_path) -> 
 @pytest.mark.parametrize(
     ("key", "version", "reason"),
     [
-        (0, 2, r"ProduceRequest version 2 is not supported; 3 to 12 are"),
-        (1, 18, r"FetchRequest version 18 is not supported"),
+        (0, 2, r"ProduceRequest version 2 is not supported; 3 to 13 are"),
+        (1, 19, r"FetchRequest version 19 is not supported"),
         (22, 6, r"InitProducerIdRequest version 6"),
         (24, 0, r"API key 24 \(version 0\) is not known here"),
         (-1, 0, r"API key -1"),

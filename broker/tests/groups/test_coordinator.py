@@ -77,12 +77,16 @@ class JournalPartition:
 
 class Metadata:
     def __init__(self):
-        self.images = {"topic": SimpleNamespace(partition_count=3)}
+        self.images = {"topic": SimpleNamespace(name="topic", topic_id=uuid.uuid4(), partition_count=3)}
         self.journal = []
         self.created = set()
 
     def topic(self, name):
         return self.images.get(name)
+
+    def topic_by_id(self, topic_id):
+        found = [image for image in self.images.values() if image.topic_id == topic_id]
+        return found[0] if found else None
 
     def partitions(self, name):
         assert name == TOPIC
@@ -92,7 +96,7 @@ class Metadata:
         assert name not in self.created, "created twice"
         self.created.add(name)
         await asyncio.sleep(0.01)
-        self.images[name] = SimpleNamespace(partition_count=partitions)
+        self.images[name] = SimpleNamespace(name=name, topic_id=uuid.uuid4(), partition_count=partitions)
         self.journal = [JournalPartition() for _ in range(partitions)]
 
 
@@ -335,7 +339,37 @@ def test_offset_fetch_of_all_topics(version):
     run(scenario)
 
 
-@pytest.mark.parametrize("version", range(6))
+def test_offsets_by_topic_id():
+    """Version 10 of OffsetCommit and OffsetFetch; what one commits by id the other finds by name."""
+
+    async def scenario(site):
+        known, gone = site.metadata.topic("topic").topic_id, uuid.uuid4()
+        request = commit_request({("topic", 1): 6})
+        by_name = request.topics[0]
+        by_name.topic_id = known
+        request.topics.append(OffsetCommitRequestTopic(topic_id=gone, partitions=by_name.partitions))
+        committed = await site.call(request, 10)
+        assert [(t.topic_id, [p.error_code for p in t.partitions]) for t in committed.topics] == [
+            (known, [0]),
+            (gone, [ErrorCode.UNKNOWN_TOPIC_ID]),
+        ]
+        wanted = [OffsetFetchRequestTopics(topic_id=each, partition_indexes=[1]) for each in (gone, known)]
+        groups = [
+            OffsetFetchRequestGroup(group_id="g", topics=wanted),
+            OffsetFetchRequestGroup(group_id="g", topics=None),
+        ]
+        some, everything = (await site.call(OffsetFetchRequest(groups=groups), 10)).groups
+        assert [
+            (t.topic_id, p.error_code, p.committed_offset) for t in some.topics for p in t.partitions
+        ] == [(gone, ErrorCode.UNKNOWN_TOPIC_ID, -1), (known, 0, 6)]
+        assert [(t.topic_id, p.committed_offset) for t in everything.topics for p in t.partitions] == [
+            (known, 6)
+        ]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("version", range(7))
 def test_find_coordinator_in_every_version(version):
     async def scenario(site):
         if version >= 4:

@@ -127,6 +127,6 @@ def test_nothing_falls_out_of_the_comparison():
     """Fewer pairs mean that kafka-python does not know a message of ours any more, or that a skip was
     added.
     """
-    assert len(API_PAIRS) == 380
-    assert len(KAFKA_PYTHON_PAIRS) == 380
+    assert len(API_PAIRS) >= 380
+    assert [pair for pair in API_PAIRS if pair not in KAFKA_PYTHON_PAIRS] == []
     assert not KAFKA_PYTHON_SKIPPED

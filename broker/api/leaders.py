@@ -1,0 +1,24 @@
+"""Who leads a partition now, for answers that say NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH (KIP-951).
+
+A client that hears it need not ask Metadata first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.extension import BrokerContext
+
+
+def current_leader(context: BrokerContext, topic: str, index: int) -> dict[str, int] | None:
+    """The fields of a LeaderIdAndEpoch; None if there is no such partition."""
+    partition = context.metadata.find_partition(topic, index)
+    if partition is None:
+        return None
+    return {"leader_id": context.broker_id, "leader_epoch": partition.leader_epoch}
+
+
+def endpoint(context: BrokerContext) -> dict[str, Any]:
+    """The fields of a NodeEndpoint: this broker."""
+    host, port = context.advertised()
+    return {"node_id": context.broker_id, "host": host, "port": port, "rack": context.rack}

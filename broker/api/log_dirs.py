@@ -1,0 +1,92 @@
+"""DescribeLogDirs (35): the data directory, what is free on its volume, and how large each partition is.
+
+There is one directory. The size of a partition is that of its log files, without indexes, as in Kafka; of a log
+that nobody has used since the start it is read from the file system, in a thread, so that asking opens nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from broker.cluster.partition import Partition
+from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from protocol.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+
+class LogDirsApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._executor = context.executor
+        self._directory = Path(os.path.abspath(context.data_dir))
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [ApiDeclaration(DescribeLogDirsRequest, DescribeLogDirsResponse, self.describe)]
+
+    async def describe(
+        self, context: RequestContext, request: DescribeLogDirsRequest
+    ) -> DescribeLogDirsResponse:
+        """Topics and partitions that do not exist are left out, as in Kafka."""
+        if request.topics is None:
+            wanted = [
+                (image.name, list(self._metadata.partitions(image.name))) for image in self._metadata.topics()
+            ]
+        else:
+            wanted = [
+                (topic.topic, self._existing(topic.topic, topic.partitions)) for topic in request.topics
+            ]
+        unopened = [
+            partition for _, partitions in wanted for partition in partitions if not partition.is_open
+        ]
+        loop = asyncio.get_running_loop()
+        volume, on_disk = await loop.run_in_executor(self._executor, self._look, unopened)
+        result = DescribeLogDirsResult(
+            log_dir=str(self._directory),
+            topics=[
+                DescribeLogDirsTopic(
+                    name=name,
+                    partitions=[
+                        DescribeLogDirsPartition(
+                            partition_index=partition.index,
+                            partition_size=partition.log.size_bytes
+                            if partition.is_open
+                            else on_disk.get(partition, 0),
+                        )
+                        for partition in partitions
+                    ],
+                )
+                for name, partitions in wanted
+                if partitions
+            ],
+            total_bytes=volume.total,
+            usable_bytes=volume.free,
+        )
+        return DescribeLogDirsResponse(results=[result])
+
+    def _existing(self, topic: str, indexes: Iterable[int]) -> list[Partition]:
+        found = (self._metadata.find_partition(topic, index) for index in indexes)
+        return [partition for partition in found if partition is not None]
+
+    def _look(self, unopened: list[Partition]) -> tuple[shutil._ntuple_diskusage, dict[Partition, int]]:
+        sizes = {
+            partition: _log_bytes(self._directory / f"{partition.topic.name}-{partition.index}")
+            for partition in unopened
+        }
+        return shutil.disk_usage(self._directory), sizes
+
+
+def _log_bytes(directory: Path) -> int:
+    try:
+        with os.scandir(directory) as files:
+            return sum(file.stat().st_size for file in files if file.name.endswith(".log"))
+    except FileNotFoundError:
+        return 0  # never written to, or deleted meanwhile

@@ -1,0 +1,160 @@
+"""ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): who holds and leads what.
+
+One broker holds and leads every partition, so nothing can move and nothing is to be elected. What is asked for
+is compared with that: what is so already succeeds or is ELECTION_NOT_NEEDED, everything else is refused with
+the reason.
+"""
+
+from __future__ import annotations
+
+from broker.cluster.partition import Partition
+from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+from protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+_PREFERRED, _UNCLEAN = 0, 1  # ElectionType
+
+
+class ReplicasApi:
+    def __init__(self, context: BrokerContext) -> None:
+        self._metadata = context.metadata
+        self._broker_id = context.broker_id
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(
+                ElectLeadersRequest, ElectLeadersResponse, self.elect_leaders, on_error=_election_failed
+            ),
+            ApiDeclaration(
+                AlterPartitionReassignmentsRequest,
+                AlterPartitionReassignmentsResponse,
+                self.alter_reassignments,
+            ),
+            ApiDeclaration(
+                ListPartitionReassignmentsRequest,
+                ListPartitionReassignmentsResponse,
+                self.list_reassignments,
+            ),
+        ]
+
+    # -- elections -----------------------------------------------------------------------------------------
+
+    def elect_leaders(self, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+        if request.election_type not in (_PREFERRED, _UNCLEAN):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"election type {request.election_type} is unknown; 0 (preferred) and 1 (unclean) exist",
+            )
+        if request.topic_partitions is None:
+            # For all partitions only those are told that did not have their leader already (as in Kafka).
+            wanted = [(image.name, list(range(image.partition_count))) for image in self._metadata.topics()]
+        else:
+            wanted = [(topic.topic, topic.partitions) for topic in request.topic_partitions]
+        named = request.topic_partitions is not None
+        response = ElectLeadersResponse(replica_election_results=[])
+        for name, indexes in wanted:
+            results = [self._elect(name, index, request.election_type) for index in indexes]
+            if not named:
+                results = [result for result in results if result.error_code != ErrorCode.ELECTION_NOT_NEEDED]
+            if results or named:
+                response.replica_election_results.append(
+                    ReplicaElectionResult(topic=name, partition_result=results)
+                )
+        return response
+
+    def _elect(self, name: str, index: int, election_type: int) -> PartitionResult:
+        result = PartitionResult(partition_id=index)
+        try:
+            partition = self._metadata.partition(name, index)
+        except KafkaError as error:
+            result.error_code, result.error_message = error.code, error.message
+            return result
+        if partition.failure is None:
+            result.error_code = ErrorCode.ELECTION_NOT_NEEDED
+            result.error_message = f"broker {self._broker_id} leads {name}-{index} already"
+        else:
+            preferred = election_type == _PREFERRED
+            result.error_code = (
+                ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+                if preferred
+                else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+            )
+            result.error_message = f"{name}-{index} is offline: {partition.failure}"
+        return result
+
+    # -- reassignments -------------------------------------------------------------------------------------
+
+    def alter_reassignments(
+        self, context: RequestContext, request: AlterPartitionReassignmentsRequest
+    ) -> AlterPartitionReassignmentsResponse:
+        response = AlterPartitionReassignmentsResponse(
+            allow_replication_factor_change=request.allow_replication_factor_change,
+            error_message=None,
+            responses=[],
+        )
+        for topic in request.topics:
+            results = []
+            for wanted in topic.partitions:
+                result = ReassignablePartitionResponse(
+                    partition_index=wanted.partition_index, error_message=None
+                )
+                results.append(result)
+                try:
+                    self._reassign(
+                        self._metadata.partition(topic.name, wanted.partition_index), wanted.replicas
+                    )
+                except KafkaError as error:
+                    result.error_code, result.error_message = error.code, error.message
+            response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=results))
+        return response
+
+    def _reassign(self, partition: Partition, replicas: list[int] | None) -> None:
+        name = f"{partition.topic.name}-{partition.index}"
+        if replicas is None:
+            raise KafkaError(
+                ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+                f"{name} is not being moved; there is nothing to cancel",
+            )
+        if replicas != [self._broker_id]:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{name} cannot be held by brokers {replicas}: broker {self._broker_id} is the only one",
+            )
+
+    def list_reassignments(
+        self, context: RequestContext, request: ListPartitionReassignmentsRequest
+    ) -> ListPartitionReassignmentsResponse:
+        return ListPartitionReassignmentsResponse(error_message=None, topics=[])
+
+
+def _election_failed(request: ElectLeadersRequest, version: int, error: KafkaError) -> ElectLeadersResponse:
+    """Version 0 has no error of the whole: every partition that was named carries it."""
+    if version >= 1:
+        return ElectLeadersResponse(error_code=error.code)
+    return ElectLeadersResponse(
+        replica_election_results=[
+            ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=[
+                    PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
+                    for index in topic.partitions
+                ],
+            )
+            for topic in request.topic_partitions or []
+        ]
+    )
