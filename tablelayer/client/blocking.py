@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -263,6 +263,17 @@ class Table:
         scan = self._table.scan(columns, start, until, buckets, poll_timeout)
         return Scan(scan, self._loop)
 
+    def snapshot(
+        self, bucket: int, columns: Sequence[str] | None = None
+    ) -> Generator[tuple[pa.RecordBatch, int], None, None]:
+        """One bucket of a PK table as it is now, piece by piece, each with the log offset of that moment."""
+        pieces = self._table.snapshot(bucket, columns)
+        try:
+            while (piece := self._loop.run(_next_piece(pieces))) is not None:
+                yield piece
+        finally:
+            self._loop.start(pieces.aclose())
+
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The whole table as it is now."""
         return self._loop.run(self._table.to_arrow(columns))
@@ -276,6 +287,10 @@ class Table:
     def committed(self, group: str) -> dict[int, int]:
         """The positions kept under this name; buckets without one are absent."""
         return self._loop.run(self._table.committed(group))
+
+
+async def _next_piece(pieces: AsyncGenerator[T, None]) -> T | None:
+    return await anext(pieces, None)
 
 
 class Scan:

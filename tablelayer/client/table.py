@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -26,6 +27,7 @@ from tablelayer.model.table import TableDefinition, TablePath
 
 _SNAPSHOT_ATTEMPTS = 3
 _SNAPSHOTS_AT_ONCE = 4
+_snapshot_numbers = itertools.count(1)
 _UPSERT = int(ChangeType.UPDATE_AFTER)
 _DELETE = int(ChangeType.DELETE)
 
@@ -256,6 +258,25 @@ class AsyncTable:
             buckets=buckets,
             poll_timeout=poll_timeout,
         )
+
+    async def snapshot(
+        self, bucket: int, columns: Sequence[str] | None = None
+    ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
+        """One bucket of a PK table as it is now, piece by piece, each with the log offset of that moment.
+
+        There is at least one piece, perhaps an empty one. Close the iteration (`aclosing`) if it ends early. A lost
+        connection ends it with the client's error, for what is left of that moment cannot be asked for again.
+        """
+        self._must_be(log_table=False, doing="snapshot")
+        ids, schema, order = self._reader.project(columns)
+        channel = f"snapshot-of-one-{next(_snapshot_numbers)}"
+        pieces = snapshot_pieces(self._cluster, self.definition, bucket, ids, schema, channel)
+        try:
+            async with aclosing(pieces):
+                async for rows, offset in pieces:
+                    yield rows if order is None else rows.select(order), offset
+        finally:
+            self._cluster.release(channel)
 
     async def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The whole table as it is now: a PK table's rows, or all rows that a log table keeps."""

@@ -17,7 +17,7 @@ from tablelayer.spark.types import spark_schema
 
 def frame_schema(read: TableRead) -> Any:
     """The `StructType` of `splits_frame`'s rows."""
-    schema = spark_schema(read.columns, changelog=read.mode == "changelog")
+    schema = spark_schema(read.columns, read.metadata)
     return schema.add(DELETED_COLUMN, "boolean", False) if read.mode == "last" else schema
 
 

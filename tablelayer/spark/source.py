@@ -1,99 +1,46 @@
-"""The Python data source `headrace`: a table as a Spark batch.
+"""The Python data source `headrace`: a table as a Spark batch or stream.
 
     spark.read.format("headrace").option("bootstrap.servers", "127.0.0.1:9092").option("table", "db.t").load()
 
-- `bootstrap.servers`, `table`: required.
-- `columns`: `a,b`, only these are read from the server (Spark's Python sources have no column pruning).
-- `mode`: `current` (default) gives a PK table's rows as they are, a log table's rows; `changelog` gives every
-  change, with `_change_type` (+A +I -U +U -D), `_log_offset` and `_commit_timestamp`.
-- `starting.offsets`, `ending.offsets`: `earliest`, `latest` or JSON `{"0": 17}` by bucket, for a log.
+Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` and `table` are required:
+- `columns`: `a,b`, only these are read from the server (Spark's Python sources have no column pruning); metadata
+  columns may be among them. A schema given by `.schema(...)` does the same.
+- `mode`: `current` (default) gives a log table's rows, or a PK table's rows as they are (batches only);
+  `changelog` every change (+A +I -U +U -D); `upsert` the same without -U.
+- metadata columns `_change_type`, `_log_offset`, `_commit_timestamp`, `_bucket`: all four in `changelog` and
+  `upsert`, on request (`columns`) in `current`.
+- `startingOffsets`: `earliest`, `latest`, `full` (a PK table's state, then its changes; streams only, and their
+  default for PK tables), or JSON `{"0": 17}` by bucket; or `startingTimestamp` in ms or ISO 8601.
+- `endingOffsets` (`latest` or JSON) or `endingTimestamp`. A stream that has arrived there has no more rows.
+  The rows of a PK table in mode `current` are those it had at these offsets.
+- `maxOffsetsPerTrigger`, `availableNow`, `failOnDataLoss`: `tablelayer.spark.stream`.
+- `minPartitions`, `maxRecordsPerPartition` (default a million): how a log is cut into tasks. A PK table's state
+  is one task per bucket.
+- `limit`: rows per task; `where`: the predicate that `tablelayer.spark.table` makes.
 
-Offsets are pinned at the frame's first action, one split per bucket; `load()` again to see later rows. The
-current rows of a PK table are read from one moment per bucket, which is not before the planning. A schema
-given by `.schema(...)` chooses columns as `columns` does. Predicates are not pushed down: Spark's push-down
-for Python sources is wrong in 4.1 when a frame is used twice. Reading and writing streams goes through
-Spark's Kafka connector.
+Offsets are pinned at the frame's first action; `load()` again to see later rows. Filters of Spark are not pushed
+down: that is wrong in Spark 4.1 to 4.3 when a frame is used twice. `tablelayer.spark.table` does it by options.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.schema import Column
-from tablelayer.spark.splits import ReadMode, Split, TableRead, plan_splits, read_split
-from tablelayer.spark.types import CHANGELOG_ARROW_FIELDS, choose_columns, spark_schema
+from tablelayer.model.table import TableDefinition
+from tablelayer.spark.options import Place, ReadOptions
+from tablelayer.spark.splits import Split, TableRead, plan_splits, read_split
+from tablelayer.spark.types import METADATA_FIELDS, choose_columns, spark_schema
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table
 
-_OPTIONS = ("bootstrap.servers", "table", "columns", "mode", "starting.offsets", "ending.offsets")
-_METADATA_COLUMNS = frozenset(field.name for field in CHANGELOG_ARROW_FIELDS)
 
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The checked options. Raises ValueError for one that is missing, unknown or malformed."""
-
-    bootstrap: str
-    table: str
-    columns: tuple[str, ...] | None
-    mode: ReadMode
-    start: str | dict[int, int]
-    end: str | dict[int, int]
-
-    @classmethod
-    def parse(cls, options: Any) -> ReadOptions:
-        given = {str(name).lower(): str(value) for name, value in dict(options).items()}
-        unknown = [name for name in given if name not in _OPTIONS]
-        if unknown:
-            raise ValueError(f"unknown option {', '.join(unknown)}; the options are {', '.join(_OPTIONS)}")
-        for name in ("bootstrap.servers", "table"):
-            if not given.get(name):
-                raise ValueError(
-                    f"option '{name}' is missing, for example .option('{name}', '{_EXAMPLES[name]}')"
-                )
-        mode = given.get("mode", "current")
-        if mode not in ("current", "changelog"):
-            raise ValueError(f"mode is '{mode}': use 'current' or 'changelog'")
-        names = given.get("columns")
-        columns = None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
-        if columns == ():
-            raise ValueError("option 'columns' names no column: write a,b or leave it out for all")
-        return cls(
-            given["bootstrap.servers"],
-            given["table"],
-            columns,
-            "current" if mode == "current" else "changelog",
-            _offsets(given.get("starting.offsets", "earliest"), "starting.offsets"),
-            _offsets(given.get("ending.offsets", "latest"), "ending.offsets"),
-        )
-
-
-_EXAMPLES = {"bootstrap.servers": "127.0.0.1:9092", "table": "default.orders"}
-
-
-def _offsets(text: str, option: str) -> str | dict[int, int]:
-    if text in ("earliest", "latest"):
-        return text
-    try:
-        return {int(bucket): int(offset) for bucket, offset in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise ValueError(
-            f"""{option} is '{text}': use earliest, latest, or JSON such as {{"0": 17}}"""
-        ) from None
-
-
-@dataclass
 class SplitPartition(InputPartition):
     """A split, as Spark hands it to a task."""
-
-    split: Split
 
     def __init__(self, split: Split) -> None:
         super().__init__(split)
@@ -110,13 +57,57 @@ class HeadraceDataSource(DataSource):
         return "headrace"
 
     def schema(self) -> Any:
-        options = ReadOptions.parse(self.options)
+        options = ReadOptions.parse(dict(self.options))
         definition = connection(options.bootstrap).admin.describe_table(options.table)
-        columns = choose_columns(definition.schema, options.columns)
-        return spark_schema(columns, changelog=options.mode == "changelog")
+        if options.columns is not None:
+            names = list(options.columns)
+        else:
+            names = [*definition.schema.names, *(METADATA_FIELDS if options.mode != "current" else ())]
+        read = plan_read(options, definition, names)
+        schema = spark_schema(read.columns, read.metadata)
+        return type(schema)([schema[name] for name in names])
 
     def reader(self, schema: Any) -> HeadraceReader:
-        return HeadraceReader(ReadOptions.parse(self.options), schema.fieldNames())
+        return HeadraceReader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
+
+    def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
+        from tablelayer.spark.stream import HeadraceStreamReader
+
+        return HeadraceStreamReader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
+
+
+def plan_read(options: ReadOptions, definition: TableDefinition, names: list[str]) -> TableRead:
+    """What is common to all splits. Raises TableError for columns that are not there."""
+    columns = choose_columns(definition.schema, [name for name in names if name not in METADATA_FIELDS])
+    metadata = tuple(name for name in names if name in METADATA_FIELDS)
+    ordered = [column.name for column in columns] + list(metadata)
+    if len(set(names)) < len(names):
+        raise TableError(
+            TableErrorCode.INVALID_PROJECTION, f"a column is asked for twice: {', '.join(names)}"
+        )
+    return TableRead(
+        options.bootstrap,
+        definition,
+        tuple(columns),
+        options.mode,
+        metadata,
+        None if ordered == names else tuple(names),
+        options.predicate,
+        options.limit,
+    )
+
+
+def resolve(table: Any, place: Place) -> dict[int, int]:
+    """Offsets of every bucket; those that offsets by bucket leave out begin at the earliest."""
+    if isinstance(place, (str, int)):
+        return dict(table.offsets(place))
+    unknown = [bucket for bucket in place if not 0 <= bucket < table.definition.bucket_count]
+    if unknown:
+        raise ValueError(
+            f"offsets are given for bucket {unknown[0]}, but {table.path} has buckets 0 to"
+            f" {table.definition.bucket_count - 1}"
+        )
+    return dict(place)
 
 
 class HeadraceReader(DataSourceReader):
@@ -124,33 +115,40 @@ class HeadraceReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, names: list[str]) -> None:
         definition = connection(options.bootstrap).admin.describe_table(options.table)
-        columns: list[Column] = choose_columns(
-            definition.schema, [name for name in names if name not in _METADATA_COLUMNS]
-        )
-        read = TableRead(options.bootstrap, definition, tuple(columns), options.mode)
-        if list(read.arrow_schema().names) != names:
-            raise TableError(
-                TableErrorCode.INVALID_PROJECTION,
-                f"the columns {', '.join(names)} cannot be read in mode '{options.mode}':"
-                f" it gives {', '.join(read.arrow_schema().names)}",
+        if options.start == "full":
+            raise ValueError(
+                "startingOffsets 'full' is for streams: a batch in mode 'current' reads the state anyway"
             )
-        self.read_plan = read
+        if options.start is not None and options.mode == "current" and definition.is_primary_key_table:
+            raise ValueError(
+                f"{definition.path} has a primary key: mode 'current' gives its rows at the ending offsets and has"
+                " no start; use mode 'changelog' or 'upsert' to read its log from somewhere"
+            )
+        self.read_plan = plan_read(options, definition, names)
         self.options = options
 
     def partitions(self) -> list[SplitPartition]:
         table = open_table(self.options.bootstrap, self.read_plan.definition)
-        start = (
-            self.options.start if isinstance(self.options.start, dict) else table.offsets(self.options.start)
-        )
-        end = self.options.end if isinstance(self.options.end, dict) else table.offsets(self.options.end)
+        end = resolve(table, self.options.end)
         if self.options.mode == "current" and table.definition.is_primary_key_table:
-            return [SplitPartition(Split(bucket, 0, offset)) for bucket, offset in sorted(end.items())]
-        splits = plan_splits({bucket: start.get(bucket, 0) for bucket in end}, end)
+            return [
+                SplitPartition(Split(bucket, 0, offset, state=True)) for bucket, offset in sorted(end.items())
+            ]
+        start = resolve(table, "earliest")
+        if self.options.start is not None:
+            start |= resolve(table, self.options.start)
+        splits = plan_splits(
+            start, end, min_count=self.options.min_partitions, max_rows=self.options.max_records
+        )
         return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if (
-            isinstance(partition, SplitPartition)
-            and partition.split.end_offset > partition.split.start_offset
-        ):
-            yield from read_split(self.read_plan, partition.split)
+        return read_partition(self.read_plan, partition)
+
+
+def read_partition(read: TableRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The worker's side of a read."""
+    if isinstance(partition, SplitPartition):
+        split = partition.split
+        if split.end_offset > (0 if split.state else split.start_offset):
+            yield from read_split(read, split)

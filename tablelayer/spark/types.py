@@ -32,12 +32,19 @@ SPARK_TIME_PRECISION_MAX = 6
 CHANGE_TYPE_COLUMN = "_change_type"
 LOG_OFFSET_COLUMN = "_log_offset"
 COMMIT_TIMESTAMP_COLUMN = "_commit_timestamp"
+BUCKET_COLUMN = "_bucket"
 
-CHANGELOG_ARROW_FIELDS: tuple[pa.Field, ...] = (
-    pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False),
-    pa.field(LOG_OFFSET_COLUMN, pa.int64(), nullable=False),
-    pa.field(COMMIT_TIMESTAMP_COLUMN, pa.timestamp("us", tz="UTC"), nullable=False),
-)
+METADATA_FIELDS: dict[str, pa.Field] = {
+    field.name: field
+    for field in (
+        pa.field(CHANGE_TYPE_COLUMN, pa.string(), nullable=False),
+        pa.field(LOG_OFFSET_COLUMN, pa.int64(), nullable=False),
+        pa.field(COMMIT_TIMESTAMP_COLUMN, pa.timestamp("us", tz="UTC")),
+        pa.field(BUCKET_COLUMN, pa.int32(), nullable=False),
+    )
+}
+"""What a row's place in the log says about it. Rows of a state, which have no place there, are `+I` at offset -1
+without a time."""
 
 
 def spark_type(data_type: DataType, column: str) -> Any:
@@ -73,17 +80,18 @@ def spark_type(data_type: DataType, column: str) -> Any:
     return simple[data_type.kind]()
 
 
-def spark_schema(columns: Sequence[Column], *, changelog: bool = False) -> Any:
-    """The `StructType` of rows with these columns, with the three changelog columns on request."""
+def spark_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> Any:
+    """The `StructType` of rows with these columns, and of `METADATA_FIELDS` those asked for behind them."""
     from pyspark.sql import types as spark
 
+    kinds = {
+        CHANGE_TYPE_COLUMN: spark.StringType(),
+        LOG_OFFSET_COLUMN: spark.LongType(),
+        COMMIT_TIMESTAMP_COLUMN: spark.TimestampType(),
+        BUCKET_COLUMN: spark.IntegerType(),
+    }
     fields = [spark.StructField(c.name, spark_type(c.type, c.name), c.nullable) for c in columns]
-    if changelog:
-        fields += [
-            spark.StructField(CHANGE_TYPE_COLUMN, spark.StringType(), False),
-            spark.StructField(LOG_OFFSET_COLUMN, spark.LongType(), False),
-            spark.StructField(COMMIT_TIMESTAMP_COLUMN, spark.TimestampType(), False),
-        ]
+    fields += [spark.StructField(name, kinds[name], METADATA_FIELDS[name].nullable) for name in metadata]
     return spark.StructType(fields)
 
 
@@ -102,10 +110,10 @@ def spark_arrow_type(data_type: DataType) -> pa.DataType:
             return data_type.arrow()
 
 
-def spark_arrow_schema(columns: Sequence[Column], *, changelog: bool = False) -> pa.Schema:
+def spark_arrow_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> pa.Schema:
     """What `conform` casts to; the Arrow counterpart of `spark_schema`."""
     fields = [pa.field(c.name, spark_arrow_type(c.type), nullable=c.nullable) for c in columns]
-    return pa.schema([*fields, *CHANGELOG_ARROW_FIELDS] if changelog else fields)
+    return pa.schema([*fields, *(METADATA_FIELDS[name] for name in metadata)])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

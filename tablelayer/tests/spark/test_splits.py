@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +22,18 @@ from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.model.types import BIGINT, INT, STRING, binary, char, time, timestamp, timestamp_ltz
 from tablelayer.spark.lookup_join import BatchLookup, distinct_keys
-from tablelayer.spark.source import ReadOptions
-from tablelayer.spark.splits import DELETED_COLUMN, Split, last_changes, plan_splits, with_changelog_columns
-from tablelayer.spark.types import choose_columns, conform, spark_arrow_schema, spark_schema
+from tablelayer.spark.options import ReadOptions
+from tablelayer.spark.splits import (
+    DELETED_COLUMN,
+    Rows,
+    Split,
+    TableRead,
+    last_changes,
+    plan_splits,
+    read_split,
+    with_metadata,
+)
+from tablelayer.spark.types import METADATA_FIELDS, choose_columns, conform, spark_arrow_schema, spark_schema
 
 INSERT, BEFORE, AFTER, DELETE = 1, 2, 3, 4
 
@@ -74,18 +86,106 @@ def test_splits_leave_out_what_is_empty() -> None:
     assert plan_splits({0: 5, 1: 7}, {0: 9, 1: 7, 2: 3}) == [Split(0, 5, 9), Split(2, 0, 3)]
 
 
-def test_changelog_columns() -> None:
-    part = SimpleNamespace(
-        batch=pa.record_batch({"v": [1, 2, 3]}),
-        change_types=np.array([1, 2, 4], np.uint8),
-        offsets=np.array([10, 11, 12]),
-        timestamp_ms=1_726_747_200_123,
+@given(
+    st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 20),
+)
+def test_splits_cover_the_ranges_exactly_in_pieces_of_bounded_size(
+    ranges: dict[int, tuple[int, int]], min_count: int, max_rows: int
+) -> None:
+    start = {bucket: min(pair) for bucket, pair in ranges.items()}
+    end = {bucket: max(pair) for bucket, pair in ranges.items()}
+    splits = plan_splits(start, end, min_count=min_count, max_rows=max_rows)
+    assert [(s.bucket, offset) for s in splits for offset in range(s.start_offset, s.end_offset)] == [
+        (bucket, offset) for bucket in sorted(end) for offset in range(start[bucket], end[bucket])
+    ]
+    assert all(0 < split.end_offset - split.start_offset <= max_rows for split in splits)
+    total = sum(end[bucket] - start[bucket] for bucket in end)
+    assert len(splits) >= min(min_count, total)
+
+
+def test_metadata_columns() -> None:
+    part = Rows(
+        pa.record_batch({"v": [1, 2, 3]}),
+        np.array([1, 2, 4], np.uint8),
+        np.array([10, 11, 12]),
+        1_726_747_200_123,
     )
-    rows = with_changelog_columns(part).to_pylist()
+    rows = with_metadata(part, 7, list(METADATA_FIELDS)).to_pylist()
     assert [row["_change_type"] for row in rows] == ["+I", "-U", "-D"]
     assert [row["_log_offset"] for row in rows] == [10, 11, 12]
     moment = datetime.datetime(2024, 9, 19, 12, 0, 0, 123_000, tzinfo=datetime.UTC)
     assert rows[0]["_commit_timestamp"] == moment
+    assert rows[0]["_bucket"] == 7
+    state = with_metadata(
+        Rows(part.batch, part.change_types, None, None), 7, ["_log_offset", "_commit_timestamp"]
+    )
+    assert state.to_pylist()[0] == {"v": 1, "_log_offset": -1, "_commit_timestamp": None}
+
+
+class OneBucket:
+    """A PK table's bucket in memory, with the calls that reading a state makes."""
+
+    def __init__(self, log: list[tuple[int, int, int]]) -> None:
+        self.log = log
+
+    def state(self, offset: int) -> dict[int, int]:
+        rows: dict[int, int] = {}
+        for kind, key, value in self.log[:offset]:
+            if kind in (INSERT, AFTER):
+                rows[key] = value
+            elif kind == DELETE:
+                del rows[key]
+        return rows
+
+    def snapshot(self, bucket: int, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, int]]:
+        rows = list(self.state(len(self.log)).items())
+        for start in range(0, max(1, len(rows)), 2):
+            part = rows[start : start + 2]
+            batch = pa.record_batch(
+                {
+                    "k": pa.array([row[0] for row in part], pa.int64()),
+                    "v": pa.array([row[1] for row in part], pa.int64()),
+                }
+            )
+            yield batch.select(columns), len(self.log)
+
+    @contextmanager
+    def scan(self, columns: list[str], start: Any, until: Any, buckets: list[int]) -> Iterator[Any]:
+        (first,), (last,) = start.values(), until.values()
+        part = self.log[first:last]
+        batch = pa.record_batch(
+            {
+                "k": pa.array([each[1] for each in part], pa.int64()),
+                "v": pa.array([each[2] for each in part], pa.int64()),
+            }
+        )
+        kinds = np.array([each[0] for each in part], np.uint8)
+        yield iter([SimpleNamespace(batch=batch.select(columns), change_types=kinds)])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.booleans()), max_size=30), st.data())
+def test_the_state_at_an_earlier_offset_is_exact(writes: list[tuple[int, int, bool]], data: Any) -> None:
+    """R14: whatever was written since, a split gives the rows of its own offset."""
+    rows: dict[int, int] = {}
+    log: list[tuple[int, int, int]] = []
+    ends = [0]
+    for key, value, delete in writes:
+        if delete and key in rows:
+            log.append((DELETE, key, rows.pop(key)))
+        elif not delete:
+            log += [(BEFORE, key, rows[key]), (AFTER, key, value)] if key in rows else [(INSERT, key, value)]
+            rows[key] = value
+        ends.append(len(log))
+    offset = data.draw(st.sampled_from(ends))
+    table = OneBucket(log)
+    schema = Schema.of([("k", BIGINT), ("v", BIGINT)], ["k"])
+    read = TableRead("x:1", TableDefinition(TablePath("db", "t"), schema), schema.columns, "current")
+    with patch("tablelayer.spark.splits.open_table", lambda *_: table):
+        batches = list(read_split(read, Split(0, 0, offset, state=True)))
+    found = [(row["k"], row["v"]) for batch in batches for row in batch.to_pylist()]
+    assert sorted(found) == sorted(table.state(offset).items())
 
 
 def test_batches_leave_in_exactly_sparks_types() -> None:
@@ -210,7 +310,7 @@ def test_a_key_is_asked_for_once_per_batch() -> None:
 
 def test_options_are_checked() -> None:
     given_options = {"bootstrap.servers": "h:1", "table": "db.t"}
-    assert ReadOptions.parse(given_options).start == "earliest"
+    assert ReadOptions.parse(given_options).start is None
     parsed = ReadOptions.parse({**given_options, "columns": "a, b", "starting.offsets": '{"0": 3}'})
     assert parsed.columns == ("a", "b")
     assert parsed.start == {0: 3}
@@ -219,7 +319,7 @@ def test_options_are_checked() -> None:
         ({**given_options, "colums": "a"}, "unknown option colums"),
         ({**given_options, "mode": "stream"}, "mode is 'stream'"),
         ({**given_options, "columns": " ,"}, "names no column"),
-        ({**given_options, "ending.offsets": "tomorrow"}, "ending.offsets is 'tomorrow'"),
+        ({**given_options, "ending.offsets": "tomorrow"}, "endingOffsets is 'tomorrow'"),
     ):
         with pytest.raises(ValueError, match=said):
             ReadOptions.parse(wrong)

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import itertools
-import os
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tablelayer.client import Connection, connect
+from tablelayer.client import Connection
 from tablelayer.lake.tier import run_tiering
 from tablelayer.lake.union_read import union_read
 from tablelayer.model.errors import TableError
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.model.types import (
     BIGINT,
     BOOLEAN,
@@ -34,7 +26,6 @@ from tablelayer.model.types import (
     SMALLINT,
     STRING,
     TINYINT,
-    DataType,
     binary,
     char,
     timestamp,
@@ -42,8 +33,9 @@ from tablelayer.model.types import (
 )
 from tablelayer.model.types import decimal as decimal_type
 from tablelayer.model.types import time as time_type
+from tablelayer.spark import table as spark_table
 from tablelayer.spark.lookup_join import lookup_join
-from tablelayer.spark.table import table as spark_table
+from tablelayer.tests.spark.spark_tables import create, load
 
 pytestmark = [
     pytest.mark.spark,
@@ -51,60 +43,6 @@ pytestmark = [
     pytest.mark.xdist_group("spark"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-
-ROOT = Path(__file__).resolve().parents[3]
-_names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("server")
-    command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--listen", "127.0.0.1:0"]
-    command += ["--data", str(folder / "data"), "--set", f"datalake.iceberg.warehouse={folder / 'warehouse'}"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-    deadline = time.monotonic() + 60
-    ready = None
-    while ready is None and time.monotonic() < deadline and server.poll() is None:
-        ready = re.search(r"ready on (\S+:\d+)", (folder / "log").read_text())
-        time.sleep(0.05)
-    assert ready is not None, (folder / "log").read_text()
-    yield ready.group(1)
-    server.terminate()
-    server.wait(timeout=20)
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> Iterator[Connection]:
-    with connect(address) as connection:
-        yield connection
-
-
-def create(
-    client: Connection,
-    columns: list[tuple[str, DataType]],
-    primary_key: tuple[str, ...] = (),
-    **options: str,
-) -> str:
-    path = TablePath("default", f"t{next(_names)}")
-    named = {name.replace("_", "."): value for name, value in options.items()}
-    client.admin.create_table(
-        TableDefinition(path, Schema.of(columns, primary_key), bucket_count=2, options=named)
-    )
-    return str(path)
-
-
-def load(spark: Any, address: str, path: str, **options: str) -> Any:
-    reader = spark.read.format("headrace").option("bootstrap.servers", address).option("table", path)
-    for name, value in options.items():
-        reader = reader.option(name.replace("_", "."), value)
-    return reader.load()
 
 
 def test_current_rows_and_changelog_of_a_pk_table(spark: Any, address: str, client: Connection) -> None:
@@ -166,11 +104,11 @@ def test_every_type_reaches_spark_unchanged(spark: Any, address: str, client: Co
 def test_the_builder_reads_only_what_it_needs(spark: Any, address: str, client: Connection) -> None:
     path = create(client, [("a", INT), ("b", INT), ("c", INT)])
     client.table(path).append([{"a": n, "b": n * 2, "c": 0} for n in range(10)])
-    frame = spark_table(spark, address, path).select("b").where("a >= 7").to_df()
+    frame = spark_table(spark, path, address).select("b").where("a >= 7").to_df()
     assert sorted(row.b for row in frame.collect()) == [14, 16, 18]
-    assert spark_table(spark, address, path).limit(4).to_df().count() == 4
+    assert spark_table(spark, path, address).limit(4).to_df().count() == 4
     with pytest.raises(Exception, match="no column 'zz'"):
-        spark_table(spark, address, path).select("zz").to_df().collect()
+        spark_table(spark, path, address).select("zz").to_df().collect()
 
 
 def test_lookup_join(spark: Any, address: str, client: Connection) -> None:

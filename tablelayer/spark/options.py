@@ -1,0 +1,217 @@
+"""The options of the `headrace` data source, checked: an option that is unknown or malformed is an error.
+
+Names are compared without case, dots and underscores, because Spark writes all of them in lower case:
+`bootstrap.servers`, `startingOffsets` and `starting.offsets` are what one expects.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from tablelayer.spark.positions import Offsets
+from tablelayer.spark.predicates import Predicate
+
+Mode = Literal["current", "changelog", "upsert"]
+WriteMode = Literal["append", "upsert", "delete", "partial"]
+Delivery = Literal["exactly-once", "at-least-once"]
+Place = str | int | Offsets
+"""A place in every bucket: "full", "earliest", "latest", a time in ms, or offsets by bucket."""
+
+_READ = (
+    "bootstrap.servers", "table", "columns", "mode", "where", "limit", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "availableNow", "failOnDataLoss",
+    "minPartitions", "maxRecordsPerPartition",
+)  # fmt: skip
+_WRITE = (
+    "bootstrap.servers", "table", "write.mode", "columns", "row.kind.column", "delivery", "txnAppId",
+    "txnVersion", "checkpointLocation", "path",
+)  # fmt: skip
+_EXAMPLES = {"bootstrap.servers": "127.0.0.1:9092", "table": "default.orders"}
+_MAX_RECORDS_PER_PARTITION = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read. Raises ValueError from `parse` for an option that is missing, unknown or malformed."""
+
+    bootstrap: str
+    table: str
+    columns: tuple[str, ...] | None
+    mode: Mode
+    start: Place | None
+    end: Place
+    predicate: Predicate | None
+    limit: int
+    max_offsets: int | None
+    available_now: bool
+    fail_on_data_loss: bool
+    min_partitions: int
+    max_records: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        given = _Given(options, _READ)
+        mode = given.choice("mode", ("current", "changelog", "upsert"), "current")
+        limit = given.number("limit", 0)
+        return cls(
+            bootstrap=given.required("bootstrap.servers"),
+            table=given.required("table"),
+            columns=given.names("columns"),
+            mode=cast(Mode, mode),
+            start=given.place("startingOffsets", "startingTimestamp", ("full", "earliest", "latest")),
+            end=given.place("endingOffsets", "endingTimestamp", ("latest",)) or "latest",
+            predicate=given.json("where"),
+            limit=-1 if limit is None else limit,
+            max_offsets=given.number("maxOffsetsPerTrigger", 1),
+            available_now=given.flag("availableNow", default=False),
+            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            min_partitions=given.number("minPartitions", 1) or 1,
+            max_records=given.number("maxRecordsPerPartition", 1) or _MAX_RECORDS_PER_PARTITION,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How to write. `mode` None: append to a log table, upsert into a PK table."""
+
+    bootstrap: str
+    table: str
+    mode: WriteMode | None
+    columns: tuple[str, ...] | None
+    row_kind_column: str | None
+    delivery: Delivery
+    transaction: tuple[str, int] | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        given = _Given(options, _WRITE)
+        mode = given.choice("write.mode", ("append", "upsert", "delete", "partial"), None)
+        app, version = given.text("txnAppId"), given.number("txnVersion", 0)
+        if (app is None) != (version is None):
+            raise ValueError("txnAppId and txnVersion belong together: give both or neither")
+        columns = given.names("columns")
+        if columns is not None and mode is None:
+            mode = "partial"
+        if mode == "partial" and columns is None:
+            raise ValueError(
+                "write.mode 'partial' needs the option 'columns': the columns to write, key included"
+            )
+        if columns is not None and mode not in ("partial", "delete"):
+            raise ValueError(
+                f"the option 'columns' is for partial updates and deletes, not for write.mode '{mode}'"
+            )
+        return cls(
+            bootstrap=given.required("bootstrap.servers"),
+            table=given.required("table"),
+            mode=cast("WriteMode | None", mode),
+            columns=columns,
+            row_kind_column=given.text("row.kind.column"),
+            delivery=cast(
+                Delivery, given.choice("delivery", ("exactly-once", "at-least-once"), "exactly-once")
+            ),
+            transaction=None if app is None or version is None else (app, version),
+        )
+
+
+def plain(name: str) -> str:
+    """An option's name as it is compared."""
+    return name.lower().replace(".", "").replace("_", "")
+
+
+class _Given:
+    """The options as given, by plain name; each method takes one and checks it."""
+
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+        names = {plain(name): name for name in known}
+        unknown = [name for name in options if plain(name) not in names]
+        if unknown:
+            raise ValueError(f"unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
+        self._values = {plain(name): str(value) for name, value in options.items()}
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(plain(name)) or None
+
+    def required(self, name: str) -> str:
+        value = self.text(name)
+        if value is None:
+            raise ValueError(
+                f"option '{name}' is missing, for example .option('{name}', '{_EXAMPLES[name]}')"
+            )
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str | None) -> str | None:
+        value = self.text(name)
+        if value is not None and value.lower() not in choices:
+            raise ValueError(f"{name} is '{value}': use {', '.join(choices)}")
+        return default if value is None else value.lower()
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        text = self._values.get(plain(name))
+        if text is None:
+            return None
+        found = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not found:
+            raise ValueError(f"option '{name}' names no column: write a,b or leave it out for all")
+        return found
+
+    def number(self, name: str, least: int) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ValueError(f"{name} is '{text}': give a whole number from {least} up")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        return self.choice(name, ("true", "false"), "true" if default else "false") == "true"
+
+    def json(self, name: str) -> Any:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, list) or not value:
+            raise ValueError(
+                f"{name} is '{text}': it is the JSON that tablelayer.spark.table(...).where(...) makes"
+            )
+        return value
+
+    def place(self, offsets: str, timestamp: str, words: tuple[str, ...]) -> Place | None:
+        text, time = self.text(offsets), self.text(timestamp)
+        if text is not None and time is not None:
+            raise ValueError(f"{offsets} and {timestamp} exclude each other: give one")
+        if time is not None:
+            return _milliseconds(time, timestamp)
+        if text is None or text.lower() in words:
+            return None if text is None else text.lower()
+        try:
+            return {int(bucket): int(offset) for bucket, offset in json.loads(text).items()}
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(
+                f"""{offsets} is '{text}': use {", ".join(words)}, or JSON such as {{"0": 17}}"""
+            ) from None
+
+
+def _milliseconds(text: str, option: str) -> int:
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{option} is '{text}': give milliseconds since 1970, or a time such as 2024-09-19T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return int(moment.timestamp() * 1000)

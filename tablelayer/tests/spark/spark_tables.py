@@ -1,0 +1,72 @@
+"""Short words for what the Spark tests say again and again."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+from tablelayer.client import Connection
+from tablelayer.model.schema import Schema
+from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.types import DataType
+
+_names = itertools.count()
+
+
+def create(
+    client: Connection,
+    columns: list[tuple[str, DataType]],
+    primary_key: tuple[str, ...] = (),
+    *,
+    buckets: int = 2,
+    bucket_key: tuple[str, ...] = (),
+    **options: str,
+) -> str:
+    """A new table of two buckets; options with _ for a dot. Its path."""
+    path = TablePath("default", f"t{next(_names)}")
+    named = {name.replace("_", "."): value for name, value in options.items()}
+    schema = Schema.of(columns, primary_key)
+    client.admin.create_table(TableDefinition(path, schema, bucket_key, buckets, named))
+    return str(path)
+
+
+def load(spark: Any, address: str, path: str, **options: Any) -> Any:
+    """A batch frame of the data source; options with _ for a dot."""
+    return _reader(spark.read, address, path, options).load()
+
+
+def stream(spark: Any, address: str, path: str, **options: Any) -> Any:
+    """A streaming frame of the data source."""
+    return _reader(spark.readStream, address, path, options).load()
+
+
+def _reader(reader: Any, address: str, path: str, options: dict[str, Any]) -> Any:
+    reader = reader.format("headrace").option("bootstrap.servers", address).option("table", path)
+    for name, value in options.items():
+        reader = reader.option(name.replace("_", "."), value)
+    return reader
+
+
+def sink(frame: Any, address: str, path: str, checkpoint: Path, **options: Any) -> Any:
+    """The writer of a stream into a table, not started."""
+    writer = frame.writeStream.format("headrace").option("bootstrap.servers", address).option("table", path)
+    for name, value in options.items():
+        writer = writer.option(name.replace("_", "."), value)
+    return writer.option("checkpointLocation", str(checkpoint))
+
+
+def read_available(frame: Any, checkpoint: Path, timeout_s: float = 90) -> list[Any]:
+    """The rows that a stream gives until it has arrived at the end, from where the checkpoint says."""
+    rows: list[Any] = []
+    query = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+    finish(query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start(), timeout_s)
+    return rows
+
+
+def finish(query: Any, timeout_s: float = 90) -> None:
+    """Wait for a query that ends by itself; raises its error."""
+    deadline = time.monotonic() + timeout_s
+    while not query.awaitTermination(5):
+        assert time.monotonic() < deadline, "the query does not end"
