@@ -78,7 +78,7 @@ class Connection:
         self._unsent_bytes = 0
         self._reading = True
         self._writing = False
-        network.loop.add_reader(self._fd, self._on_readable)
+        network.poller.add(self._fd, self)
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer.connection_id} of {self.peer.host}:{self.peer.port}>"
@@ -94,7 +94,7 @@ class Connection:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def _on_readable(self) -> None:
+    def on_readable(self) -> None:
         if self._frames and (self._pending is not None or self._unsent_bytes):
             self._stop_reading()
             return
@@ -158,20 +158,21 @@ class Connection:
     def _stop_reading(self) -> None:
         if self._reading:
             self._reading = False
-            self._network.loop.remove_reader(self._fd)
+            self._network.poller.change(self._fd, reading=False, writing=self._writing)
 
     def _resume_reading(self) -> None:
         if not self._reading:
             self._reading = True
-            self._network.loop.add_reader(self._fd, self._on_readable)
+            self._network.poller.change(self._fd, reading=True, writing=self._writing)
 
     # -- answering -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Answer the frames that wait, as long as answers come at once and leave."""
         frames = self._frames
-        answerer = self._network.answerer
-        unsent_bytes_max = self._network.limits.unsent_bytes_max
+        network = self._network
+        answerer = network.answerer
+        unsent_bytes_max = network.limits.unsent_bytes_max
         while frames and self._pending is None and not self.closed:
             if self._unsent_bytes > unsent_bytes_max:
                 self._send()
@@ -179,20 +180,20 @@ class Connection:
                     break
             frame = frames.popleft()
             answer = answerer(self.peer, frame)
-            if isinstance(answer, Pending):
+            if type(answer) is Pending:
                 self._wait_for(answer, frame)
                 break
             if answer is not None:
-                self._enqueue(answer)
+                self._enqueue(answer)  # type: ignore[arg-type]
                 answer = None
             if type(frame) is memoryview:
                 self._recycle(frame)
         if self._unsent_bytes and not self._writing:
             self._send()
-        if not self.is_busy and not self.closed:
-            self._network.on_rest()
         if not self._reading and not frames and not self.closed:
             self._resume_reading()
+        if network.is_draining and not self.is_busy:
+            network.on_rest()
 
     def _wait_for(self, pending: Pending, frame: bytes | memoryview) -> None:
         if type(frame) is memoryview:
@@ -233,6 +234,12 @@ class Connection:
     # -- writing -------------------------------------------------------------------------------------------
 
     def _enqueue(self, parts: list[Part]) -> None:
+        first = parts[0]
+        if len(parts) == 1 and type(first) is bytes:
+            size = len(first)
+            self._unsent.append(size.to_bytes(4, "big") + first)
+            self._unsent_bytes += size + 4
+            return
         size = 0
         for part in parts:
             if isinstance(part, bytes):
@@ -243,8 +250,8 @@ class Connection:
                 self._enqueue(list(_flat(parts)))
                 return
         head = size.to_bytes(4, "big")
-        if type(parts[0]) is bytes:
-            parts[0] = head + parts[0]
+        if type(first) is bytes:
+            parts[0] = head + first
         else:
             parts.insert(0, head)
         self._unsent.extend(parts)
@@ -264,14 +271,14 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             if not self._writing:
                 self._writing = True
-                self._network.loop.add_writer(self._fd, self._on_writable)
+                self._network.poller.change(self._fd, reading=self._reading, writing=True)
             return
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
             return
         if self._writing:
             self._writing = False
-            self._network.loop.remove_writer(self._fd)
+            self._network.poller.change(self._fd, reading=self._reading, writing=False)
 
     def _send_buffers(self, count_max: int) -> None:
         unsent = self._unsent
@@ -317,7 +324,7 @@ class Connection:
                 return
         self._unsent.popleft()
 
-    def _on_writable(self) -> None:
+    def on_writable(self) -> None:
         self.last_active = self._network.loop.time()
         self._send()
         if not self.closed and self._frames and self._pending is None:
@@ -344,9 +351,7 @@ class Connection:
             self.peer.port,
             reason,
         )
-        loop = self._network.loop
-        loop.remove_reader(self._fd)
-        loop.remove_writer(self._fd)
+        self._network.poller.remove(self._fd)
         self._sock.close()
         self._frames.clear()
         self._unsent.clear()

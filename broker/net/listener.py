@@ -14,6 +14,7 @@ from typing import Any
 
 from broker.net.connection import Connection
 from broker.net.limits import Limits
+from broker.net.poller import make_poller
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, Peer
 
@@ -30,6 +31,7 @@ class Network:
         self.limits = limits
         self.loop = loop
         self.pool = FramePool(limits.pooled_bytes_max)
+        self.poller = make_poller(loop)
         self.scratch = memoryview(bytearray(limits.scratch_bytes))
         self.host = ""
         self.port = 0
@@ -39,6 +41,7 @@ class Network:
         self._per_address: Counter[str] = Counter()
         self._next_id = 0
         self._draining: asyncio.Event | None = None
+        self.is_draining = False
         self.requests: set[asyncio.Future[Any]] = set()
         """Requests under way, also those whose connections are gone."""
 
@@ -150,6 +153,7 @@ class Network:
     async def drain(self, seconds: float) -> None:
         """Wait until nothing is under way and every answer has left, but not longer than `seconds`."""
         self._draining = asyncio.Event()
+        self.is_draining = True
         self.on_rest()
         try:
             async with asyncio.timeout(seconds):
@@ -159,7 +163,7 @@ class Network:
             logger.warning("%d connections did not come to rest within %g s", busy, seconds)
 
     def on_rest(self) -> None:
-        """Called by a connection that has nothing more to do for now."""
+        """Called by a connection that has nothing more to do for now; needed while `is_draining` only."""
         if (
             self._draining is not None
             and not self.requests
@@ -179,3 +183,4 @@ class Network:
         self.stop_listening()
         for connection in tuple(self._connections):
             connection.close("the broker stops", logging.DEBUG)
+        self.poller.close()
