@@ -48,7 +48,7 @@ def decode_request_header(frame: Buffer, header_version: int) -> tuple[RequestHe
         raise DecodeError(
             f"a request of {len(frame)} bytes is too short for its header; it takes at least 10"
         ) from None
-    position = _REQUEST.size
+    position = 10
     client_id = None
     if size >= 0:
         if size > len(frame) - position:
@@ -63,7 +63,10 @@ def decode_request_header(frame: Buffer, header_version: int) -> tuple[RequestHe
     elif size != -1:
         raise DecodeError(f"client_id: {size} is not a length")
     if header_version == 2:
-        position = skip_tagged_fields(frame, position)
+        if position < len(frame) and frame[position] == 0:  # as a rule no tagged fields
+            position += 1
+        else:
+            position = skip_tagged_fields(frame, position)
     return RequestHeader(api_key, api_version, correlation_id, client_id), position
 
 

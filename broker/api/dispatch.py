@@ -82,7 +82,7 @@ class Dispatcher:
         )
         try:
             response = route.handler(context, request)
-            if response is None or hasattr(response, "encode_parts"):
+            if type(response) is route.response or response is None or hasattr(response, "encode_parts"):
                 return _encode(route, context, cast("Encodable | None", response))
         except Exception as error:  # noqa: BLE001 - the boundary: see the table in the module's docstring
             return self._encode_failure(route, context, request, error)

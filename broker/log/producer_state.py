@@ -44,9 +44,10 @@ _NO_TRANSACTION: Final = -1
 _NO_OFFSET: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AppendedBatch:
-    """Where a producer's batch went. `timestamp` is its largest, after any stamping by the log."""
+    """Where a producer's batch went. `timestamp` is its largest, after any stamping by the log. Not to be
+    changed: what was appended stays."""
 
     first_sequence: int
     last_sequence: int
