@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from broker.config_key import unknown_name
@@ -29,8 +29,6 @@ class LogConfig:
     min_insync_replicas: int = 1
     flush_messages: int = 9223372036854775807
     flush_ms: int = 9223372036854775807
-    is_log_append_time: bool = field(init=False, repr=False, compare=False)
-    """What `message_timestamp_type` says, asked at every append."""
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> LogConfig:
@@ -49,5 +47,6 @@ class LogConfig:
                 values[field] = tuple(value) if isinstance(value, list) else value
         return cls(**values)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_log_append_time", self.message_timestamp_type == "LogAppendTime")
+    @property
+    def is_log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
