@@ -7,6 +7,7 @@ import typer
 from tablelayer.cli.options import Format
 from tablelayer.cli.output import write_rows
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.values import literal_sql
 
 
 def describe_definition(definition: TableDefinition, output: Format) -> None:
@@ -17,12 +18,13 @@ def describe_definition(definition: TableDefinition, output: Format) -> None:
             column.name,
             str(column.type),
             "yes" if column.nullable else "no",
+            "" if column.default is None else literal_sql(column.default, column.type),
             _key(definition, column.name),
             column.comment or "",
         )
         for column in schema.columns
     ]
-    write_rows(("column", "type", "nullable", "key", "comment"), rows, output)
+    write_rows(("column", "type", "nullable", "default", "key", "comment"), rows, output)
     if output is not Format.TABLE:
         return
     if definition.comment:
@@ -31,7 +33,8 @@ def describe_definition(definition: TableDefinition, output: Format) -> None:
     typer.echo(f"{definition.bucket_count} bucket{'s' if definition.bucket_count != 1 else ''}{by}")
     for name, value in definition.options.items():
         typer.echo(f"  '{name}' = '{value}'")
-    typer.echo(f"id {definition.table_id}")
+    altered = f", altered {len(definition.history)} times" if definition.history else ""
+    typer.echo(f"id {definition.table_id}, schema {definition.schema.schema_id}{altered}")
 
 
 def _key(definition: TableDefinition, name: str) -> str:

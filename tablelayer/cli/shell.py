@@ -22,6 +22,7 @@ _GREETING = "SQL on {server}. End a statement with ; and leave with \\q or Ctrl-
 _HELP = """\
 SHOW DATABASES; USE db; SHOW TABLES; DESCRIBE t; SHOW CREATE TABLE t;
 CREATE TABLE t (id BIGINT, name STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '4');
+ALTER TABLE t ADD note STRING DEFAULT '' AFTER id;  RENAME a TO b, MODIFY a BIGINT, DROP a, SET ('option'='value')
 INSERT INTO t VALUES (1, 'apple'), (2, 'pear');
 UPDATE t SET name = 'fig' WHERE id = 1;   DELETE FROM t WHERE id = 2;
 SELECT * FROM t WHERE id = 1;             SELECT count(*) FROM t;

@@ -13,25 +13,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tablelayer.cli.select import run_select
 from tablelayer.client import Connection, Table
 from tablelayer.client.ddl import define
 from tablelayer.model.ddl import (
     Delete,
+    DescribeDatabase,
     DescribeTable,
     Insert,
     Select,
+    ShowCreateDatabase,
     ShowCreateTable,
     ShowDatabases,
+    ShowOptions,
     ShowTables,
     Statement,
     Update,
     UseDatabase,
+    create_database_sql,
     create_table_sql,
     parse,
 )
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import DECLARED
 from tablelayer.model.table import TableDefinition
 
 
@@ -69,12 +75,16 @@ class Session:
         if isinstance(statement, UseDatabase):
             return self._use(statement.name)
         if isinstance(statement, ShowDatabases):
-            return Answer(
-                rows=pa.table({"database": pa.array(self._connection.admin.list_databases(), pa.string())})
-            )
+            return _names("database", self._connection.admin.list_databases(), statement.like)
         if isinstance(statement, ShowTables):
-            names = self._connection.admin.list_tables(statement.database)
-            return Answer(rows=pa.table({"table": pa.array(names, pa.string())}))
+            return _names("table", self._connection.admin.list_tables(statement.database), statement.like)
+        if isinstance(statement, ShowOptions):
+            return self._options(statement)
+        if isinstance(statement, DescribeDatabase):
+            return self._describe_database(statement.name)
+        if isinstance(statement, ShowCreateDatabase):
+            known = self._connection.admin.describe_database(statement.name)
+            return Answer(text=create_database_sql(known.name, known.comment, known.properties), is_code=True)
         if isinstance(statement, DescribeTable):
             return Answer(definition=self._connection.admin.describe_table(statement.path))
         if isinstance(statement, ShowCreateTable):
@@ -89,6 +99,35 @@ class Session:
         if isinstance(statement, Select):
             return Answer(rows=run_select(self._connection, statement))
         raise AssertionError(f"a statement of no known kind: {statement!r}")
+
+    def _options(self, statement: ShowOptions) -> Answer:
+        """All options; of a table with the values that it has."""
+        given: Mapping[str, str] = {}
+        value = "default"
+        if statement.path is not None:
+            given, value = self._connection.admin.describe_table(statement.path).options, "value"
+        listed = [
+            (each.name, given.get(each.name, each.default), "yes" if each.alterable else "no", each.doc)
+            for each in DECLARED.values()
+        ]
+        others = [(name, text, "yes", "Kafka's topic configuration.") for name, text in given.items()
+                  if name not in DECLARED]  # fmt: skip
+        columns = list(zip(*sorted([*listed, *others]), strict=True))
+        names = ("option", value, "alterable", "what it does")
+        return Answer(
+            rows=pa.table({n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)})
+        )
+
+    def _describe_database(self, name: str) -> Answer:
+        known = self._connection.admin.describe_database(name)
+        pairs = [("name", known.name), ("tables", str(known.table_count))]
+        if known.comment is not None:
+            pairs.append(("comment", known.comment))
+        pairs += [(f"'{key}'", value) for key, value in known.properties.items()]
+        keys, values = zip(*pairs, strict=True)
+        return Answer(
+            rows=pa.table({"property": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())})
+        )
 
     def _use(self, name: str) -> Answer:
         if name not in self._connection.admin.list_databases():
@@ -162,6 +201,14 @@ def _whole_key(table: Table, key: Mapping[str, Any], verb: str) -> None:
             f"{verb} on {table.path} needs WHERE with a value for the whole primary key, and nothing else: "
             + " AND ".join(f"{name} = ..." for name in primary_key),
         )
+
+
+def _names(heading: str, names: list[str], like: str | None) -> Answer:
+    """Names as rows; `like` is SQL's pattern: % any characters, _ one."""
+    found = pa.array(names, pa.string())
+    if like is not None:
+        found = found.filter(pc.match_like(found, like))
+    return Answer(rows=pa.table({heading: found}))
 
 
 def _count(rows: int, verb: str) -> str:

@@ -1,14 +1,24 @@
-"""Databases and tables: create, drop, list, describe."""
+"""Databases and tables: create, alter, drop, list, describe."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from tablelayer.client.cluster import Cluster
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.evolution import Change, changes_to_json
 from tablelayer.model.messages import (
+    AlterDatabaseRequest,
+    AlterDatabaseResponse,
+    AlterTableRequest,
+    AlterTableResponse,
     CreateDatabaseRequest,
     CreateDatabaseResponse,
     CreateTableRequest,
     CreateTableResponse,
+    DescribeDatabaseRequest,
+    DescribeDatabaseResponse,
     DescribeTableRequest,
     DescribeTableResponse,
     DropDatabaseRequest,
@@ -19,8 +29,20 @@ from tablelayer.model.messages import (
     ListDatabasesResponse,
     ListTablesRequest,
     ListTablesResponse,
+    Property,
 )
 from tablelayer.model.table import TableDefinition, TablePath
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseDescription:
+    """`created_at_ms` None: it was always there."""
+
+    name: str
+    comment: str | None
+    properties: Mapping[str, str]
+    created_at_ms: int | None
+    table_count: int
 
 
 class AsyncAdmin:
@@ -35,9 +57,18 @@ class AsyncAdmin:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def create_database(self, name: str, *, if_not_exists: bool = False) -> None:
+    async def create_database(
+        self,
+        name: str,
+        *,
+        if_not_exists: bool = False,
+        comment: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         """Create a database. TableError DATABASE_EXISTS unless `if_not_exists`."""
-        request = CreateDatabaseRequest(name=name, ignore_if_exists=if_not_exists)
+        request = CreateDatabaseRequest(
+            name=name, ignore_if_exists=if_not_exists, comment=comment, properties=_pairs(properties or {})
+        )
         await self._cluster.call(
             request, CreateDatabaseResponse, doing=f"create database {name}", repeatable=if_not_exists
         )
@@ -48,6 +79,32 @@ class AsyncAdmin:
         await self._cluster.call(
             request, DropDatabaseResponse, doing=f"drop database {name}", repeatable=if_exists
         )
+
+    async def alter_database(
+        self,
+        name: str,
+        *,
+        set_properties: Mapping[str, str] | None = None,
+        reset_properties: Sequence[str] = (),
+        comment: str | None = None,
+    ) -> None:
+        """Change a database's properties and comment ('' takes it away). TableError DATABASE_NOT_FOUND."""
+        request = AlterDatabaseRequest(
+            name=name,
+            comment=comment,
+            set_properties=_pairs(set_properties or {}),
+            reset_properties=list(reset_properties),
+        )
+        await self._cluster.call(request, AlterDatabaseResponse, doing=f"alter database {name}")
+
+    async def describe_database(self, name: str) -> DatabaseDescription:
+        """What is known of a database. TableError DATABASE_NOT_FOUND."""
+        answer = await self._cluster.call(
+            DescribeDatabaseRequest(name=name), DescribeDatabaseResponse, doing=f"describe database {name}"
+        )
+        properties = {each.key: each.value for each in answer.properties}
+        created_at = None if answer.created_at_ms < 0 else answer.created_at_ms
+        return DatabaseDescription(name, answer.comment, properties, created_at, answer.table_count)
 
     async def list_databases(self) -> list[str]:
         """The names of all databases, sorted."""
@@ -66,6 +123,26 @@ class AsyncAdmin:
         )
         self._cluster.forget_routes(definition.path.topic)
         return definition.with_id(answer.table_id)
+
+    async def alter_table(
+        self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None
+    ) -> TableDefinition:
+        """Carry out changes (`tablelayer.model.evolution`), all or none; the table as it is then.
+
+        Two of these at once are carried out one after the other. With `expected_schema_id` the second one fails
+        with TableError SCHEMA_CHANGED.
+        """
+        path = as_path(path)
+        request = AlterTableRequest(
+            database=path.database,
+            table=path.table,
+            changes=changes_to_json(changes),
+            expected_schema_id=-1 if expected_schema_id is None else expected_schema_id,
+        )
+        answer = await self._cluster.call(
+            request, AlterTableResponse, doing=f"alter table {path}", repeatable=False
+        )
+        return TableDefinition.from_json(answer.definition)
 
     async def drop_table(self, path: TablePath | str, *, if_exists: bool = False) -> None:
         """Drop a table and its data. TableError TABLE_NOT_FOUND unless `if_exists`."""
@@ -96,6 +173,10 @@ class AsyncAdmin:
                 return False
             raise
         return True
+
+
+def _pairs(properties: Mapping[str, str]) -> list[Property]:
+    return [Property(key=key, value=value) for key, value in properties.items()]
 
 
 def as_path(path: TablePath | str) -> TablePath:

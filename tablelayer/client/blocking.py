@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from protocol.schema import ApiMessage
-from tablelayer.client.admin import AsyncAdmin
+from tablelayer.client.admin import AsyncAdmin, DatabaseDescription
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.conform import Data
 from tablelayer.client.connection import connect_async
@@ -35,6 +35,7 @@ from tablelayer.client.reader import LATEST, LookupResult
 from tablelayer.client.scan import AsyncScan, ScanBatch, Start, Until
 from tablelayer.client.table import AsyncTable
 from tablelayer.client.writer import WriteResult
+from tablelayer.model.evolution import Change
 from tablelayer.model.table import TableDefinition, TablePath
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class Connection:
         return Table(self._connection.open_table(definition), self._loop)
 
     def execute(self, statement: str) -> None:
-        """Run DDL: CREATE or DROP, DATABASE or TABLE; several statements are separated by semicolons.
+        """Run DDL: CREATE, ALTER or DROP, DATABASE or TABLE; several statements are separated by semicolons.
 
         Raises DdlError (a TableError) that points at the word it does not understand.
         """
@@ -198,6 +199,10 @@ class Table:
     def arrow_schema(self) -> pa.Schema:
         """The Arrow schema of the table's rows."""
         return self._table.arrow_schema
+
+    def refresh(self) -> TableDefinition:
+        """Read the table's definition again, so that later calls see the columns it has now."""
+        return self._loop.run(self._table.refresh())
 
     def append(self, data: Data) -> WriteResult:
         """Append rows to a log table; returns when all are acknowledged, each exactly once in the log."""
@@ -359,9 +364,39 @@ class Admin:
         self._admin = admin
         self._loop = loop
 
-    def create_database(self, name: str, *, if_not_exists: bool = False) -> None:
+    def create_database(
+        self,
+        name: str,
+        *,
+        if_not_exists: bool = False,
+        comment: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         """Create a database."""
-        self._loop.run(self._admin.create_database(name, if_not_exists=if_not_exists))
+        self._loop.run(
+            self._admin.create_database(
+                name, if_not_exists=if_not_exists, comment=comment, properties=properties
+            )
+        )
+
+    def alter_database(
+        self,
+        name: str,
+        *,
+        set_properties: Mapping[str, str] | None = None,
+        reset_properties: Sequence[str] = (),
+        comment: str | None = None,
+    ) -> None:
+        """Change a database's properties and comment ('' takes it away)."""
+        self._loop.run(
+            self._admin.alter_database(
+                name, set_properties=set_properties, reset_properties=reset_properties, comment=comment
+            )
+        )
+
+    def describe_database(self, name: str) -> DatabaseDescription:
+        """What is known of a database."""
+        return self._loop.run(self._admin.describe_database(name))
 
     def drop_database(self, name: str, *, if_exists: bool = False, cascade: bool = False) -> None:
         """Drop a database; `cascade` drops its tables too."""
@@ -374,6 +409,12 @@ class Admin:
     def create_table(self, definition: TableDefinition, *, if_not_exists: bool = False) -> TableDefinition:
         """Create a table and return its definition with its id."""
         return self._loop.run(self._admin.create_table(definition, if_not_exists=if_not_exists))
+
+    def alter_table(
+        self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None
+    ) -> TableDefinition:
+        """Carry out changes (`tablelayer.model.evolution`), all or none; the table as it is then."""
+        return self._loop.run(self._admin.alter_table(path, changes, expected_schema_id=expected_schema_id))
 
     def drop_table(self, path: TablePath | str, *, if_exists: bool = False) -> None:
         """Drop a table and its data."""

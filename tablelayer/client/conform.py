@@ -4,8 +4,8 @@ order.
 Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a pandas DataFrame, and anything with
 `__arrow_c_stream__` (polars, DuckDB relations). Rules, each with an error that names the column:
 
-- an unknown column is refused; a NOT NULL column must be there and have no null; a nullable one that is not
-  given is null;
+- an unknown column is refused; a column that is not given has its default, or is null; a NOT NULL one must be
+  there unless it has a default, and have no null;
 - a value keeps its meaning or is refused: integers may widen or narrow if they fit, text may become a date,
   time, timestamp or decimal, a float becomes a decimal only if it stands for exactly that decimal; numbers
   never become text, nor text numbers, nor booleans either;
@@ -46,7 +46,11 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
             column=unknown[0],
         )
     count = len(rows) if isinstance(rows, list) else rows.num_rows
-    missing = [c.name for c in columns if c.name not in given and not (fill_missing and c.nullable)]
+    missing = [
+        c.name
+        for c in columns
+        if c.name not in given and not (fill_missing and (c.nullable or c.default is not None))
+    ]
     if missing and (count or not isinstance(rows, list)):
         raise DataError(f"{table}: column {_names(missing)} is missing", column=missing[0])
     arrays = []
@@ -54,8 +58,13 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
         target = column.type.arrow()
         if column.name not in given:
             array: Any = pa.nulls(count, target)
+            if fill_missing and column.default is not None:
+                array = pa.repeat(column.default_scalar(), count)
         elif isinstance(rows, list):
             array = _from_values([row.get(column.name) for row in rows], column, table)
+            if fill_missing and column.default is not None:
+                left_out = pa.array([column.name not in row for row in rows], pa.bool_())
+                array = pc.if_else(left_out, column.default_scalar(), array)
         else:
             array = _cast(rows.column(column.name), column, table)
         if not column.nullable and array.null_count:

@@ -66,6 +66,7 @@ class Reader:
         self._cluster = cluster
         self._config = cluster.config
         self._definition = definition
+        self._schema_id = definition.schema.schema_id
         self._topic = definition.path.topic
         self._routes = TableRoutes(cluster, definition)
 
@@ -184,6 +185,7 @@ class Reader:
                 table_id=self._routes.table_id,
                 columns=ids,
                 buckets=[LookupBucket(bucket=bucket, keys=payloads[bucket]) for bucket in buckets],
+                schema_id=self._schema_id,
             )
             answer = await self._cluster.send(request, LookupResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"look up in {self._topic}")
@@ -227,6 +229,7 @@ class Reader:
                     buckets=[
                         PrefixLookupBucket(bucket=bucket, prefixes=payloads[bucket]) for bucket in buckets
                     ],
+                    schema_id=self._schema_id,
                 )
                 answer = await self._cluster.send(
                     request, PrefixLookupResponse, node_id=leader, deadline=deadline
@@ -267,7 +270,11 @@ class Reader:
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
             request = LimitScanRequest(
-                table_id=self._routes.table_id, columns=ids, limit=count, buckets=buckets
+                table_id=self._routes.table_id,
+                columns=ids,
+                limit=count,
+                buckets=buckets,
+                schema_id=self._schema_id,
             )
             answer = await self._cluster.send(request, LimitScanResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"read rows of {self._topic}")

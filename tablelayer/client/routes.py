@@ -44,6 +44,10 @@ class TableRoutes:
             raise
 
     async def _check_existence(self, deadline: Deadline) -> None:
+        await self.describe(deadline)
+
+    async def describe(self, deadline: Deadline) -> TableDefinition:
+        """The table as it is now. One attempt; TableError TABLE_NOT_FOUND if it is gone, or is another one."""
         request = DescribeTableRequest(database=self._path.database, table=self._path.table)
         answer = await self._cluster.send(request, DescribeTableResponse, deadline=deadline)
         raise_for(answer.error_code, answer.error_message, doing=f"find table {self._path}")
@@ -52,6 +56,7 @@ class TableRoutes:
                 TableErrorCode.TABLE_NOT_FOUND,
                 f"table {self._path} was dropped and created anew since it was opened: open it again",
             )
+        return TableDefinition.from_json(answer.definition).with_id(answer.table_id)
 
     def forget(self) -> None:
         """Ask again at the next use."""

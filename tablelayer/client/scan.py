@@ -35,7 +35,7 @@ from tablelayer.client.retry import (
     retrying,
 )
 from tablelayer.client.routes import TableRoutes
-from tablelayer.model.batch import ArrowBatch, ChangeType
+from tablelayer.model.batch import ArrowBatch, ChangeType, schema_id_of
 from tablelayer.model.ipc import decode_ipc
 from tablelayer.model.messages import (
     OPEN_SCAN,
@@ -135,6 +135,14 @@ class AsyncScan:
         self._routes = TableRoutes(cluster, definition)
         self._reader = Reader(cluster, definition)
         self._ids, self._schema, self._order = self._reader.project(columns)
+        self._versions = definition.versions
+        chosen = None if columns is None else set(columns)
+        self._positions = (
+            None
+            if chosen is None
+            else [index for index, name in enumerate(definition.schema.names) if name in chosen]
+        )
+        self._is_whole = chosen is None or len(chosen) == len(definition.schema.columns)
         self._start = start
         self._until = until
         self._poll_timeout = poll_timeout
@@ -340,6 +348,7 @@ class AsyncScan:
             max_wait_ms=wait_ms,
             min_bytes=1,
             max_bytes=max_bytes,
+            schema_id=self._definition.schema.schema_id,
             buckets=[
                 ScanLogBucket(
                     bucket=bucket, offset=offsets[bucket], max_bytes=max(1 << 20, max_bytes // len(asked))
@@ -373,6 +382,7 @@ class AsyncScan:
             if error is not None:
                 failure = failure or error
             elif entry.records:
+                await self._learn_schemas(entry.records)
                 arrived += self._unpack(bucket, generations[bucket], offset, entry.records)
         if failure is not None and not arrived:
             raise failure
@@ -381,6 +391,16 @@ class AsyncScan:
             if state.generation == piece.generation:
                 state.fetch_offset = piece.next_offset
         return arrived
+
+    async def _learn_schemas(self, records: memoryview) -> None:
+        """Batches may be of a schema that the table has had only since it was opened."""
+        position = 0
+        while len(records) - position >= _LOG_OVERHEAD:
+            if schema_id_of(records, position) not in self._versions:
+                deadline = Deadline(self._config.request_timeout_ms)
+                self._versions = (await self._routes.describe(deadline)).versions
+                return
+            position += read_header(records, position).size
 
     def _unpack(self, bucket: int, generation: int, offset: int, records: memoryview) -> list[_Arrived]:
         """The batches of an answer, without rows before `offset` (a batch comes whole) and at or behind the
@@ -411,7 +431,7 @@ class AsyncScan:
 
     def _rows(self, bucket: int, parsed: ArrowBatch, first: int, last: int) -> ScanBatch:
         header = parsed.header
-        batch = _reorder_batch(parsed.to_record_batch(self._schema), self._order)
+        batch = _reorder_batch(self._conformed(parsed), self._order)
         change_types = parsed.change_types
         if change_types is None:
             change_types = np.zeros(header.record_count, np.uint8)
@@ -422,6 +442,17 @@ class AsyncScan:
             offsets=np.arange(header.base_offset + first, header.base_offset + last, dtype=np.int64),
             timestamp_ms=header.max_timestamp,
         )
+
+    def _conformed(self, parsed: ArrowBatch) -> pa.RecordBatch:
+        """A batch of whatever schema as the columns of the one that the scan was opened with."""
+        source = self._versions.get(parsed.schema_id)
+        conversion = self._versions.conversion(parsed.schema_id, self._definition.schema, self._positions)
+        if self._is_whole:
+            return conversion.of(parsed.to_record_batch(source.arrow()))
+        if not conversion.needed:
+            return conversion.of_needed([], parsed.header.record_count)
+        sent = pa.schema([source.columns[position].field() for position in conversion.needed])
+        return conversion.of_needed(parsed.to_record_batch(sent).columns, parsed.header.record_count)
 
 
 async def snapshot_pieces(
@@ -445,7 +476,12 @@ async def snapshot_pieces(
         if scan_id == OPEN_SCAN:
             leader = await routes.leader(bucket, deadline)
         request = ScanSnapshotRequest(
-            table_id=routes.table_id, bucket=bucket, scan_id=scan_id, columns=ids, max_bytes=4 << 20
+            table_id=routes.table_id,
+            bucket=bucket,
+            scan_id=scan_id,
+            columns=ids,
+            max_bytes=4 << 20,
+            schema_id=definition.schema.schema_id,
         )
         answer = await cluster.send(
             request, ScanSnapshotResponse, node_id=leader, channel=channel, deadline=deadline

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,16 @@ from tablelayer.client.conform import Data, as_rows, conform
 from tablelayer.client.errors import ConnectionLost, DataError, RequestTimeout
 from tablelayer.client.positions import commit_positions, fetch_positions
 from tablelayer.client.reader import LookupResult, Reader, first_row, nullable_schema, reorder
+from tablelayer.client.retry import Deadline, retrying
+from tablelayer.client.routes import TableRoutes
 from tablelayer.client.scan import AsyncScan, Start, Until, snapshot_pieces
 from tablelayer.client.writer import Writer, WriteResult
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition, TablePath
+
+T = TypeVar("T")
 
 _SNAPSHOT_ATTEMPTS = 3
 _SNAPSHOTS_AT_ONCE = 4
@@ -33,7 +37,7 @@ _DELETE = int(ChangeType.DELETE)
 
 
 class AsyncTable:
-    """A table as it was when it was opened. Get one with `await connection.table("db.t")`.
+    """A table as it was when it was opened (or at the last `refresh`). Get one with `await connection.table("db.t")`.
 
     Rows are given as pa.Table, RecordBatch, list of dicts, or a pandas or polars DataFrame; they must fit the
     schema (DataError names the column that does not). Safe to use from many tasks at once.
@@ -54,6 +58,37 @@ class AsyncTable:
         """The Arrow schema of the table's rows."""
         return self.definition.schema.arrow()
 
+    async def refresh(self) -> TableDefinition:
+        """Read the table's definition again, so that later calls see the columns it has now.
+
+        Not needed after an ALTER: this handle goes on with the columns it knows. Writes and lookups that name a
+        column it does not know look by themselves. Scans under way keep their columns.
+        """
+        deadline = Deadline(self._cluster.config.delivery_timeout_ms)
+        definition = await retrying(
+            TableRoutes(self._cluster, self.definition).describe,
+            config=self._cluster.config,
+            deadline=deadline,
+            repeatable=True,
+        )
+        self.definition = definition
+        self._reader = Reader(self._cluster, definition)
+        return definition
+
+    async def _with_fresh_schema(self, work: Callable[[], Awaitable[T]]) -> T:
+        """`work`, which sends no writes; once more if it fails and the table has another schema by now."""
+        try:
+            return await work()
+        except (TableError, DataError) as error:
+            if isinstance(error, TableError):
+                stale = error.code.needs_refresh or error.code is TableErrorCode.INVALID_PROJECTION
+            else:
+                stale = error.column is not None and error.row is None
+            known = self.definition.schema.schema_id
+            if not stale or (await self.refresh()).schema.schema_id == known:
+                raise
+        return await work()
+
     async def close(self) -> None:
         """Stop this table's writer; writes that are waiting fail."""
         await self._writer.close()
@@ -64,21 +99,22 @@ class AsyncTable:
     async def append(self, data: Data) -> WriteResult:
         """Append rows to a log table.
 
-        A nullable column that is not given is null. Returns when every row is acknowledged; then each row is
+        A column that is not given has its default, or null. Returns when every row is acknowledged; then each row is
         in the log exactly once. `result.end_offsets` tells readers how far to read to see them.
         """
         self._must_be(log_table=True, doing="append")
-        return await self._writer.write(await self._conformed(data, self.definition.schema.columns))
+        rows, definition = await self._whole_rows(data)
+        return await self._writer.write(rows, definition=definition)
 
     async def upsert(self, data: Data) -> WriteResult:
         """Insert rows, or replace the rows that have the same primary key; the last of equal keys wins.
 
-        Whole rows: a nullable column that is not given becomes null. To change some columns only, use
+        Whole rows: a column that is not given gets its default, or null. To change some columns only, use
         `partial`.
         """
         self._must_be(log_table=False, doing="upsert")
-        rows = await self._conformed(data, self.definition.schema.columns)
-        return await self._writer.write(rows, change_type=_UPSERT)
+        rows, definition = await self._whole_rows(data)
+        return await self._writer.write(rows, definition=definition, change_type=_UPSERT)
 
     async def delete(self, keys: Data, columns: Sequence[str] | None = None) -> WriteResult:
         """Delete the rows with these primary keys; other columns given are ignored, absent keys are no error.
@@ -87,7 +123,8 @@ class AsyncTable:
         opposite.
         """
         self._must_be(log_table=False, doing="delete")
-        schema = self.definition.schema
+        definition = self.definition
+        schema = definition.schema
         chosen, targets = self._targets([*schema.primary_key, *columns] if columns else schema.names)
         key_rows = await self._keys(keys, schema.key_columns)
         nothing = key_rows.num_rows
@@ -98,7 +135,9 @@ class AsyncTable:
             for column in chosen
         ]
         rows = pa.table(arrays, schema=nullable_schema(chosen))
-        return await self._writer.write(rows, change_type=_DELETE, target_columns=targets)
+        return await self._writer.write(
+            rows, definition=definition, change_type=_DELETE, target_columns=targets
+        )
 
     async def partial(self, data: Data, columns: Sequence[str]) -> WriteResult:
         """Write only these columns, the primary key among them; the others keep their values.
@@ -107,9 +146,16 @@ class AsyncTable:
         left out must be nullable. Writers of disjoint columns do not disturb each other.
         """
         self._must_be(log_table=False, doing="partial update")
-        chosen, targets = self._targets(columns)
-        rows = await self._conformed(data, chosen, fill_missing=False)
-        return await self._writer.write(rows, change_type=_UPSERT, target_columns=targets)
+
+        async def prepare() -> tuple[pa.Table, TableDefinition, tuple[int, ...] | None]:
+            definition = self.definition
+            chosen, targets = self._targets(columns)
+            return await self._conformed(data, chosen, fill_missing=False), definition, targets
+
+        rows, definition, targets = await self._with_fresh_schema(prepare)
+        return await self._writer.write(
+            rows, definition=definition, change_type=_UPSERT, target_columns=targets
+        )
 
     def _targets(self, names: Sequence[str]) -> tuple[list[Column], tuple[int, ...] | None]:
         """The columns of these names in the table's order, and their ids for the request (None: all of them)."""
@@ -137,6 +183,15 @@ class AsyncTable:
             TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
             f"{self.path} is a log table, it has no primary key: {doing} is impossible",
         )
+
+    async def _whole_rows(self, data: Data) -> tuple[pa.Table, TableDefinition]:
+        """The rows, and the definition they conform to."""
+
+        async def prepare() -> tuple[pa.Table, TableDefinition]:
+            definition = self.definition
+            return await self._conformed(data, definition.schema.columns), definition
+
+        return await self._with_fresh_schema(prepare)
 
     async def _conformed(
         self, data: Data, columns: Sequence[Column], *, fill_missing: bool = True
@@ -174,7 +229,12 @@ class AsyncTable:
         only these.
         """
         self._must_be(log_table=False, doing="lookup")
-        return await self._reader.lookup(await self._keys(keys, self.definition.schema.key_columns), columns)
+
+        async def look() -> LookupResult:
+            key_rows = await self._keys(keys, self.definition.schema.key_columns)
+            return await self._reader.lookup(key_rows, columns)
+
+        return await self._with_fresh_schema(look)
 
     async def lookup_one(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """One row as a dict, or None: `await table.lookup_one({"order_key": 7})`, or just `7` for a
@@ -203,8 +263,12 @@ class AsyncTable:
                 f"{self.path} does not allow prefix lookups: its bucket key ({bucket_key}) must be the "
                 f"beginning of its primary key ({primary_key}), and shorter",
             )
-        bucket_columns = self.definition.schema.select(self.definition.bucket_key)
-        return await self._reader.prefix_lookup(await self._keys(prefixes, bucket_columns), columns)
+
+        async def look() -> tuple[np.ndarray, pa.Table]:
+            bucket_columns = self.definition.schema.select(self.definition.bucket_key)
+            return await self._reader.prefix_lookup(await self._keys(prefixes, bucket_columns), columns)
+
+        return await self._with_fresh_schema(look)
 
     # -- numbers and samples
     # ----------------------------------------------------------------------------------
@@ -215,7 +279,7 @@ class AsyncTable:
         """
         if count < 0:
             raise ValueError(f"a limit of {count} rows makes no sense")
-        return await self._reader.limit(count, columns)
+        return await self._with_fresh_schema(lambda: self._reader.limit(count, columns))
 
     async def count(self) -> int:
         """How many rows there are now, without reading them."""

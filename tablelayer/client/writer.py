@@ -90,9 +90,15 @@ class Writer:
         self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
 
     async def write(
-        self, rows: pa.Table, *, change_type: int | None = None, target_columns: tuple[int, ...] | None = None
+        self,
+        rows: pa.Table,
+        *,
+        definition: TableDefinition,
+        change_type: int | None = None,
+        target_columns: tuple[int, ...] | None = None,
     ) -> WriteResult:
-        """Write conformed rows and wait until all of them are acknowledged.
+        """Write rows that conform to `definition` (this table's, in any of its schemas), and wait until all of them
+        are acknowledged.
 
         `change_type` is None for a log table, else that of every row. Raises TableError or KafkaError
         (refused), RequestTimeout (some rows' outcome is unknown), ConnectionFailed (not sent within the
@@ -101,7 +107,9 @@ class Writer:
         batches: list[Batch] = []
         try:
             for slab in self._slabs(rows):
-                for bucket, data, row_count in await asyncio.to_thread(self._encode, slab, change_type):
+                for bucket, data, row_count in await asyncio.to_thread(
+                    self._encode, slab, definition, change_type
+                ):
                     batch = Batch(
                         bucket=bucket,
                         data=data,
@@ -165,10 +173,11 @@ class Writer:
             piece = rows.slice(start, count).combine_chunks().to_batches()
             yield piece[0] if len(piece) == 1 else pa.concat_batches(piece)
 
-    def _encode(self, slab: pa.RecordBatch, change_type: int | None) -> list[tuple[int, bytearray, int]]:
-        definition = self._definition
+    def _encode(
+        self, slab: pa.RecordBatch, definition: TableDefinition, change_type: int | None
+    ) -> list[tuple[int, bytearray, int]]:
         encoded = []
-        for bucket, part in self._split(slab):
+        for bucket, part in self._split(slab, definition):
             row_size = max(1, part.nbytes // part.num_rows)
             step = max(1, self._config.batch_size_bytes // row_size)
             for start in range(0, part.num_rows, step):
@@ -184,8 +193,7 @@ class Writer:
                 encoded.append((bucket, data, piece.num_rows))
         return encoded
 
-    def _split(self, slab: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-        definition = self._definition
+    def _split(self, slab: pa.RecordBatch, definition: TableDefinition) -> list[tuple[int, pa.RecordBatch]]:
         if not definition.bucket_key:
             return self._spread.assign(slab)
         return split_by_bucket(buckets_of(definition, slab), slab)

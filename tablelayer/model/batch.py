@@ -136,6 +136,14 @@ def stamp_timestamp(buffer: bytearray | memoryview, timestamp_ms: int) -> None:
     write_crc(buffer)
 
 
+def schema_id_of(buffer: Buffer, position: int = 0) -> int:
+    """The schema id of the batch at a position. Raises DecodeError if it ends before that."""
+    if len(buffer) < position + PREFIX_SIZE:
+        raise DecodeError(f"an Arrow batch is cut off at {len(buffer) - position} bytes")
+    schema_id: int = _EXTENSION.unpack_from(buffer, position + HEADER_SIZE)[1]
+    return schema_id
+
+
 @dataclass(frozen=True, slots=True)
 class ArrowBatch:
     """A view of one batch. `message` and `change_types` are views of its buffer."""

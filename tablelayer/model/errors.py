@@ -32,11 +32,17 @@ class TableErrorCode(IntEnum):
     BUFFER_EXHAUSTED = 1016
     INVALID_KEY = 1017
     INVALID_STATEMENT = 1018
+    SCHEMA_CHANGED = 1019
 
     @property
     def retriable(self) -> bool:
         """Whether the same request may succeed later without anybody changing it."""
         return self is TableErrorCode.BUFFER_EXHAUSTED
+
+    @property
+    def needs_refresh(self) -> bool:
+        """Whether the request may succeed once its sender has read the table's definition again."""
+        return self in (TableErrorCode.SCHEMA_CHANGED, TableErrorCode.UNKNOWN_SCHEMA_ID)
 
 
 class TableError(Exception):

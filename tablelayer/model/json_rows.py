@@ -2,8 +2,8 @@
 
 Out (``rows_to_json``): one compact JSON object per row, all columns in order, null written as null.
 
-In (``json_to_rows``): one JSON object per row. A missing field is null; of a field that comes twice the
-last counts.
+In (``json_to_rows``): one JSON object per row. A missing field is the column's default, or
+null; of a field that comes twice the last counts.
 
 | type | written as | read from |
 |---|---|---|
@@ -82,7 +82,7 @@ def json_to_rows(
     for field in found:
         try:
             field.check_presence(require_all)
-            arrays.append(field.convert())
+            arrays.append(field.filled())
         except RowError as error:
             if worst is None or error.index < worst.index:
                 worst = error
@@ -174,6 +174,8 @@ class _Field:
         absent = None
         if not self.column.nullable:
             absent = self.kinds <= json_scan.NULL
+            if self.column.default is not None:
+                absent = self.kinds == json_scan.NULL
         elif require_all:
             absent = self.kinds == json_scan.MISSING
         if absent is None or not absent.any():
@@ -186,6 +188,16 @@ class _Field:
         raise RowError(
             row, self.column.name, what if self.column.nullable else f"{what}, but the column is NOT NULL"
         )
+
+    def filled(self) -> pa.Array:
+        """The column's values, its default where the field is missing."""
+        values = self.convert()
+        if self.column.default is None:
+            return values
+        missing = self.kinds == json_scan.MISSING
+        if not missing.any():
+            return values
+        return pc.if_else(pa.array(missing), self.column.default_scalar(), values)
 
     def convert(self) -> pa.Array:
         """The column's values. Raises RowError for the first that does not fit."""

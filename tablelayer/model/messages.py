@@ -7,9 +7,11 @@ and OffsetFetch.
 
 Every response begins with ``throttle_time_ms, error_code, error_message``; error codes are Kafka's below
 1000 and ``TableErrorCode`` from there. Rows travel as one Arrow IPC record batch message without a schema
-(``ipc.py``), written under ``schema_id``; log batches as in ``batch.py``. Column lists are column ids in
-ascending order; null means all columns. Rows and batches are views of the frame that was decoded, and are
-sent by reference.
+(``ipc.py``), written under ``schema_id``; log batches as in ``batch.py``, each under its own. A reader says
+with ``schema_id`` which of the table's schemas it means (-1: the latest), and answers of rows are in that one,
+whatever schema they were written under; batches of a log come as they are. Column lists are column ids of that
+schema in the order of its columns; null means all columns. Rows and batches are views of the frame that was
+decoded, and are sent by reference.
 """
 
 from __future__ import annotations
@@ -40,9 +42,18 @@ OPEN_SCAN = -1
 """ScanSnapshot: the scan_id that opens a new scan."""
 
 
+class Property(Struct):
+    """A custom property of a database."""
+
+    key: str = string()
+    value: str = string()
+
+
 class CreateDatabaseRequest(ApiMessage, key=10000, kind="request", versions="0", flexible="0+"):
     name: str = string()
     ignore_if_exists: bool = boolean()
+    comment: str | None = string(nullable="0+", default=None, tag=0)
+    properties: list[Property] = array(Property, tag=1)
 
 
 class CreateDatabaseResponse(ApiMessage, key=10000, kind="response", versions="0", flexible="0+"):
@@ -126,6 +137,57 @@ class DescribeTableResponse(ApiMessage, key=10006, kind="response", versions="0"
     definition: str = string()
 
 
+class AlterTableRequest(ApiMessage, key=10007, kind="request", versions="0", flexible="0+"):
+    """``changes``: ``evolution.changes_to_json``; all are carried out, or none. ``expected_schema_id`` -1:
+    whatever schema the table has; else another one is a SCHEMA_CHANGED.
+    """
+
+    database: str = string()
+    table: str = string()
+    changes: str = string()
+    expected_schema_id: int = int16(default=-1)
+
+
+class AlterTableResponse(ApiMessage, key=10007, kind="response", versions="0", flexible="0+"):
+    """``definition``: the table as it is now, JSON for ``TableDefinition.from_json``."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    definition: str = string()
+
+
+class DescribeDatabaseRequest(ApiMessage, key=10008, kind="request", versions="0", flexible="0+"):
+    name: str = string()
+
+
+class DescribeDatabaseResponse(ApiMessage, key=10008, kind="response", versions="0", flexible="0+"):
+    """``created_at_ms`` is -1 for the database that was always there."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    created_at_ms: int = int64(default=-1)
+    table_count: int = int32()
+    comment: str | None = string(nullable="0+", default=None)
+    properties: list[Property] = array(Property)
+
+
+class AlterDatabaseRequest(ApiMessage, key=10009, kind="request", versions="0", flexible="0+"):
+    """``comment`` null: as it is; the empty one takes it away."""
+
+    name: str = string()
+    comment: str | None = string(nullable="0+", default=None)
+    set_properties: list[Property] = array(Property)
+    reset_properties: list[str] = array(string)
+
+
+class AlterDatabaseResponse(ApiMessage, key=10009, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
 class WriteBucket(Struct):
     """One Arrow log batch for one bucket (of the target columns only, when there are target columns)."""
 
@@ -196,6 +258,7 @@ class LookupRequest(ApiMessage, key=10012, kind="request", versions="0", flexibl
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     buckets: list[LookupBucket] = array(LookupBucket)
+    schema_id: int = int16(default=-1, tag=0)
 
 
 class LookupResponse(ApiMessage, key=10012, kind="response", versions="0", flexible="0+"):
@@ -229,6 +292,7 @@ class PrefixLookupRequest(ApiMessage, key=10013, kind="request", versions="0", f
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     buckets: list[PrefixLookupBucket] = array(PrefixLookupBucket)
+    schema_id: int = int16(default=-1, tag=0)
 
 
 class PrefixLookupResponse(ApiMessage, key=10013, kind="response", versions="0", flexible="0+"):
@@ -266,6 +330,7 @@ class ScanLogRequest(ApiMessage, key=10014, kind="request", versions="0", flexib
     min_bytes: int = int32()
     max_bytes: int = int32(default=16 << 20)
     buckets: list[ScanLogBucket] = array(ScanLogBucket)
+    schema_id: int = int16(default=-1, tag=0)
 
 
 class ScanLogResponse(ApiMessage, key=10014, kind="response", versions="0", flexible="0+"):
@@ -289,6 +354,7 @@ class LimitScanRequest(ApiMessage, key=10015, kind="request", versions="0", flex
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     limit: int = int32()
     buckets: list[int] = array(int32)
+    schema_id: int = int16(default=-1, tag=0)
 
 
 class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0", flexible="0+"):
@@ -330,6 +396,7 @@ class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0", f
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     max_bytes: int = int32(default=4 << 20)
     close: bool = boolean()
+    schema_id: int = int16(default=-1, tag=0)
 
 
 class ScanSnapshotResponse(ApiMessage, key=10017, kind="response", versions="0", flexible="0+"):
@@ -439,6 +506,9 @@ REQUESTS: tuple[type[ApiMessage], ...] = (
     DropTableRequest,
     ListTablesRequest,
     DescribeTableRequest,
+    AlterTableRequest,
+    DescribeDatabaseRequest,
+    AlterDatabaseRequest,
     AppendRowsRequest,
     PutRowsRequest,
     LookupRequest,
@@ -460,6 +530,9 @@ RESPONSES: tuple[type[ApiMessage], ...] = (
     DropTableResponse,
     ListTablesResponse,
     DescribeTableResponse,
+    AlterTableResponse,
+    DescribeDatabaseResponse,
+    AlterDatabaseResponse,
     AppendRowsResponse,
     PutRowsResponse,
     LookupResponse,

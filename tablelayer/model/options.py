@@ -112,6 +112,8 @@ class TableOption:
     doc: str
     alterable: bool = False
     primary_key_only: bool = False
+    names_columns: bool = False
+    """Its value is a list of columns: it follows their renaming, and they cannot be dropped."""
 
 
 _DURATION = re.compile(r"\s*([0-9]{1,15})\s*([a-zA-Z]*)\s*")
@@ -223,6 +225,7 @@ DECLARED: Mapping[str, TableOption] = {
             str,
             "The column that holds the version, for the merge engine 'versioned'.",
             primary_key_only=True,
+            names_columns=True,
         ),
         _declare(
             DELETE_BEHAVIOR,
@@ -239,6 +242,7 @@ DECLARED: Mapping[str, TableOption] = {
             str,
             "The column that the server numbers: a new row gets the next number, writers leave it out.",
             primary_key_only=True,
+            names_columns=True,
         ),
         TableOption(
             AUTO_INCREMENT_CACHE,
@@ -337,6 +341,12 @@ class TableOptions:
 def is_table_option(name: str) -> bool:
     """Whether a name belongs to the table layer rather than to Kafka's topic configurations."""
     return name.startswith(("table.", "fields.", "auto-increment."))
+
+
+def names_columns(name: str) -> bool:
+    """Whether the value of an option is a list of columns."""
+    option = DECLARED.get(name)
+    return option is not None and option.names_columns
 
 
 def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict[str, str]:

@@ -161,6 +161,26 @@ def decode_rows(
     )
 
 
+def schema_ids(values: pa.BinaryArray) -> npt.NDArray[np.uint16]:
+    """The schema each encoded row was written under, uint16[n]; of no meaning where there is no row.
+
+    Raises DecodeError for a row that is too short to have one.
+    """
+    offsets, data = variable_values(values)
+    starts = offsets[:-1].astype(np.int64)
+    short = np.diff(offsets) < _ID_SIZE
+    if short.any():
+        present = validity(values)
+        if present is None or bool((short & present).any()):
+            raise DecodeError("a stored row is cut short")
+        starts = np.where(short, 0, starts)
+    if len(data) < _ID_SIZE:
+        return np.zeros(len(values), np.uint16)
+    ids: npt.NDArray[np.uint16] = data[starts].astype(np.uint16)
+    ids |= data[starts + 1].astype(np.uint16) << np.uint16(8)
+    return ids
+
+
 def warm() -> None:
     """Compile the kernels (or load them from the cache)."""
     from tablelayer.model.types import BIGINT, STRING

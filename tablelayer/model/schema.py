@@ -17,6 +17,7 @@ import pyarrow as pa
 from tablelayer.model.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.types import DataType, parse_type
+from tablelayer.model.values import scalar
 
 FIRST_SCHEMA_ID = 1
 MAX_SCHEMA_ID = 2**15 - 1  # it travels as int16 in batches and in stored rows
@@ -33,7 +34,12 @@ RESERVED_COLUMNS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``id`` identifies it through renames and across schema versions."""
+    """One column. ``id`` identifies it through renames and across schema versions.
+
+    ``default``: what a row gets that is written without the column; ``initial``: what the rows have that were
+    written before the column was added, under schemas that do not know it. Both are canonical texts of
+    ``values.py``; None: null.
+    """
 
     id: int
     name: str
@@ -42,10 +48,50 @@ class Column:
     comment: str | None = None
     aggregate: Aggregate | None = None
     """Its function in a table with the aggregation merge engine; None for the default one."""
+    default: str | None = None
+    initial: str | None = None
 
     def field(self) -> pa.Field:
         """The Arrow field that holds this column."""
         return pa.field(self.name, self.type.arrow(), nullable=self.nullable)
+
+    def default_scalar(self) -> pa.Scalar:
+        """The default in the column's Arrow type; null without one."""
+        return _scalar(self.default, self.type)
+
+    def initial_scalar(self) -> pa.Scalar:
+        """What rows from before the column have, in its Arrow type."""
+        return _scalar(self.initial, self.type)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form as a dict; what is not set is left out."""
+        entry: dict[str, Any] = {"id": self.id, "name": self.name, "type": str(self.type)}
+        if not self.nullable:
+            entry["nullable"] = False
+        for name in ("comment", "default", "initial"):
+            if getattr(self, name) is not None:
+                entry[name] = getattr(self, name)
+        if self.aggregate is not None:
+            entry["aggregate"] = self.aggregate.function.value
+            if self.aggregate.function in JOINING:
+                entry["delimiter"] = self.aggregate.delimiter
+        return entry
+
+    @classmethod
+    def from_dict(cls, value: Any, index: int = 0) -> Column:
+        """The column of a JSON form; ``index`` is its id if it has none. Raises KeyError, TypeError,
+        ValueError and TableError.
+        """
+        return cls(
+            id=int(value.get("id", index)),
+            name=_string(value["name"]),
+            type=parse_type(_string(value["type"])),
+            nullable=bool(value.get("nullable", True)),
+            comment=_optional_string(value.get("comment")),
+            aggregate=_aggregate(value),
+            default=_optional_string(value.get("default")),
+            initial=_optional_string(value.get("initial")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +131,7 @@ class Schema:
         for index, given in enumerate(columns):
             column = given if isinstance(given, Column) else Column(index, given[0], given[1])
             nullable = column.nullable and column.name not in primary_key
-            numbered.append(replace(column, id=index, nullable=nullable))
+            numbered.append(replace(column, id=index, nullable=nullable, initial=None))
         return cls(schema_id, tuple(numbered), tuple(primary_key))
 
     def arrow(self) -> pa.Schema:
@@ -137,35 +183,21 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form as a dict."""
-        columns = []
-        for column in self.columns:
-            entry: dict[str, Any] = {"id": column.id, "name": column.name, "type": str(column.type)}
-            if not column.nullable:
-                entry["nullable"] = False
-            if column.comment is not None:
-                entry["comment"] = column.comment
-            if column.aggregate is not None:
-                entry["aggregate"] = column.aggregate.function.value
-                if column.aggregate.function in JOINING:
-                    entry["delimiter"] = column.aggregate.delimiter
-            columns.append(entry)
-        return {"schema_id": self.schema_id, "columns": columns, "primary_key": list(self.primary_key)}
+        return {
+            "schema_id": self.schema_id,
+            "columns": [column.to_dict() for column in self.columns],
+            "primary_key": list(self.primary_key),
+        }
 
     @classmethod
     def from_dict(cls, value: Any) -> Schema:
         """The schema of a JSON form. Raises TableError(INVALID_TABLE) if it is not one."""
         try:
             primary_key = tuple(_string(name) for name in value.get("primary_key", ()))
+            columns = [Column.from_dict(entry, index) for index, entry in enumerate(value["columns"])]
             columns = [
-                Column(
-                    id=int(entry.get("id", index)),
-                    name=_string(entry["name"]),
-                    type=parse_type(_string(entry["type"])),
-                    nullable=bool(entry.get("nullable", True)) and entry["name"] not in primary_key,
-                    comment=None if entry.get("comment") is None else _string(entry["comment"]),
-                    aggregate=_aggregate(entry),
-                )
-                for index, entry in enumerate(value["columns"])
+                replace(column, nullable=column.nullable and column.name not in primary_key)
+                for column in columns
             ]
             schema_id = int(value.get("schema_id", FIRST_SCHEMA_ID))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -204,6 +236,14 @@ def _string(value: Any) -> str:
     return value
 
 
+def _optional_string(value: Any) -> str | None:
+    return None if value is None else _string(value)
+
+
+def _scalar(text: str | None, data_type: DataType) -> pa.Scalar:
+    return pa.scalar(None, data_type.arrow()) if text is None else scalar(text, data_type)
+
+
 def _invalid(message: str) -> TableError:
     return TableError(TableErrorCode.INVALID_TABLE, message)
 
@@ -223,6 +263,12 @@ def _validate(schema: Schema) -> None:
             raise _invalid(f"column '{column.name}' is given twice")
         if column.id in ids or not 0 <= column.id < 2**31:
             raise _invalid(f"column '{column.name}': id {column.id} is taken or out of range")
+        for text in (column.default, column.initial):
+            if text is not None:
+                try:
+                    scalar(text, column.type)
+                except ValueError as error:
+                    raise _invalid(f"the default of column '{column.name}': {error}") from None
         names.add(column.name)
         ids.add(column.id)
     nullable = {column.name: column.nullable for column in schema.columns}

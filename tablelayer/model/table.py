@@ -1,17 +1,18 @@
 """Tables: their paths and definitions, and how a definition lives in its topic's configuration.
 
 A ``TableDefinition`` that exists is valid: constructing one checks it (names, keys, options; semantics R5,
-R6, R16) and brings options into canonical writing. It is immutable. Two forms go out: JSON (to clients, and
-back) and topic configuration (``table.schema`` in JSON, ``table.bucket-key``, ``table.comment`` and the
-options), so that Kafka's own admin clients can create and describe tables. ``table.schema`` may also be
-given as a DDL column list.
+R6, R16) and brings options into canonical writing. It is immutable: a changed table has a new one
+(``evolution.py``), whose ``history`` holds every schema before. Two forms go out: JSON (to clients, and back)
+and topic configuration (``table.schema`` in JSON, ``table.schema.history``, ``table.bucket-key``,
+``table.comment`` and the options), so that Kafka's own admin clients can create and describe tables.
+``table.schema`` may also be given as a DDL column list.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -20,21 +21,23 @@ from tablelayer.model import options as table_options
 from tablelayer.model.aggregates import Aggregate, check_type, is_aggregate_option, parse_options
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options import ChangelogImage, DatalakeFormat, DeleteBehavior, MergeEngine, TableOptions
-from tablelayer.model.schema import Schema
+from tablelayer.model.schema import Column, Schema
 from tablelayer.model.types import FLOAT_KINDS, TIMESTAMP_KINDS, TypeKind
+from tablelayer.model.versions import SchemaVersions
 
 SCHEMA_CONFIG = "table.schema"
+HISTORY_CONFIG = "table.schema.history"
 PRIMARY_KEY_CONFIG = "table.primary-key"
 BUCKET_KEY_CONFIG = "table.bucket-key"
 COMMENT_CONFIG = "table.comment"
-DEFINITION_CONFIGS = (SCHEMA_CONFIG, PRIMARY_KEY_CONFIG, BUCKET_KEY_CONFIG, COMMENT_CONFIG)
+DEFINITION_CONFIGS = (SCHEMA_CONFIG, HISTORY_CONFIG, PRIMARY_KEY_CONFIG, BUCKET_KEY_CONFIG, COMMENT_CONFIG)
 
 DEFAULT_DATABASE = "default"
 MAX_NAME_LENGTH = 200  # Fluss's
 MAX_TOPIC_LENGTH = 249  # Kafka's limit on topic names
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_RETENTION_CONFIG = "retention.ms"
+RETENTION_CONFIG = "retention.ms"
 
 
 def check_name(kind: str, name: str) -> None:
@@ -85,7 +88,8 @@ class TableDefinition:
     given, a log table without one spreads its rows freely. ``options``: declared ``table.*`` options and
     Kafka topic configurations that were given explicitly; ``settings`` has the effective values.
     ``bucket.num`` and ``bucket.key`` among the options are folded into the fields, ``fields.<column>.agg`` into
-    the schema's columns. ``table_id`` is the topic's id once the table exists.
+    the schema's columns. ``table_id`` is the topic's id once the table exists. ``history``: the schemas before
+    ``schema``, oldest first; with it they are ``versions``.
     """
 
     path: TablePath
@@ -95,7 +99,9 @@ class TableDefinition:
     options: Mapping[str, str] = field(default_factory=dict)
     comment: str | None = None
     table_id: UUID | None = None
+    history: tuple[Schema, ...] = ()
     settings: TableOptions = field(init=False, repr=False, compare=False)
+    versions: SchemaVersions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = dict(self.options)
@@ -115,6 +121,8 @@ class TableDefinition:
             ("bucket_key", bucket_key or schema.primary_key),
             ("options", normal),
             ("settings", table_options.effective(normal)),
+            ("history", tuple(self.history)),
+            ("versions", SchemaVersions([*self.history, schema])),
         ):
             object.__setattr__(self, name, value)
         _validate(self)
@@ -131,7 +139,7 @@ class TableDefinition:
             dict(self.options),
             self.comment,
         )
-        return TableDefinition, (*fields, self.table_id)
+        return TableDefinition, (*fields, self.table_id, self.history)
 
     @property
     def is_primary_key_table(self) -> bool:
@@ -156,6 +164,13 @@ class TableDefinition:
         """The same definition with another table id."""
         return replace(self, table_id=table_id)
 
+    def as_created(self) -> TableDefinition:
+        """The definition of a new table like this one: what its CREATE TABLE statement says, without id and
+        history, columns numbered anew.
+        """
+        schema = Schema.of(self.schema.columns, self.schema.primary_key)
+        return replace(self, schema=schema, table_id=None, history=())
+
     def to_json(self) -> str:
         """Compact JSON text; ``TableDefinition.from_json`` gives an equal definition back."""
         value = {
@@ -168,6 +183,8 @@ class TableDefinition:
             "comment": self.comment,
             "table_id": None if self.table_id is None else str(self.table_id),
         }
+        if self.history:
+            value["history"] = _history_to_dict(self.history)
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -182,6 +199,7 @@ class TableDefinition:
             given = dict(value.get("options", {}))
             comment = value.get("comment")
             table_id = None if value.get("table_id") is None else UUID(value["table_id"])
+            history = value.get("history")
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise _invalid(f"this is not a table definition in JSON: {error!r}") from error
         return cls(
@@ -192,17 +210,22 @@ class TableDefinition:
             options=given,
             comment=None if comment is None else str(comment),
             table_id=table_id,
+            history=() if history is None else _history_from_dict(history),
         )
 
     def to_topic_config(self) -> dict[str, str]:
         """The configuration of the table's topic; all explicit, in canonical writing."""
         config = {SCHEMA_CONFIG: self.schema.to_json(), **self.options}
+        if self.history:
+            config[HISTORY_CONFIG] = json.dumps(
+                _history_to_dict(self.history), separators=(",", ":"), ensure_ascii=False
+            )
         if self.bucket_key:
             config[BUCKET_KEY_CONFIG] = ",".join(self.bucket_key)
         if self.comment is not None:
             config[COMMENT_CONFIG] = self.comment
         if table_options.TTL in self.options:
-            config[_RETENTION_CONFIG] = str(self.settings.log_ttl_ms)
+            config[RETENTION_CONFIG] = str(self.settings.log_ttl_ms)
         return config
 
     @classmethod
@@ -217,15 +240,16 @@ class TableDefinition:
         """
         given = dict(config)
         schema = _parse_schema(given.pop(SCHEMA_CONFIG, None), given.pop(PRIMARY_KEY_CONFIG, None))
+        history = _parse_history(given.pop(HISTORY_CONFIG, None))
         bucket_key = table_options.parse_name_list(given.pop(BUCKET_KEY_CONFIG, ""))
         comment = given.pop(COMMENT_CONFIG, None)
-        ttl, retention = given.get(table_options.TTL), given.get(_RETENTION_CONFIG)
+        ttl, retention = given.get(table_options.TTL), given.get(RETENTION_CONFIG)
         if ttl is not None and retention is not None:
             if retention.strip() != str(table_options.parse(table_options.TTL, ttl)):
                 raise _invalid(
                     f"table.log.ttl = '{ttl}' and retention.ms = '{retention}' contradict: give one of them"
                 )
-            del given[_RETENTION_CONFIG]
+            del given[RETENTION_CONFIG]
         return cls(
             path=path,
             schema=schema,
@@ -234,38 +258,46 @@ class TableDefinition:
             options=given,
             comment=comment,
             table_id=topic_id,
+            history=history,
         )
 
 
-def changed_topic_config(
-    path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
-) -> dict[str, str]:
-    """The canonical configuration after a change from ``old`` to ``new``, both complete explicit
-    configurations.
+def _history_to_dict(history: Sequence[Schema]) -> dict[str, Any]:
+    """Every column of every schema once, and the schemas as positions among them: most are in all of them."""
+    places: dict[Column, int] = {}
+    versions = [
+        {
+            "schema_id": schema.schema_id,
+            "columns": [places.setdefault(column, len(places)) for column in schema.columns],
+            "primary_key": list(schema.primary_key),
+        }
+        for schema in history
+    ]
+    return {"columns": [column.to_dict() for column in places], "versions": versions}
 
-    Raises TableError(INVALID_TABLE) for a change of something that is fixed at creation.
-    """
-    wanted = dict(new)
-    if wanted.get(table_options.TTL) != old.get(table_options.TTL) and wanted.get(
-        _RETENTION_CONFIG
-    ) == old.get(_RETENTION_CONFIG):
-        wanted.pop(_RETENTION_CONFIG, None)  # it followed the old table.log.ttl
-    before = TableDefinition.from_topic_config(path, None, partitions, old)
-    after = TableDefinition.from_topic_config(path, None, partitions, wanted)
-    if after.schema != before.schema:
-        raise _invalid(f"the schema of table {path} cannot be changed in this release")
-    if after.bucket_key != before.bucket_key:
-        raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
-    for name in sorted({*before.options, *after.options}):
-        if not table_options.is_table_option(name) or before.options.get(name) == after.options.get(name):
-            continue
-        if name == table_options.DATALAKE_FORMAT and name not in before.options and before.bucket_count == 1:
-            continue  # with one bucket, every bucket function is the same
-        if not table_options.DECLARED[name].alterable:
-            placed = name == table_options.DATALAKE_FORMAT
-            why = ": the rows were placed without the lake's bucket function" if placed else ""
-            raise _invalid(f"option '{name}' of table {path} is fixed at creation{why}")
-    return after.to_topic_config()
+
+def _history_from_dict(value: Any) -> tuple[Schema, ...]:
+    try:
+        columns = [Column.from_dict(entry) for entry in value["columns"]]
+        return tuple(
+            Schema(
+                int(version["schema_id"]),
+                tuple(columns[int(place)] for place in version["columns"]),
+                tuple(str(name) for name in version["primary_key"]),
+            )
+            for version in value["versions"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise _invalid(f"this is not a history of schemas in JSON: {error!r}") from error
+
+
+def _parse_history(text: str | None) -> tuple[Schema, ...]:
+    if text is None:
+        return ()
+    try:
+        return _history_from_dict(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"'{HISTORY_CONFIG}' is not valid JSON: {error}") from error
 
 
 def _parse_schema(text: str | None, primary_key: str | None) -> Schema:
@@ -297,6 +329,9 @@ def _validate(definition: TableDefinition) -> None:
             f"{table_options.MAX_BUCKET_COUNT}"
         )
     schema, bucket_key = definition.schema, definition.bucket_key
+    ids = [each.schema_id for each in (*definition.history, schema)]
+    if ids != sorted(set(ids)):
+        raise _invalid(f"table {definition.path}: its schemas have the ids {ids}, which do not ascend")
     for position, name in enumerate(bucket_key):
         if name not in schema:
             raise _invalid(f"bucket key column '{name}' is not a column of table {definition.path}")
@@ -411,8 +446,8 @@ def _check_auto_increment(definition: TableDefinition) -> None:
         raise _invalid(
             f"{option}: leave out NOT NULL, since writers leave the column out; every row has a number all the same"
         )
-    if column.aggregate is not None or name == settings.version_column:
-        raise _invalid(f"{option}: the column cannot be a version or have a function")
+    if column.aggregate is not None or column.default is not None or name == settings.version_column:
+        raise _invalid(f"{option}: the column cannot be a version, have a function or a default")
 
 
 def _check_lake_names(definition: TableDefinition) -> None:

@@ -21,14 +21,15 @@ from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.buckets import bucket_of
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import kafka_face
 from tablelayer.server.merge import Operations
 from tablelayer.server.services import Services
 from tablelayer.server.transcode import to_kafka
-from tablelayer.server.writes import OperationSource, Writer
+from tablelayer.server.writes import OperationSource, Writer, made_for
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.cluster.partition import Partition, TopicImage
     from broker.log.region import FileRegion
 
 _EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
@@ -42,16 +43,22 @@ class TableBucket:
         self.partition = partition
         self.closed = False
         self._topic = partition.topic
-        self._definition = definition_of(partition)
+        self._known = (partition.topic, definition_of(partition.topic))
         self._transcoding = asyncio.Lock()
 
     @property
     def definition(self) -> TableDefinition:
-        """The table as it is now: some of its options can be altered."""
-        if self.partition.topic is not self._topic:
-            self._topic = self.partition.topic
-            self._definition = definition_of(self.partition)
-        return self._definition
+        """The table as it is now: it can be altered. May be asked from any thread."""
+        topic, definition = self._known
+        if self.partition.topic is not topic:
+            topic = self.partition.topic
+            definition = definition_of(topic)
+            self._known = (topic, definition)
+        return definition
+
+    def versions(self) -> SchemaVersions:
+        """The table's schemas as they are now. Asked after rows were read, it has all that they may have."""
+        return self.definition.versions
 
     @property
     def name(self) -> str:
@@ -108,7 +115,12 @@ class TableBucket:
         parts: list[bytes] = []
         total = 0
         for position, header in headers_of(region):
-            key = (definition.table_id, self.partition.index, header.base_offset)
+            key = (
+                definition.table_id,
+                self.partition.index,
+                header.base_offset,
+                definition.schema.schema_id,
+            )
             batch = cache.get(key)
             if batch is None:
                 stored = region.read_at(position, header.size)
@@ -132,7 +144,7 @@ class TableBucket:
         try:
             if definition.bucket_count == 1 or not definition.bucket_key:
                 return await self.write_rows(
-                    lambda: kafka_face.decode_produced(definition, batch), writer, size, acks, timeout_ms
+                    lambda now: kafka_face.decode_produced(now, batch), writer, size, acks, timeout_ms
                 )
             by_bucket = await self.services.run(_split, definition, batch)
             forwarded = Writer(
@@ -143,27 +155,25 @@ class TableBucket:
             )
             for bucket, operations in by_bucket.items():
                 if bucket != index:
-                    await self._forward(bucket, operations, forwarded, acks, timeout_ms)
-            own = by_bucket.get(index) or Operations(_no_rows(definition))
-            return await self.write_rows(lambda: own, writer, size, acks, timeout_ms)
+                    source = made_for(definition, operations)
+                    await self._forward(bucket, source, operations.rows.nbytes, forwarded, acks, timeout_ms)
+            own = made_for(definition, by_bucket.get(index) or Operations(_no_rows(definition)))
+            return await self.write_rows(own, writer, size, acks, timeout_ms)
         except TableError as error:
             raise as_kafka_error(error, definition) from error
 
     async def _forward(
-        self, bucket: int, operations: Operations, writer: Writer, acks: int, timeout_ms: int
+        self, bucket: int, source: OperationSource, size: int, writer: Writer, acks: int, timeout_ms: int
     ) -> None:
         other: object = self.services.context.partition(self._topic.name, bucket).hooks
         if not isinstance(other, TableBucket):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
         other.check_open()
         # Without acknowledgement the answer must still mean that every row is in some log.
-        await other.write_rows(
-            lambda: operations, writer, operations.rows.nbytes, -1 if acks == -1 else 1, timeout_ms
-        )
+        await other.write_rows(source, writer, size, -1 if acks == -1 else 1, timeout_ms)
 
 
-def definition_of(partition: Partition) -> TableDefinition:
-    topic = partition.topic
+def definition_of(topic: TopicImage) -> TableDefinition:
     return TableDefinition.from_topic_config(
         TablePath.parse(topic.name), topic.topic_id, topic.partition_count, topic.config
     )

@@ -7,21 +7,25 @@ Names of databases are held in memory and changed after the store was; tables ar
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from broker.ports import CreateNode, DeleteNode, NodeExistsError, NoNodeError
+from broker.ports import CreateNode, DeleteNode, NodeExistsError, NoNodeError, SetNode
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.evolution import Change, changed_topic_config, evolve
 from tablelayer.model.options import is_table_option
+from tablelayer.model.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table import (
     DEFAULT_DATABASE,
+    HISTORY_CONFIG,
     SCHEMA_CONFIG,
     TableDefinition,
     TablePath,
-    changed_topic_config,
     check_name,
 )
 
@@ -30,19 +34,59 @@ if TYPE_CHECKING:
     from broker.extension import BrokerContext
 
 
+DATABASE_BYTES_MAX = 64 << 10
+"""Of a database's comment and properties: a node of a coordination store is small."""
+
+
 def is_table(config: Mapping[str, str]) -> bool:
     return SCHEMA_CONFIG in config
 
 
+@dataclass(frozen=True, slots=True)
+class Database:
+    """What is known of a database; `created_at_ms` is -1 for the one that was always there."""
+
+    created_at_ms: int = -1
+    comment: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        value = {
+            "created_at_ms": self.created_at_ms,
+            "comment": self.comment,
+            "properties": dict(self.properties),
+        }
+        return json.dumps(value).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Database:
+        value = json.loads(data)
+        return cls(value.get("created_at_ms", -1), value.get("comment"), value.get("properties", {}))
+
+    def check(self, name: str) -> None:
+        """Raises TableError(INVALID_TABLE)."""
+        size = len(self.to_json())
+        if size > DATABASE_BYTES_MAX:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"the comment and properties of database '{name}' have {size} bytes; "
+                f"{DATABASE_BYTES_MAX} is the most",
+            )
+
+
 class Catalog:
     def __init__(self) -> None:
+        self._altering_databases = asyncio.Lock()
         self._context: BrokerContext | None = None
-        self._databases: set[str] = {DEFAULT_DATABASE}
+        self._databases: dict[str, Database] = {DEFAULT_DATABASE: Database()}
         self._definitions: dict[UUID, tuple[TopicImage, TableDefinition]] = {}
 
     async def load(self, context: BrokerContext) -> None:
         self._context = context
-        self._databases.update(await context.store.children("/databases"))
+        for name in await context.store.children("/databases"):
+            node = await context.store.get(f"/databases/{name}")
+            if node is not None:
+                self._databases[name] = Database.from_json(node.data)
 
     @property
     def context(self) -> BrokerContext:
@@ -61,6 +105,11 @@ class Catalog:
             path = _table_path(topic)
             self._check_database(path.database)
             definition = TableDefinition.from_topic_config(path, None, partitions, config)
+            if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
+                raise TableError(
+                    TableErrorCode.INVALID_TABLE,
+                    f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
+                )
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return definition.to_topic_config()
@@ -99,20 +148,57 @@ class Catalog:
     def databases(self) -> list[str]:
         return sorted(self._databases)
 
-    async def create_database(self, name: str, *, ignore_if_exists: bool) -> None:
+    def database(self, name: str) -> Database:
+        """Raises TableError(DATABASE_NOT_FOUND)."""
+        self._check_database(name)
+        return self._databases[name]
+
+    async def create_database(
+        self,
+        name: str,
+        *,
+        ignore_if_exists: bool,
+        comment: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         check_name("database", name)
         exists = name in self._databases
         if not exists:
-            created = {"created_at_ms": self.context.clock.time_ms()}
+            created = Database(self.context.clock.time_ms(), comment, dict(properties or {}))
+            created.check(name)
             try:
-                await self.context.store.transact(
-                    [CreateNode(f"/databases/{name}", json.dumps(created).encode())]
-                )
+                await self.context.store.transact([CreateNode(f"/databases/{name}", created.to_json())])
             except NodeExistsError:
                 exists = True
-            self._databases.add(name)
+            self._databases[name] = created
         if exists and not ignore_if_exists:
             raise TableError(TableErrorCode.DATABASE_EXISTS, f"database '{name}' exists already")
+
+    async def alter_database(
+        self,
+        name: str,
+        *,
+        comment: str | None,
+        set_properties: Mapping[str, str],
+        reset_properties: Sequence[str],
+    ) -> None:
+        """`comment` None: as it is, '' takes it away. Raises TableError."""
+        async with self._altering_databases:
+            old = self.database(name)
+            kept = {key: value for key, value in old.properties.items() if key not in reset_properties}
+            new = Database(
+                old.created_at_ms,
+                old.comment if comment is None else (comment or None),
+                {**kept, **set_properties},
+            )
+            new.check(name)
+            path = f"/databases/{name}"
+            stored = await self.context.store.get(path)
+            data = new.to_json()
+            await self.context.store.transact(
+                [CreateNode(path, data) if stored is None else SetNode(path, data)]
+            )
+            self._databases[name] = new
 
     async def drop_database(self, name: str, *, ignore_if_not_exists: bool, cascade: bool) -> None:
         if name not in self._databases:
@@ -129,7 +215,7 @@ class Catalog:
                 TableErrorCode.DATABASE_NOT_EMPTY,
                 f"database '{name}' has {len(tables)} tables ({', '.join(tables[:5])}); drop them first, or CASCADE",
             )
-        self._databases.discard(name)  # no table can be created in it from here on
+        database = self._databases.pop(name)  # no table can be created in it from here on
         try:
             for table in self.tables(name):
                 await self.drop_table(TablePath(name, table), ignore_if_not_exists=True)
@@ -137,7 +223,7 @@ class Catalog:
         except NoNodeError:
             return
         except BaseException:
-            self._databases.add(name)
+            self._databases[name] = database
             raise
 
     # -- tables --------------------------------------------------------------------------------------------
@@ -206,6 +292,40 @@ class Catalog:
                 raise TableError(TableErrorCode.INVALID_TABLE, error.message) from None
             raise
         return topic.topic_id
+
+    async def alter_table(
+        self, path: TablePath, changes: Sequence[Change], *, expected_schema_id: int = -1
+    ) -> TableDefinition:
+        """Carry out all changes, or none; the table as it is then. Raises TableError.
+
+        Two ALTERs at once are carried out one after the other: the metadata accepts a change only if it was
+        made from the schema that the table has at that moment, and one that comes too late begins again.
+        """
+        while True:
+            before = self.by_path(path)
+            if expected_schema_id not in (-1, before.schema.schema_id):
+                raise TableError(
+                    TableErrorCode.SCHEMA_CHANGED,
+                    f"table {path} has schema {before.schema.schema_id} by now, not {expected_schema_id}",
+                )
+            new = evolve(before, changes).to_topic_config()
+            old = before.to_topic_config()
+            changed: dict[str, str | None] = {
+                name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)
+            }
+            if not changed:
+                return before
+            try:
+                await self.context.metadata.alter_config(path.topic, changed)
+            except KafkaError as error:
+                if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} does not exist") from None
+                if error.code not in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST):
+                    raise
+                if self.by_path(path).schema.schema_id != before.schema.schema_id:
+                    continue
+                raise TableError(TableErrorCode.INVALID_TABLE, error.message) from None
+            return self.by_path(path)
 
     async def drop_table(self, path: TablePath, *, ignore_if_not_exists: bool) -> None:
         """Delete a table, its rows and its log. Raises TableError(TABLE_NOT_FOUND)."""

@@ -32,6 +32,7 @@ logger = logging.getLogger("headrace.tables")
 _CHECK_SECONDS = 1.0
 _DEFINITION_DOCS = {
     "table.schema": "Makes the topic a table: its columns, as 'id BIGINT, name STRING' or in JSON.",
+    "table.schema.history": "The table's earlier schemas, in JSON; kept by the server.",
     "table.primary-key": "The columns of the primary key, separated by commas; makes it a primary-key table.",
     "table.bucket-key": "The columns whose hash chooses the bucket, separated by commas.",
     "table.comment": "What the table is for.",

@@ -20,6 +20,7 @@ from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.evolution import changes_from_json
 from tablelayer.model.options import MergeEngine
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath
 from tablelayer.server import reads
@@ -31,7 +32,6 @@ from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
 from tablelayer.server.snapshot_scans import SnapshotScans
-from tablelayer.server.writes import target_positions
 
 logger = logging.getLogger("headrace.tables")
 
@@ -51,6 +51,7 @@ class Handlers:
         handlers: Sequence[Callable[[Any], Awaitable[ApiMessage | None]]] = (
             self._create_database, self._drop_database, self._list_databases,
             self._create_table, self._drop_table, self._list_tables, self._describe_table,
+            self._alter_table, self._describe_database, self._alter_database,
             self._append_rows, self._put_rows, self._lookup, self._prefix_lookup, self._scan_log,
             self._limit_scan, self._count_rows, self._scan_snapshot,
             self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
@@ -69,7 +70,12 @@ class Handlers:
     # -- catalog -------------------------------------------------------------------------------------------
 
     async def _create_database(self, request: m.CreateDatabaseRequest) -> ApiMessage:
-        await self._catalog.create_database(request.name, ignore_if_exists=request.ignore_if_exists)
+        await self._catalog.create_database(
+            request.name,
+            ignore_if_exists=request.ignore_if_exists,
+            comment=request.comment,
+            properties={each.key: each.value for each in request.properties},
+        )
         return m.CreateDatabaseResponse()
 
     async def _drop_database(self, request: m.DropDatabaseRequest) -> ApiMessage:
@@ -99,6 +105,34 @@ class Handlers:
         assert definition.table_id is not None
         return m.DescribeTableResponse(table_id=definition.table_id, definition=definition.to_json())
 
+    async def _alter_table(self, request: m.AlterTableRequest) -> ApiMessage:
+        definition = await self._catalog.alter_table(
+            TablePath(request.database, request.table),
+            changes_from_json(request.changes),
+            expected_schema_id=request.expected_schema_id,
+        )
+        return m.AlterTableResponse(definition=definition.to_json())
+
+    async def _describe_database(self, request: m.DescribeDatabaseRequest) -> ApiMessage:
+        database = self._catalog.database(request.name)
+        return m.DescribeDatabaseResponse(
+            created_at_ms=database.created_at_ms,
+            table_count=len(self._catalog.tables(request.name)),
+            comment=database.comment,
+            properties=[
+                m.Property(key=key, value=value) for key, value in sorted(database.properties.items())
+            ],
+        )
+
+    async def _alter_database(self, request: m.AlterDatabaseRequest) -> ApiMessage:
+        await self._catalog.alter_database(
+            request.name,
+            comment=request.comment,
+            set_properties={each.key: each.value for each in request.set_properties},
+            reset_properties=request.reset_properties,
+        )
+        return m.AlterDatabaseResponse()
+
     # -- writing -------------------------------------------------------------------------------------------
 
     async def _append_rows(self, request: m.AppendRowsRequest) -> ApiMessage | None:
@@ -117,7 +151,7 @@ class Handlers:
 
     async def _put_rows(self, request: m.PutRowsRequest) -> ApiMessage | None:
         definition = self._key_table(request.table_id)
-        targets = target_positions(definition, request.target_columns)
+        targets = None if request.target_columns is None else tuple(request.target_columns)
         if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE):
             raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
         overwrite = request.write_mode == m.WRITE_MODE_OVERWRITE
@@ -191,51 +225,54 @@ class Handlers:
 
     async def _lookup(self, request: m.LookupRequest) -> ApiMessage:
         definition = self._key_table(request.table_id)
-        schema, limit = definition.schema, self._services.limits.keys_per_lookup_max
-        columns = reads.column_positions(schema, request.columns)
+        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        limit = self._services.limits.keys_per_lookup_max
 
         async def one(part: m.LookupBucket) -> m.LookupResult:
             answer = m.LookupResult(bucket=part.bucket)
             try:
                 bucket = self._bucket(definition, part.bucket, KeyBucket)
-                answer.found, answer.rows = await bucket.read(reads.lookup, schema, part.keys, columns, limit)
+                answer.found, answer.rows = await bucket.read(
+                    reads.lookup, bucket.versions, part.keys, wanted, limit
+                )
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, part.bucket)
             return answer
 
-        return m.LookupResponse(schema_id=schema.schema_id, buckets=await _each(one, request.buckets))
+        return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=await _each(one, request.buckets))
 
     async def _prefix_lookup(self, request: m.PrefixLookupRequest) -> ApiMessage:
         definition = self._key_table(request.table_id)
-        schema, limit = definition.schema, self._services.limits.keys_per_lookup_max
+        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        limit = self._services.limits.keys_per_lookup_max
         if not definition.allows_prefix_lookup:
             raise TableError(
                 TableErrorCode.INVALID_KEY,
                 f"table {definition.path} has no prefix lookup: its bucket key ({', '.join(definition.bucket_key)}) "
-                f"is not a proper prefix of its primary key ({', '.join(schema.primary_key)})",
+                f"is not a proper prefix of its primary key ({', '.join(definition.schema.primary_key)})",
             )
-        columns = reads.column_positions(schema, request.columns)
 
         async def one(part: m.PrefixLookupBucket) -> m.PrefixLookupResult:
             answer = m.PrefixLookupResult(bucket=part.bucket)
             try:
                 bucket = self._bucket(definition, part.bucket, KeyBucket)
                 answer.counts, answer.rows = await bucket.read(
-                    reads.prefix_lookup, schema, definition.bucket_key, part.prefixes, columns, limit
+                    reads.prefix_lookup, bucket.versions, definition.bucket_key, part.prefixes, wanted, limit
                 )
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, part.bucket)
             return answer
 
-        return m.PrefixLookupResponse(schema_id=schema.schema_id, buckets=await _each(one, request.buckets))
+        return m.PrefixLookupResponse(
+            schema_id=wanted.schema.schema_id, buckets=await _each(one, request.buckets)
+        )
 
     async def _scan_log(self, request: m.ScanLogRequest) -> ApiMessage:
         return await scan_log(self._services, self._catalog.by_id(request.table_id), request)
 
     async def _limit_scan(self, request: m.LimitScanRequest) -> ApiMessage:
         definition = self._catalog.by_id(request.table_id)
-        schema = definition.schema
-        columns = reads.column_positions(schema, request.columns)
+        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
         limit = request.limit
         if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
             raise TableError(
@@ -248,16 +285,18 @@ class Handlers:
             try:
                 if definition.is_primary_key_table:
                     bucket = self._bucket(definition, index, KeyBucket)
-                    answer.rows = await bucket.read(reads.first_rows, schema, limit, columns)
+                    answer.rows = await bucket.read(reads.first_rows, bucket.versions, limit, wanted)
                 else:
                     answer.rows = await reads.last_rows(
-                        self._bucket(definition, index, LogBucket), limit, columns
+                        self._bucket(definition, index, LogBucket), limit, wanted
                     )
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, index)
             return answer
 
-        return m.LimitScanResponse(schema_id=schema.schema_id, buckets=await _each(one, request.buckets))
+        return m.LimitScanResponse(
+            schema_id=wanted.schema.schema_id, buckets=await _each(one, request.buckets)
+        )
 
     async def _count_rows(self, request: m.CountRowsRequest) -> ApiMessage:
         definition = self._catalog.by_id(request.table_id)
@@ -282,19 +321,19 @@ class Handlers:
         definition = self._key_table(request.table_id)
         if request.close:
             self._scans.close(request.scan_id)
-            return m.ScanSnapshotResponse(scan_id=request.scan_id, schema_id=definition.schema.schema_id)
+            return m.ScanSnapshotResponse(scan_id=request.scan_id)
         if request.scan_id == m.OPEN_SCAN:
             bucket = self._bucket(definition, request.bucket, KeyBucket)
-            columns = reads.column_positions(definition.schema, request.columns)
-            scan_id = await self._scans.open(bucket, columns)
+            wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+            scan_id = await self._scans.open(bucket, wanted)
         else:
             scan_id = request.scan_id
-        log_offset, rows, has_more = await self._scans.next(scan_id, max(1, request.max_bytes))
+        log_offset, schema_id, rows, has_more = await self._scans.next(scan_id, max(1, request.max_bytes))
         return m.ScanSnapshotResponse(
             scan_id=scan_id,
             log_offset=log_offset,
             has_more=has_more,
-            schema_id=definition.schema.schema_id,
+            schema_id=schema_id,
             rows=rows,
         )
 

@@ -23,6 +23,7 @@ from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
 from tablelayer.model.types import INTEGER_BITS
+from tablelayer.model.versions import SchemaVersions
 from tablelayer.server.auto_increment import OutOfNumbersError
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.kv import DamagedStoreError, DiskFullError, KeyValueStore
@@ -74,7 +75,7 @@ class KeyBucket(TableBucket):
         began = time.perf_counter()
         log = self.partition.log
         store = await self._usable_store(log.log_start_offset, log.log_end_offset)
-        tablet, schema = Tablet(store), self.definition.schema
+        tablet, versions = Tablet(store), self.definition.versions
         kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
         while store.applied_offset < log.log_end_offset:
             found = log.read(
@@ -82,7 +83,7 @@ class KeyBucket(TableBucket):
             )
             if found.region is None:
                 raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
-            replayed += await self.services.run(_replay, tablet, schema, found.region)
+            replayed += await self.services.run(_replay, tablet, versions, found.region)
         self._tablet = tablet
         self._candidate = log.log_end_offset
         self.partition.publish_high_watermark(log.log_end_offset)
@@ -133,19 +134,21 @@ class KeyBucket(TableBucket):
     async def put(
         self,
         batch: memoryview,
-        targets: frozenset[int] | None,
+        targets: tuple[int, ...] | None,
         acks: int,
         timeout_ms: int,
         *,
         overwrite: bool = False,
     ) -> AppendInfo:
-        """A batch of a table client. Raises KafkaError or TableError."""
+        """A batch of a table client; `targets` are column ids of the writer's schema.
+
+        Raises KafkaError or TableError.
+        """
         if len(batch) < _HEADER_MIN:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
-        definition = self.definition
         writer = Writer.of(read_header(batch))
         return await self.write_rows(
-            lambda: decode_put(batch, definition, targets, overwrite=overwrite),
+            lambda now: decode_put(batch, now, targets, overwrite=overwrite),
             writer,
             len(batch),
             acks,
@@ -315,8 +318,8 @@ class KeyBucket(TableBucket):
         return tablet
 
 
-def _replay(tablet: Tablet, schema: Any, region: Any) -> int:
-    return tablet.replay(schema, region.read())
+def _replay(tablet: Tablet, versions: SchemaVersions, region: Any) -> int:
+    return tablet.replay(versions, region.read())
 
 
 def _set_aside(directory: Path) -> Path:

@@ -82,7 +82,7 @@ def _checked(batch: memoryview, definition: TableDefinition, now_ms: int) -> byt
 
 
 def _encoded(source: OperationSource, writer: Writer, definition: TableDefinition, now_ms: int) -> bytearray:
-    rows = source().rows
+    rows = source(definition).rows
     return encode_arrow_batch(
         rows,
         schema_id=definition.schema.schema_id,

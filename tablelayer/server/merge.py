@@ -353,7 +353,9 @@ def _images(
             kept = Chain(chain.order, chain.of_row, before, no_deletes)
             columns.append(pick(given, stored.rows.column(index), kept, FIRST))
         elif targets is not None and index not in targets:
-            columns.append(stored.rows.column(index).take(of_row))
+            others = stored.rows.column(index).take(of_row)
+            # Null in a NOT NULL column: there is no row yet.
+            columns.append(others if column.nullable else others.fill_null(column.default_scalar()))
         elif column.name in schema.primary_key:
             columns.append(rows.column(index))
         elif engine is MergeEngine.AGGREGATION:
@@ -368,8 +370,11 @@ def _images(
 def _others_are_null(schema: Schema, stored: _Stored, targets: frozenset[int]) -> Mask:
     """bool[groups]: every column outside of the targets is null (or there is no row)."""
     null = np.ones(len(stored.exists), np.bool_)
-    for index in range(len(schema.columns)):
+    for index, column in enumerate(schema.columns):
         if index not in targets:
+            if not column.nullable:  # a row has a value here, if only its default
+                null[:] = False
+                return null
             valid = validity(stored.rows.column(index))
             if valid is None:
                 null[:] = False

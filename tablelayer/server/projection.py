@@ -250,15 +250,18 @@ _SPECULATIVE = 2048
 """Read at once with the header: change types and metadata of most batches."""
 _BATCH_LENGTH = Struct(">i")
 _COUNTS = Struct(">ii")
+_SCHEMA_ID = Struct(">h")
+_SCHEMA_ID_POSITION = 65
 _BATCH_LENGTH_POSITION, _CRC_POSITION, _COUNTS_POSITION = 8, 17, 69
 
 
 def project_batch(
-    read: Read, position: int, size: int, projection: Projection
+    read: Read, position: int, size: int, projection_of: Callable[[int], Projection]
 ) -> tuple[bytes, list[tuple[int, int]]]:
     """Project the Arrow batch of `size` bytes at `position`: bytes to send first, and ranges after them.
 
-    `read` is asked for the front of the batch only. Ranges count from the same origin as `position`.
+    `projection_of` is asked for the projection of the schema the batch was written under, by its id. `read` is
+    asked for the front of the batch only. Ranges count from the same origin as `position`.
     """
     front = memoryview(read(position, min(size, _SPECULATIVE)))
     if len(front) < PREFIX_SIZE:
@@ -274,6 +277,7 @@ def project_batch(
         raise DecodeError(f"an Arrow batch of {size} bytes says that its metadata has {message_size}")
     if len(front) < start + message_size:
         front = memoryview(read(position, start + message_size))
+    projection = projection_of(_SCHEMA_ID.unpack_from(front, _SCHEMA_ID_POSITION)[0])
     metadata, ranges = projection.apply(parse_metadata(front[start : start + message_size]))
     if ranges and ranges[-1][0] + start + ranges[-1][1] > size:
         raise DecodeError(f"an Arrow batch of {size} bytes has buffers past its end")

@@ -6,7 +6,7 @@ does not matter to them (R12). Functions with a `store` block and are called in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,9 @@ from tablelayer.model.arrays import validity
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.ipc import decode_ipc, encode_ipc
-from tablelayer.model.rows import decode_rows
 from tablelayer.model.schema import Schema
+from tablelayer.model.table import TableDefinition
+from tablelayer.model.versions import SchemaVersions, decode_stored
 from tablelayer.server.bucket import headers_of
 from tablelayer.server.kv import ROW_PREFIX, KeyValueStore, StoreSnapshot
 from tablelayer.server.merge import row_keys
@@ -34,29 +35,63 @@ Rows = bytes | memoryview
 _SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a reader asks for: columns of one of the table's schemas, by position; None for all."""
+
+    schema: Schema
+    columns: list[int] | None
+
+    @classmethod
+    def of(cls, definition: TableDefinition, schema_id: int, column_ids: Sequence[int] | None) -> Wanted:
+        """`schema_id` -1: the latest. Raises TableError(INVALID_PROJECTION or UNKNOWN_SCHEMA_ID)."""
+        schema = definition.schema if schema_id == -1 else definition.versions.get(schema_id)
+        return cls(schema, column_positions(schema, column_ids))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every column is asked for."""
+        return self.columns is None or len(self.columns) == len(self.schema.columns)
+
+    @property
+    def ids(self) -> frozenset[int]:
+        chosen = range(len(self.schema.columns)) if self.columns is None else self.columns
+        return frozenset(self.schema.columns[index].id for index in chosen)
+
+
+Versions = Callable[[], SchemaVersions]
+"""The table's schemas; asked after rows were read, so that those of the rows are among them."""
+
+
 def column_positions(schema: Schema, column_ids: Sequence[int] | None) -> list[int] | None:
     """Positions of the columns asked for; None for all. Raises TableError(INVALID_PROJECTION)."""
     if column_ids is None:
         return None
-    columns = schema.columns_by_ids(column_ids)
-    if not columns or list(column_ids) != sorted(set(column_ids)):
+    positions = {column.id: index for index, column in enumerate(schema.columns)}
+    chosen = [positions[column.id] for column in schema.columns_by_ids(column_ids)]
+    if not chosen or chosen != sorted(set(chosen)):
         raise TableError(
             TableErrorCode.INVALID_PROJECTION,
-            f"columns are given by id, at least one, each once and in ascending order, not {list(column_ids)}",
+            f"columns are given by id, at least one, each once and in the table's order, not {list(column_ids)}",
         )
-    positions = {column.id: index for index, column in enumerate(schema.columns)}
-    return [positions[column.id] for column in columns]
+    return chosen
+
+
+def _rows(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> Rows:
+    """Stored rows as the reader wants them (R4.2)."""
+    return encode_ipc(decode_stored(values, versions(), wanted.schema, wanted.columns))
 
 
 def lookup(
-    store: KeyValueStore, schema: Schema, keys: memoryview, columns: list[int] | None, keys_max: int
+    store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int
 ) -> tuple[bytes, Rows]:
     """(a byte for each key: found or not, rows in the order of the keys). Raises TableError(INVALID_KEY)."""
-    wanted = row_keys(schema, _key_rows(schema, schema.primary_key, keys, keys_max))
-    values = _values_of(store, wanted)
+    schema = wanted.schema
+    sought = row_keys(schema, _key_rows(schema, schema.primary_key, keys, keys_max))
+    values = _values_of(store, sought)
     valid = validity(values)
     found = np.ones(len(values), np.uint8) if valid is None else valid.astype(np.uint8)
-    return found.tobytes(), encode_ipc(decode_rows(values, schema, columns))
+    return found.tobytes(), _rows(values, versions, wanted)
 
 
 def _values_of(store: KeyValueStore, keys: pa.BinaryArray) -> pa.BinaryArray:
@@ -73,23 +108,24 @@ def _values_of(store: KeyValueStore, keys: pa.BinaryArray) -> pa.BinaryArray:
 
 def prefix_lookup(
     store: KeyValueStore,
-    schema: Schema,
+    versions: Versions,
     bucket_key: tuple[str, ...],
     prefixes: memoryview,
-    columns: list[int] | None,
+    wanted: Wanted,
     keys_max: int,
 ) -> tuple[bytes, Rows]:
-    """(rows per prefix as int32, little endian, rows one after the other). Raises TableError(INVALID_KEY)."""
-    wanted = row_keys(schema, _key_rows(schema, bucket_key, prefixes, keys_max), bucket_key)
-    counts, values = store.values_by_prefix(wanted.to_pylist())
-    rows = decode_rows(pa.array(values, pa.binary()), schema, columns)
-    return np.array(counts, "<i4").tobytes(), encode_ipc(rows)
+    """(rows per prefix as int32, little endian, rows one after the other). `bucket_key`: as the latest schema
+    names it. Raises TableError(INVALID_KEY)."""
+    # The bucket key is a prefix of the primary key, whose columns are the same in every schema, maybe renamed.
+    names = wanted.schema.primary_key[: len(bucket_key)]
+    sought = row_keys(wanted.schema, _key_rows(wanted.schema, names, prefixes, keys_max), names)
+    counts, values = store.values_by_prefix(sought.to_pylist())
+    return np.array(counts, "<i4").tobytes(), _rows(pa.array(values, pa.binary()), versions, wanted)
 
 
-def first_rows(store: KeyValueStore, schema: Schema, limit: int, columns: list[int] | None) -> Rows:
+def first_rows(store: KeyValueStore, versions: Versions, limit: int, wanted: Wanted) -> Rows:
     """The first rows in key order."""
-    values = pa.array(store.values_from(ROW_PREFIX, limit), pa.binary())
-    return encode_ipc(decode_rows(values, schema, columns))
+    return _rows(pa.array(store.values_from(ROW_PREFIX, limit), pa.binary()), versions, wanted)
 
 
 def row_count(store: KeyValueStore) -> tuple[int, int]:
@@ -118,9 +154,9 @@ def _key_rows(schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max
 # -- log tables --------------------------------------------------------------------------------------------
 
 
-async def last_rows(bucket: LogBucket, limit: int, columns: list[int] | None) -> Rows:
+async def last_rows(bucket: LogBucket, limit: int, wanted: Wanted) -> Rows:
     """The last rows below the high watermark, in log order."""
-    partition, schema = bucket.partition, bucket.definition.schema
+    partition = bucket.partition
     end = partition.high_watermark
     reach = limit
     while True:
@@ -131,36 +167,40 @@ async def last_rows(bucket: LogBucket, limit: int, columns: list[int] | None) ->
             found = partition.read(offset, 8 << 20)
             if found.region is None:
                 break
-            rows, offset = await bucket.services.run(_rows_of, found.region, schema, start, end, columns)
+            rows, offset = await bucket.services.run(
+                _rows_of, found.region, bucket.versions, start, end, wanted
+            )
             batches.extend(rows)
         total = sum(batch.num_rows for batch in batches)
         if total >= limit or start <= partition.log.log_start_offset:
             break
         reach *= 4  # batches without rows take offsets too
-    table = pa.Table.from_batches(batches, schema=_selected(schema, columns))
+    table = pa.Table.from_batches(batches, schema=_selected(wanted))
     tail = table.slice(max(0, total - limit)).combine_chunks().to_batches()
     return encode_ipc(tail[0] if tail else pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
-def _selected(schema: Schema, columns: list[int] | None) -> pa.Schema:
-    arrow = schema.arrow()
-    return arrow if columns is None else pa.schema([arrow.field(index) for index in columns])
+def _selected(wanted: Wanted) -> pa.Schema:
+    arrow = wanted.schema.arrow()
+    return arrow if wanted.columns is None else pa.schema([arrow.field(index) for index in wanted.columns])
 
 
 def _rows_of(
-    region: FileRegion, schema: Schema, start: int, end: int, columns: list[int] | None
+    region: FileRegion, versions: Versions, start: int, end: int, wanted: Wanted
 ) -> tuple[list[pa.RecordBatch], int]:
     """Rows with start <= offset < end of whole log batches, and where the batches end."""
     rows = []
     next_offset = start
     data = memoryview(region.read())
+    known = versions()
     for position, header in headers_of(region):
         next_offset = header.next_offset
-        batch = ArrowBatch.parse(data[position : position + header.size]).to_record_batch(schema.arrow())
+        stored = ArrowBatch.parse(data[position : position + header.size])
+        batch = stored.to_record_batch(known.get(stored.schema_id).arrow())
         first, last = max(0, start - header.base_offset), min(batch.num_rows, end - header.base_offset)
         if first < last:
-            chosen = batch if columns is None else batch.select(columns)
-            rows.append(chosen.slice(first, last - first))
+            conversion = known.conversion(stored.schema_id, wanted.schema, wanted.columns)
+            rows.append(conversion.of(batch.slice(first, last - first)))
     return rows, next_offset
 
 
@@ -204,16 +244,15 @@ def _count(region: FileRegion, counted: Counted) -> Counted:
 class SnapshotScan:
     """A bucket's state at one offset, read piece by piece; one piece at a time."""
 
-    def __init__(self, bucket: KeyBucket, snapshot: StoreSnapshot, columns: list[int] | None) -> None:
+    def __init__(self, bucket: KeyBucket, snapshot: StoreSnapshot, wanted: Wanted) -> None:
         self.bucket = bucket
-        self.columns = columns
+        self.wanted = wanted
         self.log_offset = snapshot.applied_offset
         self.expires_at = 0.0
         self.busy = False
         self._snapshot = snapshot
-        self._schema = bucket.definition.schema
 
     def next_rows(self, max_bytes: int) -> tuple[Rows, bool]:
         """More rows in key order, and whether there may be more. Blocking."""
         values, has_more = self._snapshot.next_values(max_bytes)
-        return encode_ipc(decode_rows(pa.array(values, pa.binary()), self._schema, self.columns)), has_more
+        return _rows(pa.array(values, pa.binary()), self.bucket.versions, self.wanted), has_more

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from tablelayer.model.messages import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.versions import SchemaVersions
 from tablelayer.server.bucket import TableBucket, headers_of
 from tablelayer.server.projection import Projection, project_batch
-from tablelayer.server.reads import column_positions
+from tablelayer.server.reads import Wanted
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
@@ -43,11 +45,8 @@ async def scan_log(
     services: Services, definition: TableDefinition, request: ScanLogRequest
 ) -> ScanLogResponse:
     """Raises TableError for columns that do not exist; errors of buckets are in the response."""
-    columns = column_positions(definition.schema, request.columns)
-    projection = None
-    if columns is not None and len(columns) < len(definition.schema.columns):
-        projection = Projection.of(definition.schema.arrow(), columns)
-    scan = _Scan(services, definition, request, projection)
+    wanted = Wanted.of(definition, request.schema_id, request.columns)
+    scan = _Scan(services, definition, request, None if wanted.is_whole else wanted.ids)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000
     scan.watch()
@@ -68,13 +67,15 @@ class _Scan:
         services: Services,
         definition: TableDefinition,
         request: ScanLogRequest,
-        projection: Projection | None,
+        column_ids: frozenset[int] | None,
     ) -> None:
+        """`column_ids`: those of the columns wanted; None for all."""
         self.results: list[ScanLogResult] = []
         self._services = services
         self._topic = definition.path.topic
         self._request = request
-        self._projection = projection
+        self._column_ids = column_ids
+        self._projections: dict[int, Projection] = {}
         self._found: dict[int, ScanLogResult] = {}
         self._bytes = 0
         self._failed = False
@@ -136,39 +137,55 @@ class _Scan:
         found = partition.read(wanted.offset, max(room, 0), must)
         if found.region is None:
             return
-        if self._projection is None:
+        if self._column_ids is None:
             result.records, size = found.region, found.size
         else:
             # Of a large region only the columns count: read on until they fill the room.
             region = (
                 partition.read(wanted.offset, max(room, 0) * _PROJECTED_REACH, must).region or found.region
             )
-            parts, size = await self._services.run(_project, region, self._projection, max(room, 0))
+            parts, size = await self._services.run(self._project, region, bucket.versions, max(room, 0))
             result.records = Parts(parts, size)
         self._bytes += size
 
+    def _project(
+        self, region: FileRegion, versions: Callable[[], SchemaVersions], max_bytes: int
+    ) -> tuple[list[bytes], int]:
+        """Projected batches of a region of whole batches, at least one, until they have `max_bytes`.
+
+        Each under its own schema: of the columns wanted those that it has. Ranges are read, not sent as
+        regions: they are many and small.
+        """
+        parts: list[bytes] = []
+        total = 0
+        for position, header in headers_of(region):
+            front, ranges = project_batch(
+                region.read_at,
+                position,
+                header.size,
+                lambda schema_id: self._projection_of(schema_id, versions),
+            )
+            size = len(front) + sum(length for _, length in ranges)
+            if parts and total + size > max_bytes:
+                break
+            parts.append(front)
+            parts.extend(region.read_at(at, length) for at, length in ranges)
+            total += size
+        if sum(map(len, parts)) != total:
+            raise DecodeError("a stored batch is shorter than its header says")
+        return parts, total
+
+    def _projection_of(self, schema_id: int, versions: Callable[[], SchemaVersions]) -> Projection:
+        projection = self._projections.get(schema_id)
+        if projection is None:
+            schema, wanted = versions().get(schema_id), self._column_ids
+            assert wanted is not None
+            chosen = [index for index, column in enumerate(schema.columns) if column.id in wanted]
+            projection = self._projections[schema_id] = Projection.of(schema.arrow(), chosen)
+        return projection
+
 
 _PROJECTED_REACH = 8
-
-
-def _project(region: FileRegion, projection: Projection, max_bytes: int) -> tuple[list[bytes], int]:
-    """Projected batches of a region of whole batches, at least one, until they have `max_bytes`.
-
-    Ranges are read, not sent as regions: they are many and small.
-    """
-    parts: list[bytes] = []
-    total = 0
-    for position, header in headers_of(region):
-        front, ranges = project_batch(region.read_at, position, header.size, projection)
-        size = len(front) + sum(length for _, length in ranges)
-        if parts and total + size > max_bytes:
-            break
-        parts.append(front)
-        parts.extend(region.read_at(at, length) for at, length in ranges)
-        total += size
-    if sum(map(len, parts)) != total:
-        raise DecodeError("a stored batch is shorter than its header says")
-    return parts, total
 
 
 def _fail(result: ScanLogResult, error: Exception, name: str) -> None:

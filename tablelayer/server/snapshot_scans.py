@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.server.reads import Rows, SnapshotScan
+from tablelayer.server.reads import Rows, SnapshotScan, Wanted
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class SnapshotScans:
         # From a random number, so that ids of before a restart are not taken for newer ones.
         self._ids = itertools.count(int(services.context.entropy.random() * (1 << 52)))
 
-    async def open(self, bucket: KeyBucket, columns: list[int] | None) -> int:
+    async def open(self, bucket: KeyBucket, wanted: Wanted) -> int:
         """Pin the bucket's state as it is. Raises TableError(BUFFER_EXHAUSTED) when too many are open."""
         self.expire()
         if len(self._open) >= self._services.limits.scans_open_max:
@@ -28,16 +28,16 @@ class SnapshotScans:
                 TableErrorCode.BUFFER_EXHAUSTED,
                 f"{len(self._open)} snapshot scans are open, which is the most; try again later",
             )
-        scan = await bucket.read(lambda store: SnapshotScan(bucket, store.snapshot(), columns))
+        scan = await bucket.read(lambda store: SnapshotScan(bucket, store.snapshot(), wanted))
         scan_id = next(self._ids)
         self._open[scan_id] = scan
         self._renew(scan)
         return scan_id
 
-    async def next(self, scan_id: int, max_bytes: int) -> tuple[int, Rows, bool]:
-        """(the scan's log offset, rows, whether there may be more); the last piece closes the scan.
+    async def next(self, scan_id: int, max_bytes: int) -> tuple[int, int, Rows, bool]:
+        """(the scan's log offset, the rows' schema id, rows, whether there may be more).
 
-        Raises TableError(SCAN_EXPIRED).
+        The last piece closes the scan. Raises TableError(SCAN_EXPIRED).
         """
         self.expire()
         scan = self._open.get(scan_id)
@@ -59,7 +59,7 @@ class SnapshotScans:
             self._renew(scan)
         else:
             self.close(scan_id)
-        return scan.log_offset, rows, has_more
+        return scan.log_offset, scan.wanted.schema.schema_id, rows, has_more
 
     def close(self, scan_id: int) -> None:
         self._open.pop(scan_id, None)

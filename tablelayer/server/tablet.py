@@ -5,6 +5,9 @@ any effect; the caller appends that to the log, and only then calls `logged`. Un
 is replicated, its rows are in the pre-write buffer, where the next batch sees them and lookups do not. `store`
 moves a prefix of the buffer into the key-value store, together with the offset it covers.
 
+Rows keep the schema they were written under. A merge sees them in the latest one, and so do old images (R4.3); a
+replay takes each batch's own.
+
 Who may do what: one `prepare` at a time, and none between it and its `logged`; `store` and `flush` at any time
 beside them, one at a time. `prepare`, `store`, `flush` and reads block and run in executor threads; the rest is
 called on the event loop.
@@ -24,6 +27,7 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.rows import encode_rows
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.versions import SchemaVersions, upgraded
 from tablelayer.server.auto_increment import Numbers
 from tablelayer.server.kv import KeyValueStore
 from tablelayer.server.merge import MergeRules, merge, row_keys
@@ -77,9 +81,14 @@ class Tablet:
         self, definition: TableDefinition, decode: OperationSource, writer: Writer, now_ms: int
     ) -> PreparedWrite:
         """Work out a write. Raises TableError, KafkaError or OutOfNumbersError, without any effect."""
-        operations = decode()
+        operations, versions = decode(definition), definition.versions
         try:
-            merged = merge(MergeRules.of(definition), operations, self._read, self.numbers.peek)
+            merged = merge(
+                MergeRules.of(definition),
+                operations,
+                lambda keys: upgraded(self._read(keys), versions),
+                self.numbers.peek,
+            )
         except RowError as error:
             if operations.sent_as is None:
                 raise
@@ -149,7 +158,7 @@ class Tablet:
 
     # -- replaying -----------------------------------------------------------------------------------------
 
-    def replay(self, schema: Schema, data: bytes) -> int:
+    def replay(self, versions: SchemaVersions, data: bytes) -> int:
         """Apply whole log batches that continue the applied offset. The number of rows replayed.
 
         Raises DecodeError for batches that are not a changelog.
@@ -164,7 +173,7 @@ class Tablet:
             if header.base_offset != end_offset:
                 raise DecodeError(f"a changelog batch begins at {header.base_offset}, not at {end_offset}")
             batch = ArrowBatch.parse(view[position : position + header.size])
-            keys, values, delta = changes_of(schema, batch)
+            keys, values, delta = changes_of(versions.get(batch.schema_id), batch)
             groups.append((keys, values))
             row_count += delta
             end_offset = header.next_offset
@@ -175,7 +184,8 @@ class Tablet:
 
 
 def changes_of(schema: Schema, batch: ArrowBatch) -> tuple[list[bytes], list[bytes | None], int]:
-    """What a changelog batch puts into the store, in its order, and how the number of rows changes."""
+    """What a changelog batch puts into the store, in its order, and how the number of rows changes. `schema`: the
+    one it was written under."""
     rows = batch.to_record_batch(schema.arrow())
     if rows.num_rows == 0:
         return [], [], 0

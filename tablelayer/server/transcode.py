@@ -1,7 +1,8 @@
 """Rows as Kafka records and back: the Kafka face of a table, a batch at a time (semantics R17).
 
-Out: a record's value is the row as JSON, its key the primary key (or a log table's bucket key) as JSON, its
-timestamp the time of the append, its offset the log's own. Of a primary-key table -U is left out and -D is a
+Out: a record's value is the row as JSON, its key the primary key (or a log table's bucket key) as JSON, both in
+the table's latest schema whatever the batch was written under; its timestamp is the time of the append, its offset
+the log's own. Of a primary-key table -U is left out and -D is a
 tombstone; with `table.kafka.changelog=full` every image has its row as value and a header `change-type`.
 A batch of which nothing is shown becomes an empty batch over the same offsets, so that consumers advance.
 
@@ -16,7 +17,7 @@ Pure: no clock, no log. What does not fit is a `RowError` with the index of the 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -42,7 +43,8 @@ _LOG_APPEND_TIME: Final = 0x08
 def to_kafka(batch: ArrowBatch, table: TableDefinition) -> bytes:
     """One Arrow batch of the log as one record batch v2 over the same offsets. Raises DecodeError."""
     header = batch.header
-    rows = batch.to_record_batch(table.schema.arrow())
+    rows = batch.to_record_batch(table.versions.get(batch.schema_id).arrow())
+    rows = table.versions.conversion(batch.schema_id).of(rows)
     offsets: npt.NDArray[np.int64] = np.arange(rows.num_rows)
     valid: Mask | None = None
     headers: EncodedHeaders | None = None
@@ -164,7 +166,7 @@ def _deleted_rows(
     try:
         if len(schema.primary_key) == 1:
             keys = _wrapped(keys, table)
-        decoded = json_to_rows(keys, schema.key_columns)
+        decoded = json_to_rows(keys, [replace(column, default=None) for column in schema.key_columns])
     except RowError as error:
         raise RowError(
             int(indices[error.index]), error.column, f"in the record's key, {error.reason}"

@@ -6,7 +6,7 @@ What comes out can be applied without any further doubt about its content. Pure;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from tablelayer.model.options import ArrowCompression, DeleteBehavior, MergeEngi
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
+from tablelayer.model.versions import Conversion
 from tablelayer.server.merge import Operations
 
 
@@ -47,8 +48,21 @@ class Writer:
 
 _COMPRESS_FROM_BYTES = 4096
 
-OperationSource = Callable[[], Operations]
-"""Decodes and checks a write; raises TableError or KafkaError. Called in an executor thread."""
+OperationSource = Callable[[TableDefinition], Operations]
+"""Decodes and checks a write for the table as it is at that moment; raises TableError or KafkaError. Called in an
+executor thread, when it is the write's turn: the table may have been altered since it came."""
+
+
+def made_for(definition: TableDefinition, operations: Operations) -> OperationSource:
+    """Operations that were decoded already, for the table as it was then."""
+
+    def source(now: TableDefinition) -> Operations:
+        if now.schema.schema_id == definition.schema.schema_id:
+            return operations
+        conversion = now.versions.conversion(definition.schema.schema_id)
+        return replace(operations, rows=conversion.of(operations.rows))
+
+    return source
 
 
 def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCompression:
@@ -61,11 +75,12 @@ def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCo
     )
 
 
-def target_positions(definition: TableDefinition, column_ids: Sequence[int] | None) -> frozenset[int] | None:
-    """Positions of the target columns; None for all. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2, R6.9."""
-    if column_ids is None:
-        return None
-    schema, settings = definition.schema, definition.settings
+def target_columns(definition: TableDefinition, schema: Schema, column_ids: Sequence[int]) -> list[Column]:
+    """The target columns in the writer's schema. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2, R6.9.
+
+    What is outside of them must be nullable in the table as it is now, or have a default.
+    """
+    latest, settings = definition.schema, definition.settings
     if settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
         raise _target_error(
             f"table {definition.path} has the merge engine '{settings.merge_engine}', which takes whole rows only"
@@ -76,24 +91,24 @@ def target_positions(definition: TableDefinition, column_ids: Sequence[int] | No
         raise _target_error(
             f"there is no column with id {', '.join(unknown)}" if unknown else "none are given"
         )
-    if list(column_ids) != sorted(set(column_ids)):
-        raise _target_error("column ids must be given once each, in ascending order")
-    targets = frozenset(positions[each] for each in column_ids)
+    targets = [positions[each] for each in column_ids]
+    if targets != sorted(set(targets)):
+        raise _target_error("columns must be given once each, in the table's order")
     numbered = settings.auto_increment_column
-    if numbered is not None and schema.index(numbered) in targets:
+    if numbered is not None and latest.column(numbered).id in column_ids:
         raise _target_error(f"column '{numbered}' is numbered by the server; leave it out")
-    for index, column in enumerate(schema.columns):
-        if index in targets:
-            continue
-        if column.name in schema.primary_key:
+    for column in schema.key_columns:
+        if positions[column.id] not in targets:
             raise _target_error(f"key column '{column.name}' must be one of them")
-        if not column.nullable:
+    for column in latest.columns:
+        if column.id not in column_ids and not column.nullable and column.default is None:
             raise _target_error(f"column '{column.name}' is NOT NULL and would be left out")
-    return None if len(targets) == len(schema.columns) else targets
+    return [schema.columns[position] for position in targets]
 
 
-def parse_write(batch: memoryview, schema: Schema) -> ArrowBatch:
-    """The frame of a batch from the network: whole, intact, of the current schema. Raises KafkaError, TableError."""
+def parse_write(batch: memoryview, definition: TableDefinition) -> tuple[ArrowBatch, Schema]:
+    """The frame of a batch from the network: whole, intact, of one of the table's schemas (R4.1), which is given
+    too. Raises KafkaError, TableError."""
     try:
         parsed = ArrowBatch.parse(batch)
         if parsed.header.size != len(batch):
@@ -107,26 +122,41 @@ def parse_write(batch: memoryview, schema: Schema) -> ArrowBatch:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
     if parsed.header.producer_id < -1:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{parsed.header.producer_id} is not a producer id")
-    if parsed.schema_id != schema.schema_id:
-        raise TableError(
-            TableErrorCode.UNKNOWN_SCHEMA_ID,
-            f"the batch was written under schema {parsed.schema_id}; the table has schema {schema.schema_id}",
-        )
-    return parsed
+    return parsed, definition.versions.get(parsed.schema_id)
 
 
 def decode_put(
-    batch: memoryview, definition: TableDefinition, targets: frozenset[int] | None, *, overwrite: bool = False
+    batch: memoryview,
+    definition: TableDefinition,
+    target_ids: Sequence[int] | None,
+    *,
+    overwrite: bool = False,
 ) -> Operations:
-    """The operations of a write to a primary-key table. Raises KafkaError or TableError; R5, R6.7, R10."""
-    schema = definition.schema
-    parsed = parse_write(batch, schema)
-    positions = range(len(schema.columns)) if targets is None else sorted(targets)
-    columns = [schema.columns[index] for index in positions]
+    """The operations of a write to a primary-key table, in its latest schema. `target_ids`: the target columns
+    in the writer's schema; None for all. Raises KafkaError or TableError; R4.1, R5, R6, R10.
+    """
+    latest = definition.schema
+    parsed, schema = parse_write(batch, definition)
+    columns: Sequence[Column] = schema.columns
+    if target_ids is not None:
+        columns = target_columns(definition, schema, target_ids)
     try:
         rows = parsed.to_record_batch(pa.schema([column.field() for column in columns]), untrusted=True)
     except DecodeError as error:
         raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
+    targets: frozenset[int] | None = None
+    if target_ids is not None:
+        targets = frozenset(index for index, each in enumerate(latest.columns) if each.id in target_ids)
+    if schema is not latest:
+        source = Schema(schema.schema_id, tuple(columns), schema.primary_key)
+        wanted = None if targets is None else sorted(targets)
+        rows = Conversion.between(source, latest, wanted).of(rows)
+    if targets is not None:
+        columns = [latest.columns[index] for index in sorted(targets)]
+        if len(targets) == len(latest.columns):
+            targets = None
+    else:
+        columns = latest.columns
     deletes: Mask | None = None
     changes = parsed.change_types
     if changes is not None and len(changes):
@@ -138,23 +168,22 @@ def decode_put(
             )
         if not deletes.any():
             deletes = None
-    check_columns(columns, rows, deletes, schema.primary_key, partial=targets is not None)
+    check_columns(columns, rows, deletes, latest.primary_key, partial=targets is not None)
     if targets is not None:
-        filled = dict(zip(positions, rows.columns, strict=True))
+        filled = dict(zip(sorted(targets), rows.columns, strict=True))
         rows = pa.RecordBatch.from_arrays(
             [
                 filled[index] if index in filled else pa.nulls(rows.num_rows, column.type.arrow())
-                for index, column in enumerate(schema.columns)
+                for index, column in enumerate(latest.columns)
             ],
-            schema=schema.arrow(),
+            schema=latest.arrow(),
         )
     return admit(definition, Operations(rows, deletes, targets, overwrite))
 
 
 def decode_append(batch: memoryview, definition: TableDefinition) -> ArrowBatch:
     """Check a batch of appends to a log table; its rows stay as they were sent. Raises KafkaError or TableError."""
-    schema = definition.schema
-    parsed = parse_write(batch, schema)
+    parsed, schema = parse_write(batch, definition)
     if parsed.change_types is not None:
         raise TableError(
             TableErrorCode.INVALID_ROW, "a write to a log table consists of appends: no change types"

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 _connections: dict[tuple[int, str], Connection] = {}
 
 
-_tables: dict[tuple[int, str, object], Table] = {}
+_tables: dict[tuple[int, str, object, int], Table] = {}
 
 
 def table(bootstrap: str, definition: TableDefinition) -> Table:
-    """The process's handle of this very table: one that was dropped and created again is another table."""
-    key = (os.getpid(), bootstrap, definition.table_id)
+    """The process's handle of this very table in this very schema: one that was dropped and created again is
+    another table, and who planned a read before an ALTER wants the columns of then.
+    """
+    key = (os.getpid(), bootstrap, definition.table_id, definition.schema.schema_id)
     found = _tables.get(key)
     if found is None:
         found = _tables[key] = connection(bootstrap).open_table(definition)

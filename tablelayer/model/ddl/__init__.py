@@ -5,47 +5,58 @@ statement, and a ``DdlError`` that points at the word it cannot make sense of. W
 is refused by name. Queries (``SELECT``) are DuckDB's SQL, with backticks allowed; ``Select`` tells which
 tables and columns they need, and whether a lookup, a count or a limit scan answers them.
 
-``parse(create_table_sql(definition))`` gives the definition back.
+``parse(create_table_sql(definition))`` gives the definition back, as it would be if it were new.
 """
 
-from tablelayer.model.ddl.literals import Value
 from tablelayer.model.ddl.parser import parse, parse_columns
-from tablelayer.model.ddl.render import create_table_sql
+from tablelayer.model.ddl.render import create_database_sql, create_table_sql
 from tablelayer.model.ddl.select import Select
 from tablelayer.model.ddl.statements import (
+    AlterDatabase,
+    AlterTable,
     CreateDatabase,
     CreateTable,
     Delete,
+    DescribeDatabase,
     DescribeTable,
     DropDatabase,
     DropTable,
     Insert,
+    ShowCreateDatabase,
     ShowCreateTable,
     ShowDatabases,
+    ShowOptions,
     ShowTables,
     Statement,
     Update,
     UseDatabase,
 )
 from tablelayer.model.ddl.tokens import DdlError
+from tablelayer.model.values import Value
 
 __all__ = [
+    "AlterDatabase",
+    "AlterTable",
     "CreateDatabase",
     "CreateTable",
     "DdlError",
     "Delete",
+    "DescribeDatabase",
     "DescribeTable",
     "DropDatabase",
     "DropTable",
     "Insert",
     "Select",
+    "ShowCreateDatabase",
     "ShowCreateTable",
     "ShowDatabases",
+    "ShowOptions",
     "ShowTables",
     "Statement",
     "Update",
     "UseDatabase",
     "Value",
+    "create_database_sql",
     "create_table_sql",
     "parse",
     "parse_columns",

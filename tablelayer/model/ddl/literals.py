@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import re
 from decimal import Decimal
 
 from sqlglot import Token, TokenType
@@ -12,88 +10,16 @@ from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.types import (
     DATE,
-    FLOAT_KINDS,
-    INTEGER_BITS,
-    INTEGER_KINDS,
     NUMERIC_KINDS,
     TEXT_KINDS,
-    TIMESTAMP_KINDS,
     DataType,
     TypeKind,
     time,
     timestamp,
 )
+from tablelayer.model.values import Value, hexadecimal, negated, number, typed
 
-Value = None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime
-"""A literal: whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes."""
-
-_CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
-_HEX = re.compile(r"([0-9A-Fa-f]{2})*")
-
-
-def number(text: str) -> int | Decimal:
-    """The number written: int when it has neither point nor exponent. Raises ValueError if it is none."""
-    if re.fullmatch(r"[0-9]+", text):
-        return int(text)
-    if not re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?", text):
-        raise ValueError(f"{text} is not a number")
-    return Decimal(text)
-
-
-def negated(value: int | Decimal) -> int | Decimal:
-    """The negative, exactly: Decimal's minus sign would round to the context's 28 digits."""
-    return value.copy_negate() if isinstance(value, Decimal) else -value
-
-
-def typed(text: str, data_type: DataType) -> Value:
-    """The value that a text stands for in a type. Raises ValueError with a reason."""
-    kind = data_type.kind
-    stripped = text.strip()
-    if kind in TEXT_KINDS:
-        return text
-    if kind in INTEGER_KINDS or kind is TypeKind.DECIMAL:
-        sign, digits = (-1, stripped[1:]) if stripped[:1] == "-" else (1, stripped.removeprefix("+"))
-        value = number(digits)
-        if kind is TypeKind.DECIMAL:
-            return negated(value) if sign < 0 else Decimal(value)
-        if value != int(value):
-            raise ValueError(f"{stripped} is not a whole number")
-        limit = 1 << (INTEGER_BITS[kind] - 1)
-        if not -limit <= sign * int(value) < limit:
-            raise ValueError(f"{stripped} is out of the range of {data_type}")
-        return sign * int(value)
-    if kind in FLOAT_KINDS:
-        return float(stripped)
-    if kind is TypeKind.BOOLEAN:
-        words = {"true": True, "false": False}
-        if stripped.lower() not in words:
-            raise ValueError(f"'{text}' is not TRUE or FALSE")
-        return words[stripped.lower()]
-    if kind is TypeKind.DATE:
-        _check_shape(text, r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "a date, such as 2024-09-19")
-        return datetime.date.fromisoformat(text)
-    if kind is TypeKind.TIME:
-        _check_shape(text, _CLOCK, "a time, such as 12:00:00")
-        return datetime.time.fromisoformat(text)
-    if kind in TIMESTAMP_KINDS:
-        return _timestamp(text, data_type)
-    raise ValueError(f"a text cannot be cast to {data_type} here; write bytes as X'CAFE'")
-
-
-def _timestamp(text: str, data_type: DataType) -> datetime.datetime:
-    pattern = rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}([T ]{_CLOCK}(Z|[+-][0-9]{{2}}:?[0-9]{{2}})?)?"
-    _check_shape(text, pattern, "a timestamp, such as 2024-09-19 12:00:00")
-    value = datetime.datetime.fromisoformat(text)
-    if data_type.kind is TypeKind.TIMESTAMP_LTZ:
-        return value.replace(tzinfo=datetime.UTC) if value.tzinfo is None else value.astimezone(datetime.UTC)
-    if value.tzinfo is not None:
-        raise ValueError(f"'{text}' has a zone, but {data_type} has none")
-    return value
-
-
-def _check_shape(text: str, pattern: str, what: str) -> None:
-    if not re.fullmatch(pattern, text):
-        raise ValueError(f"'{text}' is not {what}")
+__all__ = ["Value", "read_literal"]
 
 
 def read_literal(stream: TokenStream) -> Value:
@@ -121,9 +47,10 @@ def read_literal(stream: TokenStream) -> Value:
             return _typed_at(stream, following.text, typed_word, following)
         if token.text.upper() == "X" and following.start == token.end + 1:
             stream.position += 2
-            if not _HEX.fullmatch(following.text):
-                raise stream.error("bytes are written as pairs of hexadecimal digits", following)
-            return bytes.fromhex(following.text)
+            try:
+                return hexadecimal(following.text)
+            except ValueError as error:
+                raise stream.error(str(error), following) from None
     raise stream.expected("a value: a number, 'text', NULL, TRUE, DATE '...', TIMESTAMP '...', CAST(...)")
 
 

@@ -14,18 +14,24 @@ from sqlglot import Token, TokenType
 
 from tablelayer.model import options as table_options
 from tablelayer.model.aggregates import is_aggregate_option, parse_option
-from tablelayer.model.ddl.literals import Value, read_literal
+from tablelayer.model.ddl.alter import AlterReader
+from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.select import analyze
 from tablelayer.model.ddl.statements import (
+    AlterDatabase,
+    AlterTable,
     CreateDatabase,
     CreateTable,
     Delete,
+    DescribeDatabase,
     DescribeTable,
     DropDatabase,
     DropTable,
     Insert,
+    ShowCreateDatabase,
     ShowCreateTable,
     ShowDatabases,
+    ShowOptions,
     ShowTables,
     Statement,
     Update,
@@ -34,8 +40,11 @@ from tablelayer.model.ddl.statements import (
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.errors import TableError
+from tablelayer.model.evolution import Change, ModifyColumn, SetTableComment
 from tablelayer.model.schema import Column, Schema, check_column_name
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath, check_name
+from tablelayer.model.types import DataType
+from tablelayer.model.values import Value, canonical
 
 
 def parse(sql: str, default_database: str = DEFAULT_DATABASE) -> list[Statement]:
@@ -45,7 +54,7 @@ def parse(sql: str, default_database: str = DEFAULT_DATABASE) -> list[Statement]
     Raises DdlError for the first statement that cannot be understood; none of them has been carried out
     then.
     """
-    parser = _Parser(TokenStream(sql), default_database)
+    parser = Parser(TokenStream(sql), default_database)
     return parser.statements()
 
 
@@ -54,7 +63,7 @@ def parse_columns(text: str) -> Schema:
 
     The parentheses around it may be there or not. Raises DdlError.
     """
-    parser = _Parser(TokenStream(text), DEFAULT_DATABASE)
+    parser = Parser(TokenStream(text), DEFAULT_DATABASE)
     wrapped = parser.stream.accept_kind(TokenType.L_PAREN)
     schema = parser.column_list()
     if wrapped:
@@ -64,7 +73,7 @@ def parse_columns(text: str) -> Schema:
     return schema
 
 
-class _Parser:
+class Parser:
     """One pass over one text. Methods read what they are named after and raise DdlError."""
 
     def __init__(self, stream: TokenStream, database: str) -> None:
@@ -72,6 +81,8 @@ class _Parser:
         self.database = database
         self.beginnings: dict[str, Callable[[], Statement]] = {
             "CREATE": self.create,
+            "ALTER": self.alter,
+            "COMMENT": self.comment_on,
             "DROP": self.drop,
             "SHOW": self.show,
             "USE": self.use,
@@ -104,7 +115,7 @@ class _Parser:
         read = self.beginnings.get(word)
         if read is None:
             known = ", ".join(name for name in self.beginnings if name not in ("DESC", "WITH"))
-            if word in ("ALTER", "MERGE", "TRUNCATE", "EXPLAIN", "ANALYZE", "CALL", "RENAME", "REPLACE"):
+            if word in ("MERGE", "TRUNCATE", "EXPLAIN", "ANALYZE", "CALL", "RENAME", "REPLACE"):
                 raise self.stream.error(f"{word} is not in this release; the statements are {known}", token)
             near = difflib.get_close_matches(word, self.beginnings, n=1)
             if near:
@@ -118,7 +129,11 @@ class _Parser:
         self.stream.expect("CREATE")
         if self.stream.accept("DATABASE"):
             if_not_exists = self.stream.accept("IF", "NOT", "EXISTS")
-            return CreateDatabase(self.database_name(), if_not_exists)
+            name, comment = self.database_name(), None
+            if self.stream.accept("COMMENT"):
+                comment = self.stream.text("a comment in single quotes").text
+            properties = self.properties() if self.stream.accept("WITH") else {}
+            return CreateDatabase(name, if_not_exists, comment, properties)
         if self.stream.accept("TABLE"):
             return self.create_table()
         self.refuse(
@@ -153,14 +168,22 @@ class _Parser:
     def show(self) -> Statement:
         self.stream.expect("SHOW")
         if self.stream.accept("DATABASES"):
-            return ShowDatabases()
+            return ShowDatabases(self.like())
         if self.stream.accept("TABLES"):
-            if self.stream.accept("IN") or self.stream.accept("FROM"):
-                return ShowTables(self.database_name())
-            return ShowTables(self.database)
+            named = self.stream.accept("IN") or self.stream.accept("FROM")
+            database = self.database_name() if named else self.database
+            return ShowTables(database, self.like())
         if self.stream.accept("CREATE", "TABLE"):
             return ShowCreateTable(self.table_path())
-        raise self.stream.expected("DATABASES, TABLES or CREATE TABLE")
+        if self.stream.accept("CREATE", "DATABASE"):
+            return ShowCreateDatabase(self.database_name())
+        if self.stream.accept("OPTIONS"):
+            named = self.stream.accept("FROM") or self.stream.accept("IN")
+            return ShowOptions(self.table_path() if named else None)
+        raise self.stream.expected("DATABASES, TABLES, OPTIONS, CREATE TABLE or CREATE DATABASE")
+
+    def like(self) -> str | None:
+        return self.stream.text("a pattern in single quotes").text if self.stream.accept("LIKE") else None
 
     def use(self) -> Statement:
         self.stream.expect("USE")
@@ -169,8 +192,83 @@ class _Parser:
 
     def describe(self) -> Statement:
         self.stream.position += 1
+        if self.stream.accept("DATABASE"):
+            return DescribeDatabase(self.database_name())
         self.stream.accept("TABLE")
         return DescribeTable(self.table_path())
+
+    def alter(self) -> Statement:
+        self.stream.expect("ALTER")
+        if self.stream.accept("DATABASE"):
+            return self.alter_database()
+        if self.stream.accept("TABLE"):
+            return AlterReader(self).read()
+        self.refuse("VIEW", "FUNCTION", "CATALOG", "MATERIALIZED", "SCHEMA", what="ALTER")
+        raise self.stream.expected("DATABASE or TABLE")
+
+    def alter_database(self) -> AlterDatabase:
+        name = self.database_name()
+        if self.stream.accept("SET"):
+            return AlterDatabase(name, set_properties=self.properties())
+        if self.stream.accept("RESET"):
+            return AlterDatabase(name, reset_properties=self.property_names())
+        raise self.stream.expected("SET or RESET")
+
+    def comment_on(self) -> Statement:
+        """COMMENT ON DATABASE, TABLE or COLUMN, in the words of Spark and PostgreSQL."""
+        self.stream.expect("COMMENT", "ON")
+        if self.stream.accept("DATABASE"):
+            name = self.database_name()
+            return AlterDatabase(name, comment=self.new_comment() or "")
+        if self.stream.accept("TABLE"):
+            token = self.stream.token
+            path = self.table_path()
+            change: Change = SetTableComment(self.new_comment())
+        elif self.stream.accept("COLUMN"):
+            names = [self.stream.name("a column, as table.column")]
+            while self.stream.accept_kind(TokenType.DOT):
+                names.append(self.stream.name("the name of a column"))
+            token = names[-1]
+            if not 2 <= len(names) <= 3:
+                raise self.stream.error("a column is written as table.column or database.table.column", token)
+            database = names[0].text if len(names) == 3 else self.database
+            path = self.path_of(database, names[-2].text, names[0])
+            change = ModifyColumn(token.text, comment=self.new_comment() or "")
+        else:
+            raise self.stream.expected("DATABASE, TABLE or COLUMN")
+        assert token is not None
+        place = (token.start, token.end - token.start + 1)
+        return AlterTable(path, (change,), sql=self.stream.sql, places=(place,))
+
+    def new_comment(self) -> str | None:
+        self.stream.expect("IS")
+        if self.stream.accept("NULL"):
+            return None
+        return self.stream.text("a comment in single quotes, or NULL").text
+
+    def properties(self) -> dict[str, str]:
+        """Pairs of texts in parentheses, of any names."""
+        self.stream.expect_kind(TokenType.L_PAREN, "'(' and pairs such as 'owner' = 'sales'")
+        found: dict[str, str] = {}
+        while True:
+            name = self.stream.text("a name in single quotes")
+            self.stream.expect_kind(TokenType.EQ, "'='")
+            value = self.stream.text("a value in single quotes")
+            if name.text in found:
+                raise self.stream.error(f"'{name.text}' is given twice", name)
+            found[name.text] = value.text
+            if not self.stream.accept_kind(TokenType.COMMA):
+                self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
+                return found
+
+    def property_names(self) -> tuple[str, ...]:
+        self.stream.expect_kind(TokenType.L_PAREN, "'(' and names such as 'owner'")
+        names: list[str] = []
+        while True:
+            names.append(self.stream.text("a name in single quotes").text)
+            if not self.stream.accept_kind(TokenType.COMMA):
+                self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
+                return tuple(names)
 
     def database_name(self) -> str:
         token = self.stream.name("the name of a database")
@@ -188,10 +286,13 @@ class _Parser:
             database, table = first.text, second.text
             if self.stream.is_kind(TokenType.DOT):
                 raise self.stream.error("a table is written as table or database.table", self.stream.token)
+        return self.path_of(database, table, first)
+
+    def path_of(self, database: str, table: str, token: Token) -> TablePath:
         try:
             return TablePath(database, table)
         except TableError as error:
-            raise self.stream.error(error.message, first) from error
+            raise self.stream.error(error.message, token) from error
 
     def refuse(self, *words: str, what: str) -> None:
         """Say of known words that they are not in this release."""
@@ -301,14 +402,11 @@ class _Parser:
             if self.stream.at(*words):
                 raise self.stream.error(what, self.stream.token)
         token = self.previous_name = self.stream.name("a column or PRIMARY KEY")
-        try:
-            check_column_name(token.text)
-        except TableError as error:
-            raise self.stream.error(error.message, token) from error
+        self.column_name(token)
         if self.stream.at("AS"):
             raise self.stream.error("computed columns are not in this release", self.stream.token)
         data_type = read_type(self.stream)
-        nullable, is_key, comment = True, False, None
+        nullable, is_key, comment, default = True, False, None, None
         while True:
             if self.stream.accept("NOT", "NULL"):
                 nullable = False
@@ -319,27 +417,60 @@ class _Parser:
                 self.enforced()
             elif self.stream.accept("COMMENT"):
                 comment = self.stream.text("a comment in single quotes").text
+            elif self.stream.accept("DEFAULT"):
+                default = self.default(data_type)
             else:
                 break
-        for word in ("DEFAULT", "METADATA", "AUTO_INCREMENT", "GENERATED", "UNIQUE", "CHECK", "REFERENCES"):
+        for word in ("METADATA", "AUTO_INCREMENT", "GENERATED", "UNIQUE", "CHECK", "REFERENCES"):
             if self.stream.at(word):
                 raise self.stream.error(f"{word} columns are not in this release", self.stream.token)
-        return Column(index, token.text, data_type, nullable, comment), is_key
+        return Column(index, token.text, data_type, nullable, comment, default=default), is_key
+
+    def column_name(self, token: Token) -> str:
+        try:
+            check_column_name(token.text)
+        except TableError as error:
+            raise self.stream.error(error.message, token) from error
+        return token.text
+
+    def default(self, data_type: DataType) -> str | None:
+        """A literal as the canonical text of a value of the type; None for NULL."""
+        token = self.stream.token
+        value = read_literal(self.stream)
+        if value is None:
+            return None
+        try:
+            return canonical(value, data_type)
+        except ValueError as error:
+            raise self.stream.error(f"the default: {error}", token) from None
 
     def options(self, *, is_primary_key_table: bool) -> dict[str, str]:
         self.stream.expect_kind(TokenType.L_PAREN, "'(' and the options")
         found: dict[str, str] = {}
         while True:
-            name = self.stream.text("an option, such as 'bucket.num' = '4'")
-            self.stream.expect_kind(TokenType.EQ, "'='")
-            value = self.stream.text("the option's value in single quotes")
-            if name.text in found:
-                raise self.stream.error(f"option '{name.text}' is given twice", name)
-            self.check_option(name, value, is_primary_key_table)
-            found[name.text] = value.text
+            token = self.stream.token
+            name, value = self.option(is_primary_key_table=is_primary_key_table)
+            if name in found:
+                raise self.stream.error(f"option '{name}' is given twice", token)
+            found[name] = value
             if not self.stream.accept_kind(TokenType.COMMA):
                 self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
                 return found
+
+    def option(self, *, is_primary_key_table: bool) -> tuple[str, str]:
+        """One pair, checked."""
+        name = self.stream.text("an option, such as 'bucket.num' = '4'")
+        self.stream.expect_kind(TokenType.EQ, "'='")
+        value = self.stream.text("the option's value in single quotes")
+        self.check_option(name, value, is_primary_key_table)
+        return name.text, value.text
+
+    def check_option_name(self, name: Token) -> None:
+        try:
+            if table_options.is_table_option(name.text) and not is_aggregate_option(name.text):
+                table_options.find(name.text)
+        except TableError as error:
+            raise self.stream.error(error.message, name) from error
 
     def check_option(self, name: Token, value: Token, is_primary_key_table: bool) -> None:
         try:
@@ -347,10 +478,9 @@ class _Parser:
                 table_options.parse_bucket_count(value.text)
             elif is_aggregate_option(name.text):
                 parse_option(name.text, value.text)
-            elif table_options.is_table_option(name.text):
-                table_options.find(name.text)
         except TableError as error:
             raise self.stream.error(error.message, name) from error
+        self.check_option_name(name)
         try:
             if table_options.is_table_option(name.text):
                 given = {name.text: value.text}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from tablelayer.model.aggregates import options_of
 from tablelayer.model.options import BUCKET_COUNT, BUCKET_KEY
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.values import literal_sql
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Words that would be read as something else at the beginning of a column.
@@ -27,9 +29,7 @@ def quote_text(text: str) -> str:
 
 
 def create_table_sql(definition: TableDefinition) -> str:
-    """The CREATE TABLE statement that makes this table; ``parse`` gives an equal definition (without id)
-    back.
-    """
+    """The CREATE TABLE statement that makes this table; ``parse`` gives ``definition.as_created()`` back."""
     lines = [_column_sql(column) for column in definition.schema.columns]
     if definition.is_primary_key_table:
         names = ", ".join(quote_name(name) for name in definition.schema.primary_key)
@@ -49,10 +49,23 @@ def create_table_sql(definition: TableDefinition) -> str:
     return sql + " WITH (\n  " + ",\n  ".join(pairs) + "\n)"
 
 
+def create_database_sql(name: str, comment: str | None, properties: Mapping[str, str]) -> str:
+    """The CREATE DATABASE statement that makes this database."""
+    sql = f"CREATE DATABASE {quote_name(name)}"
+    if comment is not None:
+        sql += f" COMMENT {quote_text(comment)}"
+    if not properties:
+        return sql
+    pairs = [f"{quote_text(key)} = {quote_text(value)}" for key, value in sorted(properties.items())]
+    return sql + " WITH (\n  " + ",\n  ".join(pairs) + "\n)"
+
+
 def _column_sql(column: Column) -> str:
     sql = f"{quote_name(column.name)} {column.type}"
     if not column.nullable:
         sql += " NOT NULL"
+    if column.default is not None:
+        sql += f" DEFAULT {literal_sql(column.default, column.type)}"
     if column.comment is not None:
         sql += f" COMMENT {quote_text(column.comment)}"
     return sql

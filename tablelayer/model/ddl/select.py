@@ -19,9 +19,9 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
-from tablelayer.model.ddl.literals import Value, negated, number, typed
 from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.types import DATE, timestamp
+from tablelayer.model.values import Value, negated, number, typed
 
 
 class _Queries(DuckDB):

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tablelayer.model.ddl.literals import Value
 from tablelayer.model.ddl.select import Select
+from tablelayer.model.ddl.tokens import DdlError
+from tablelayer.model.errors import TableError
+from tablelayer.model.evolution import Change, evolve
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.values import Value
 
 
 @dataclass(frozen=True, slots=True)
 class CreateDatabase:
     name: str
     if_not_exists: bool = False
+    comment: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AlterDatabase:
+    """``comment`` None: as it is; '' takes it away."""
+
+    name: str
+    set_properties: Mapping[str, str] = field(default_factory=dict)
+    reset_properties: tuple[str, ...] = ()
+    comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeDatabase:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowCreateDatabase:
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +50,9 @@ class DropDatabase:
 
 @dataclass(frozen=True, slots=True)
 class ShowDatabases:
-    pass
+    """``like``: a pattern with % and _, None for all."""
+
+    like: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +67,26 @@ class CreateTable:
 
 
 @dataclass(frozen=True, slots=True)
+class AlterTable:
+    """``places``: where in ``sql`` the word stands that each change is about (start, length)."""
+
+    path: TablePath
+    changes: tuple[Change, ...]
+    if_exists: bool = False
+    sql: str = field(default="", compare=False, repr=False)
+    places: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
+
+    def check(self, definition: TableDefinition) -> None:
+        """Raise a DdlError that points at the first change that this table does not allow."""
+        done = definition
+        for change, place in zip(self.changes, self.places, strict=True):
+            try:
+                done = evolve(done, [change])
+            except TableError as error:
+                raise DdlError(error.message, self.sql, *place) from error
+
+
+@dataclass(frozen=True, slots=True)
 class DropTable:
     path: TablePath
     if_exists: bool = False
@@ -47,7 +94,10 @@ class DropTable:
 
 @dataclass(frozen=True, slots=True)
 class ShowTables:
+    """``like``: a pattern with % and _, None for all."""
+
     database: str
+    like: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +108,13 @@ class DescribeTable:
 @dataclass(frozen=True, slots=True)
 class ShowCreateTable:
     path: TablePath
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """The options that there are; with ``path`` as a table has them."""
+
+    path: TablePath | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +149,16 @@ class Delete:
 
 Statement = (
     CreateDatabase
+    | AlterDatabase
+    | DescribeDatabase
+    | ShowCreateDatabase
     | DropDatabase
     | ShowDatabases
     | UseDatabase
     | CreateTable
+    | AlterTable
     | DropTable
+    | ShowOptions
     | ShowTables
     | DescribeTable
     | ShowCreateTable

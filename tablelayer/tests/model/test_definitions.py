@@ -14,9 +14,10 @@ from tablelayer.model import options as table_options
 from tablelayer.model import types as t
 from tablelayer.model.ddl import CreateTable, create_table_sql, parse
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.evolution import changed_topic_config
 from tablelayer.model.options import DECLARED, ChangelogImage, DatalakeFormat, DeleteBehavior
 from tablelayer.model.schema import Column, Schema
-from tablelayer.model.table import TableDefinition, TablePath, changed_topic_config
+from tablelayer.model.table import TableDefinition, TablePath
 
 TABLE = UUID("6f7c2a52-92f4-4f0e-8f2b-7d6a0a4f1c11")
 PATH = TablePath("shop", "orders")

@@ -15,7 +15,7 @@ from tablelayer.model.rows import decode_rows
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.auto_increment import Numbers
 from tablelayer.server.merge import MergeRules, Operations, merge
-from tablelayer.server.writes import admit, target_positions
+from tablelayer.server.writes import admit, target_columns
 from tablelayer.tests.server.oracle import Change, Operation, Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import random_batch, random_definition
 
@@ -35,7 +35,11 @@ class Store:
     ) -> list[Change]:
         schema = self.definition.schema
         ids = None if columns is None else [schema.column(name).id for name in columns]
-        targets = target_positions(self.definition, ids)
+        targets = None
+        if ids is not None:
+            chosen = target_columns(self.definition, schema, ids)
+            if len(chosen) < len(schema.columns):
+                targets = frozenset(schema.index(column.name) for column in chosen)
         rows = [{**dict.fromkeys(schema.names), **row} for _, row in operations]
         deletes: Any = np.array([sign == "-" for sign, _ in operations])
         batch = pa.RecordBatch.from_pylist(rows, schema=schema.arrow())

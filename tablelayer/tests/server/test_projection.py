@@ -71,7 +71,9 @@ def batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[int], ArrowCompressio
 
 def project(buffer: bytes, projection: Projection) -> bytes:
     origin = b"before it" + bytes(buffer)
-    head, ranges = project_batch(lambda at, size: origin[at : at + size], 9, len(buffer), projection)
+    head, ranges = project_batch(
+        lambda at, size: origin[at : at + size], 9, len(buffer), lambda _: projection
+    )
     return head + b"".join(origin[at : at + size] for at, size in ranges)
 
 
