@@ -41,6 +41,9 @@ quick: setup  ## the tests that take seconds
 soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign clients (hours)
 	@$(BIN)/python -m pytest -m soak --timeout 0
 
+compat: setup  ## clients of other languages (Java; Go and Node where installed); writes compat-tests/COMPATIBILITY.md
+	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -m soak compat-tests/foreign
+
 check: setup  ## format, lint, types, layers, container files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -59,4 +62,4 @@ format: setup  ## write the format that `make check` asks for
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo demo-wide test quick soak check bench format clean
+.PHONY: help setup demo demo-wide test quick soak compat check bench format clean

@@ -115,6 +115,16 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def server_process_class():
+    return ServerProcess
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    return _free_port
+
+
+@pytest.fixture(scope="session")
 def server(tmp_path_factory):
     process = ServerProcess(tmp_path_factory.mktemp("server")).start()
     yield process

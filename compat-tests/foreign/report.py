@@ -1,0 +1,103 @@
+"""COMPATIBILITY.md: what is advertised, what the clients of the last run used of it, and how it went."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from foreign.tap import Usage, messages
+
+from protocol.errors import ErrorCode
+
+PATH = Path(__file__).resolve().parent.parent / "COMPATIBILITY.md"
+PRIVATE_KEYS_FROM = 10_000
+
+HEAD = """# Compatibility
+
+Written by `make compat` from the registry of APIs and from what the clients did in its last run. Do not edit.
+
+## Clients and scenarios
+
+What each scenario does, foreign/README.md says; `passed` means that its answers and its data were as they should be,
+and that every other client's records were read back byte for byte.
+
+"""
+MIDDLE = """
+## APIs by version by client
+
+The cell is the version that the client chose (several where its parts differ) in the scenarios above. A number in
+brackets counts answers with an error code; all of them are explained below. An empty cell: the client did not send it.
+
+"""
+ERRORS = """
+## Error codes seen
+
+Scenarios provoke some of them (a topic that does not exist yet, a transaction that is aborted); others are how a
+protocol talks (a member that must rejoin).
+
+"""
+
+
+def render(
+    advertised: Mapping[int, tuple[int, int]],
+    outcomes: Mapping[tuple[str, str], str],
+    usages: Mapping[tuple[str, int, int], Usage],
+) -> str:
+    """The document: `advertised` by API key, `outcomes` by (client, scenario), `usages` by (client, key, version)."""
+    clients = list(dict.fromkeys(client for client, _ in outcomes))
+    scenarios = list(dict.fromkeys(scenario for _, scenario in outcomes))
+    rows = [[client, *(outcomes.get((client, scenario), "") for scenario in scenarios)] for client in clients]
+    text = HEAD + _table(["client", *scenarios], rows) + MIDDLE
+    used: dict[tuple[str, int], dict[int, Usage]] = defaultdict(dict)
+    errors: dict[int, set[str]] = defaultdict(set)
+    for (client, key, version), usage in usages.items():
+        used[client, key][version] = usage
+        for code in usage.errors:
+            errors[code].add(_name(key))
+    body = [
+        [
+            f"{key} {_name(key)}",
+            _range(low, high),
+            *(_cell(used.get((client, key), {})) for client in clients),
+        ]
+        for key, (low, high) in sorted(advertised.items())
+        if key < PRIVATE_KEYS_FROM
+    ]
+    text += _table(["API", "advertised", *clients], body) + ERRORS
+    return text + _table(
+        ["code", "in answers to"],
+        [
+            [f"{code} {ErrorCode(code).name}", ", ".join(sorted(apis))]
+            for code, apis in sorted(errors.items())
+        ],
+    )
+
+
+def _name(key: int) -> str:
+    known = messages()
+    return known[key][0].__name__.removesuffix("Request") if key in known else str(key)
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _cell(versions: Mapping[int, Usage]) -> str:
+    if not versions:
+        return ""
+    errors: Counter[int] = sum((usage.errors for usage in versions.values()), Counter())
+    chosen = ", ".join(str(version) for version in sorted(versions))
+    return f"{chosen} ({errors.total()})" if errors else chosen
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["-"] * len(head), *rows]
+    return "".join("|" + "|".join(line) + "|\n" for line in lines)
+
+
+def advertised_in(text: str) -> dict[int, str]:
+    """The ranges that a document says are advertised, by API key."""
+    table = text.split(MIDDLE.strip().splitlines()[0])[1]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line[1:2].isdigit()]
+    return {int(name.split()[0]): versions for name, versions in rows if not name.split()[1].isupper()}
