@@ -12,7 +12,8 @@ What is remembered between the fetches of a consumer is in `fetch_sessions` (KIP
 partitions. In a session, a partition at whose end the consumer stands and of which everything was told costs
 a comparison, not an answer.
 
-There are no transactions: the last stable offset is the high watermark, and no transaction is ever aborted.
+A read_committed fetch stops at the last stable offset, and is told which aborted transactions its batches
+belong to; it is the client that leaves their records out (KIP-98).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, FetchedRecords, RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
+    AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
     FetchPartition,
@@ -315,7 +317,8 @@ class _Fetch:
         try:
             log = partition.log
             check_leader_epoch(partition, request.current_leader_epoch)
-            answer.high_watermark = answer.last_stable_offset = partition.high_watermark
+            answer.high_watermark = partition.high_watermark
+            answer.last_stable_offset = partition.last_stable_offset
             answer.log_start_offset = log.log_start_offset
             if request.last_fetched_epoch >= 0:
                 epoch, end_offset = log.epoch_end_offset(request.last_fetched_epoch)
@@ -337,13 +340,21 @@ class _Fetch:
     def _read_log(self, entry: _Wanted) -> None:
         partition = entry.partition
         assert partition is not None
-        if entry.request.fetch_offset >= partition.high_watermark:
+        answer = entry.told()
+        committed = self.request.isolation_level == _READ_COMMITTED
+        up_to = answer.last_stable_offset if committed else answer.high_watermark
+        if entry.request.fetch_offset >= up_to:
             return
         bytes_max, must = self._limits(entry)
         if bytes_max <= 0 and not must:
             return
         try:
-            found = partition.read(entry.request.fetch_offset, max(bytes_max, 0), must)
+            found = partition.read(entry.request.fetch_offset, max(bytes_max, 0), must, up_to)
+            if committed and found.size:
+                answer.aborted_transactions = [
+                    AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
+                    for aborted in partition.log.aborted_transactions(found.start_offset, found.end_offset)
+                ]
         except KafkaError as error:
             self._fail(entry, error.code, error.message)
             return
@@ -352,7 +363,7 @@ class _Fetch:
             self._fail(entry, ErrorCode.UNKNOWN_SERVER_ERROR)
             return
         if found.size:
-            entry.told().records = found.region
+            answer.records = found.region
             entry.size = found.size
             self._bytes += found.size
 

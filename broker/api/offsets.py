@@ -29,6 +29,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 
+READ_COMMITTED = 1
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
 _FIRST_VERSION_WITH_EPOCH = 4
 _SINCE_VERSION = {
@@ -57,6 +58,7 @@ class OffsetsApi:
 
     def list_offsets(self, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
         response = ListOffsetsResponse(topics=[])
+        committed = request.isolation_level == READ_COMMITTED
         for topic in request.topics:
             answers = []
             for wanted in topic.partitions:
@@ -67,7 +69,7 @@ class OffsetsApi:
                     answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     continue
                 try:
-                    _look_up(partition, wanted, context.api_version, answer)
+                    _look_up(partition, wanted, context.api_version, committed, answer)
                 except KafkaError as error:
                     answer.error_code = error.code
                 if context.api_version < _FIRST_VERSION_WITH_EPOCH:
@@ -132,7 +134,11 @@ class OffsetsApi:
 
 
 def _look_up(
-    partition: Partition, wanted: ListOffsetsPartition, version: int, answer: ListOffsetsPartitionResponse
+    partition: Partition,
+    wanted: ListOffsetsPartition,
+    version: int,
+    committed: bool,
+    answer: ListOffsetsPartitionResponse,
 ) -> None:
     log = partition.log
     check_leader_epoch(partition, wanted.current_leader_epoch)
@@ -142,11 +148,12 @@ def _look_up(
             ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp} has no meaning in version {version}"
         )
     if timestamp == LATEST:
-        answer.offset = partition.high_watermark
+        answer.offset = partition.last_stable_offset if committed else partition.high_watermark
         answer.leader_epoch = partition.leader_epoch
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         answer.offset = log.log_start_offset
     elif timestamp not in _NOT_TIERED:  # nothing is, nor waits for it: -1, -1
         found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
-        if found is not None and found[0] < partition.high_watermark:
+        end_offset = partition.last_stable_offset if committed else partition.high_watermark
+        if found is not None and found[0] < end_offset:
             answer.offset, answer.timestamp, answer.leader_epoch = found

@@ -150,12 +150,20 @@ class Partition:
         if self._waiters:
             self.wake()
 
-    def read(self, offset: int, max_bytes: int, min_one: bool = True) -> LogSlice:
-        """Whole batches from the one that contains `offset`, below the high watermark.
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction has ended; at most the high watermark (rule T5). Raises KafkaError."""
+        unstable = self.log.first_unstable_offset
+        return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
+
+    def read(self, offset: int, max_bytes: int, min_one: bool = True, up_to: int | None = None) -> LogSlice:
+        """Whole batches from the one that contains `offset`, below `up_to` (by default the high watermark).
 
         Raises KafkaError(OFFSET_OUT_OF_RANGE) outside [log start, log end].
         """
-        return self.log.read(offset, max_bytes, up_to=self.high_watermark, min_one_batch=min_one)
+        if up_to is None:
+            up_to = self.high_watermark
+        return self.log.read(offset, max_bytes, up_to=up_to, min_one_batch=min_one)
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
         """Have `callback` called at each change, until it is removed."""

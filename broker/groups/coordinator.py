@@ -29,18 +29,22 @@ from broker.groups import journal
 from broker.groups.deadlines import Deadlines
 from broker.groups.events import (
     Abandoned,
+    Append,
     Appended,
     Effect,
     Event,
     ExpireOffsets,
     ForgetTopic,
+    PendingTransactionalCommit,
     Reply,
     Result,
     Tick,
+    TransactionCommitted,
 )
 from broker.groups.model import NEVER, Group, JournalRecord, Limits, Now, Phase
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
+from broker.groups.transactional import TransactionalOffsets
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -88,6 +92,7 @@ class GroupCoordinator:
         self.context = context
         self.limits = limits if limits is not None else limits_of(context.config)
         self.groups: dict[str, Group] = {}
+        self.transactional = TransactionalOffsets()
         self._partitions: Sequence[Partition] = ()
         self._loading: set[int] = set()
         self._failed: set[int] = set()
@@ -215,6 +220,18 @@ class GroupCoordinator:
             if topic in group.offsets:
                 self._run(group_id, ForgetTopic(topic))
 
+    # -- transactions ----------------------------------------------------------------------------------------
+
+    def is_loaded(self, index: int) -> bool:
+        """Whether a journal partition has been read, so that what is appended to it is not missed."""
+        return index not in self._loading and index not in self._failed and not self._stopped
+
+    def end_transaction(self, index: int, producer_id: int, *, commit: bool) -> None:
+        """The marker of a producer's transaction is on journal partition `index`: its offsets count, or not."""
+        for group_id, offsets in self.transactional.end(index, producer_id).items():
+            if commit:
+                self._run(group_id, TransactionCommitted(offsets))
+
     # -- steps and effects -----------------------------------------------------------------------------------
 
     def _run(self, group_id: str, event: Event) -> None:
@@ -228,7 +245,7 @@ class GroupCoordinator:
                 self._answer(effect.token, effect.result)
             else:
                 # The append may have taken a while: sessions begin when their members are answered.
-                appended = Appended(effect.pending, self._append(group_id, effect.records))
+                appended = Appended(effect.pending, self._append_effect(group_id, effect))
                 effects.extendleft(reversed(step(group, appended, self.now(), self.limits)))
         if group.phase is Phase.DEAD or group.is_disposable:
             self.groups.pop(group_id, None)
@@ -251,13 +268,25 @@ class GroupCoordinator:
 
     # -- the journal -----------------------------------------------------------------------------------------
 
-    def _append(self, group_id: str, records: Sequence[JournalRecord]) -> ErrorCode:
+    def _append_effect(self, group_id: str, effect: Append) -> ErrorCode:
+        pending = effect.pending
+        if not isinstance(pending, PendingTransactionalCommit):
+            return self._append(group_id, effect.records)
+        error = self._append(group_id, effect.records, (pending.producer_id, pending.producer_epoch))
+        if error is ErrorCode.NONE:
+            index = journal.partition_of(group_id, len(self._partitions))
+            self.transactional.add(index, pending.producer_id, group_id, pending.commit.offsets)
+        return error
+
+    def _append(
+        self, group_id: str, records: Sequence[JournalRecord], producer: tuple[int, int] | None = None
+    ) -> ErrorCode:
         if not self._partitions:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         index = journal.partition_of(group_id, len(self._partitions))
         partition = self._partitions[index]
         try:
-            journal.append(partition, records, self.context.clock.time_ms())
+            journal.append(partition, records, self.context.clock.time_ms(), producer)
         except KafkaError as error:
             logger.error("group %s: its change cannot be stored: %s", group_id, error)
             return _answer_for(error.code)
@@ -283,14 +312,16 @@ class GroupCoordinator:
         partition = self._partitions[index]
         try:
             partition.log  # noqa: B018  opened here, on the event loop, which owns it
+            replay = Replay(index)
             groups = await asyncio.get_running_loop().run_in_executor(
-                self.context.executor, _read_groups, partition, self.now()
+                self.context.executor, _read_groups, replay, partition, self.now()
             )
         except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
             logger.error("%s-%d cannot be read; its groups are not served: %s", journal.TOPIC, index, error)
             self._failed.add(index)
         else:
             self.groups.update(groups)
+            self.transactional.take_over(replay.transactional)
             for group_id, group in groups.items():
                 if group.next_wake != NEVER:
                     self._deadlines.wake(group_id, group.next_wake)
@@ -330,7 +361,8 @@ class GroupCoordinator:
                     journal.append(partition, records, self.context.clock.time_ms())
                 if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
                     await asyncio.sleep(0)
-            partition.delete_records(start)
+            # What open transactions have committed is nowhere else.
+            partition.delete_records(min(start, partition.last_stable_offset))
         except KafkaError as error:
             logger.warning("%s-%d cannot be rewritten now: %s", journal.TOPIC, index, error)
             return
@@ -360,8 +392,7 @@ class GroupCoordinator:
             self._arm_expiry()
 
 
-def _read_groups(partition: Partition, now: Now) -> dict[str, Group]:
-    replay = Replay()
+def _read_groups(replay: Replay, partition: Partition, now: Now) -> dict[str, Group]:
     replay.apply(journal.read_partition(partition))
     return replay.groups(now)
 

@@ -78,6 +78,22 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionalCommit:
+    """A commit that counts when the producer's transaction does. Old clients name no member (KIP-447)."""
+
+    commit: Commit
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCommitted:
+    """Offsets of a transaction whose marker is on the journal."""
+
+    offsets: Mapping[tuple[str, int], CommittedOffset]
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteOffsets:
     token: int
     partitions: tuple[tuple[str, int], ...]
@@ -147,6 +163,13 @@ class PendingCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingTransactionalCommit:
+    commit: PendingCommit
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class PendingOffsetDeletion:
     token: int | None
     partitions: tuple[tuple[str, int], ...]
@@ -171,6 +194,7 @@ Pending = (
     PendingAssignment
     | PendingStaticMember
     | PendingCommit
+    | PendingTransactionalCommit
     | PendingOffsetDeletion
     | PendingGroupDeletion
     | PendingEmpty
@@ -182,6 +206,8 @@ Event = (
     | Heartbeat
     | Leave
     | Commit
+    | TransactionalCommit
+    | TransactionCommitted
     | DeleteOffsets
     | DeleteGroup
     | Tick

@@ -134,13 +134,10 @@ class GroupHandlers:
         return _find_response(found, context.api_version)
 
     def _coordinator_for(self, key: str, key_type: int) -> Coordinator:
-        if key_type == GROUP_KEY_TYPE:
+        if key_type in (GROUP_KEY_TYPE, TRANSACTION_KEY_TYPE):
             host, port = self._context.advertised()
             return Coordinator(key=key, node_id=self._context.broker_id, host=host, port=port)
-        if key_type == TRANSACTION_KEY_TYPE:
-            message = f"transactions are not supported yet, so {key!r} has no coordinator"
-        else:
-            message = f"unknown coordinator key type {key_type}; 0 is a consumer group"
+        message = f"unknown coordinator key type {key_type}; 0 is a consumer group, 1 a transactional id"
         return _no_coordinator(key, ErrorCode.INVALID_REQUEST, message)
 
     # -- membership ----------------------------------------------------------------------------------------

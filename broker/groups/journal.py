@@ -24,6 +24,7 @@ from broker.groups.model import (
     StoredGroup,
     StoredMember,
 )
+from broker.groups.transactional import InTransaction, TransactionEnd
 from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.messages.consumer_offsets import (
     GroupMetadataKey,
@@ -36,6 +37,7 @@ from protocol.messages.consumer_offsets import (
     encode_versioned,
     peek_version,
 )
+from protocol.records.header import TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
@@ -171,12 +173,22 @@ def _stored_group(group_id: str, value: GroupMetadataValue) -> StoredGroup:
     )
 
 
-def encode_journal_batch(records: Sequence[JournalRecord], timestamp_ms: int) -> bytes:
-    """One record batch with all of `records`: they become durable together or not at all."""
+def encode_journal_batch(
+    records: Sequence[JournalRecord], timestamp_ms: int, producer: tuple[int, int] | None = None
+) -> bytes:
+    """One record batch with all of `records`: they become durable together or not at all.
+
+    With a `producer` (id and epoch) they are part of its transaction; as in Kafka they have no sequence.
+    """
     from protocol.records.encode import Record, build_batch
 
-    encoded = [encode_record(record) for record in records]
-    return build_batch([Record(key, value, timestamp=timestamp_ms) for key, value in encoded])
+    encoded = [Record(key, value, timestamp=timestamp_ms) for key, value in map(encode_record, records)]
+    if producer is None:
+        return build_batch(encoded)
+    producer_id, epoch = producer
+    return build_batch(
+        encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT
+    )
 
 
 def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:
@@ -197,19 +209,25 @@ def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:
             yield record
 
 
-def append(partition: Partition, records: Sequence[JournalRecord], timestamp_ms: int) -> None:
+def append(
+    partition: Partition,
+    records: Sequence[JournalRecord],
+    timestamp_ms: int,
+    producer: tuple[int, int] | None = None,
+) -> None:
     """Put `records` on the journal as one batch. Raises KafkaError with a code for the client."""
     from broker.log.partition_log import AppendOrigin
 
     try:
-        batch = encode_journal_batch(records, timestamp_ms)
+        batch = encode_journal_batch(records, timestamp_ms, producer)
     except EncodeError as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
     partition.append(batch, AppendOrigin.COORDINATOR)
 
 
-def read_partition(partition: Partition) -> Iterator[JournalRecord]:
+def read_partition(partition: Partition) -> Iterator[JournalRecord | InTransaction | TransactionEnd]:
     """Everything on the journal partition, in order. Blocking; the partition must be open."""
+    from protocol.records.control import read_end_marker
     from protocol.records.header import iter_headers
 
     offset = partition.log.log_start_offset
@@ -218,8 +236,18 @@ def read_partition(partition: Partition) -> Iterator[JournalRecord]:
         if not data:
             return
         for position, header in iter_headers(data):
-            yield from decode_journal_batch(data[position : position + header.size])
+            batch = data[position : position + header.size]
             offset = header.last_offset + 1
+            if header.is_control:
+                commit = read_end_marker(batch).commit
+                if commit is not None:
+                    yield TransactionEnd(header.producer_id, commit)
+            elif header.is_transactional:
+                for record in decode_journal_batch(batch):
+                    if isinstance(record, PutOffset):
+                        yield InTransaction(header.producer_id, record)
+            else:
+                yield from decode_journal_batch(batch)
 
 
 def warm() -> None:

@@ -8,6 +8,8 @@ Sources: KIP-211 (retention counts from when the group became empty), KIP-496 (O
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from broker.groups.events import (
     Append,
     Commit,
@@ -18,7 +20,10 @@ from broker.groups.events import (
     PendingCommit,
     PendingGroupDeletion,
     PendingOffsetDeletion,
+    PendingTransactionalCommit,
     Reply,
+    TransactionalCommit,
+    TransactionCommitted,
 )
 from broker.groups.model import (
     CommittedOffset,
@@ -55,13 +60,42 @@ def _commit_error(step: Rebalance, event: Commit) -> ErrorCode:
     return ErrorCode.NONE
 
 
-def commit(step: Rebalance, event: Commit) -> None:
+def _transactional_commit_error(step: Rebalance, event: Commit) -> ErrorCode:
+    """As `_commit_error`, but clients before TxnOffsetCommit v3 say nothing of a member, and a rebalance does
+    not stop a transaction that began before it.
+    """
     group = step.group
+    if group.phase is Phase.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if event.generation < 0 and (group.phase is Phase.EMPTY or _names_nobody(event)):
+        return ErrorCode.NONE
+    error = step.member_error(event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    return ErrorCode.NONE if event.generation == group.generation else ErrorCode.ILLEGAL_GENERATION
+
+
+def _names_nobody(event: Commit) -> bool:
+    return event.member_id == "" and event.instance_id is None
+
+
+def commit(step: Rebalance, event: Commit) -> None:
     error = _commit_error(step, event)
     if error is not ErrorCode.NONE:
         step.effects.append(Reply(event.token, OffsetsResult(error, {})))
         return
     step.extend_session(event.member_id)
+    accepted, errors = _check_metadata(step, event)
+    if not accepted:
+        step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NONE, errors)))
+        return
+    step.effects.append(Append(_put(step, accepted), PendingCommit(event.token, accepted, errors)))
+
+
+def _check_metadata(
+    step: Rebalance, event: Commit
+) -> tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]:
+    """What can be stored, and why the rest cannot."""
     errors: dict[tuple[str, int], ErrorCode] = {}
     accepted: dict[tuple[str, int], CommittedOffset] = {}
     for key, committed in event.offsets.items():
@@ -69,14 +103,45 @@ def commit(step: Rebalance, event: Commit) -> None:
             errors[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
             accepted[key] = committed
-    if not accepted:
-        step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NONE, errors)))
-        return
-    records = tuple(
-        PutOffset(group.group_id, topic, partition, committed)
+    return accepted, errors
+
+
+def _put(step: Rebalance, accepted: Mapping[tuple[str, int], CommittedOffset]) -> tuple[JournalRecord, ...]:
+    return tuple(
+        PutOffset(step.group.group_id, topic, partition, committed)
         for (topic, partition), committed in accepted.items()
     )
-    step.effects.append(Append(records, PendingCommit(event.token, accepted, errors)))
+
+
+def commit_in_transaction(step: Rebalance, event: TransactionalCommit) -> None:
+    """The offsets go to the journal as part of the transaction, and to the group when that commits."""
+    inner = event.commit
+    error = _transactional_commit_error(step, inner)
+    accepted, errors = _check_metadata(step, inner) if error is ErrorCode.NONE else ({}, {})
+    if not accepted:
+        step.effects.append(Reply(inner.token, OffsetsResult(error, errors)))
+        return
+    if inner.member_id:
+        step.extend_session(inner.member_id)
+    pending = PendingCommit(inner.token, accepted, errors)
+    step.effects.append(
+        Append(
+            _put(step, accepted),
+            PendingTransactionalCommit(pending, event.producer_id, event.producer_epoch),
+        )
+    )
+
+
+def transactional_commit_stored(
+    step: Rebalance, pending: PendingTransactionalCommit, error: ErrorCode
+) -> None:
+    """Nothing of the group changes before the marker."""
+    step.effects.append(Reply(pending.commit.token, OffsetsResult(error, pending.commit.errors)))
+
+
+def transaction_committed(step: Rebalance, event: TransactionCommitted) -> None:
+    for (topic, partition), committed in event.offsets.items():
+        step.group.put_offset(topic, partition, committed)
 
 
 def commit_stored(step: Rebalance, pending: PendingCommit, error: ErrorCode) -> None:

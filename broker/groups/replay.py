@@ -16,16 +16,22 @@ from broker.groups.model import (
     StoredGroup,
 )
 from broker.groups.state import restore
+from broker.groups.transactional import InTransaction, TransactionalOffsets, TransactionEnd
 
 
 class Replay:
-    """Collects records in journal order; `groups` then builds what they add up to."""
+    """Collects records of one journal partition in order; `groups` then builds what they add up to.
 
-    def __init__(self) -> None:
+    `transactional` is what open transactions have committed.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        self.transactional = TransactionalOffsets()
+        self._index = index
         self._stored: dict[str, StoredGroup] = {}
         self._offsets: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
 
-    def apply(self, records: Iterable[JournalRecord]) -> None:
+    def apply(self, records: Iterable[JournalRecord | InTransaction | TransactionEnd]) -> None:
         for record in records:
             match record:
                 case PutGroup(stored):
@@ -36,6 +42,13 @@ class Replay:
                     self._offsets.setdefault(group_id, {})[topic, partition] = committed
                 case DropOffset(group_id, topic, partition):
                     self._offsets.get(group_id, {}).pop((topic, partition), None)
+                case InTransaction(producer_id, put):
+                    key = (put.topic, put.partition)
+                    self.transactional.add(self._index, producer_id, put.group_id, {key: put.committed})
+                case TransactionEnd(producer_id, commit):
+                    for group_id, offsets in self.transactional.end(self._index, producer_id).items():
+                        if commit:
+                            self._offsets.setdefault(group_id, {}).update(offsets)
 
     def groups(self, now: Now) -> dict[str, Group]:
         groups = {group_id: restore(group_id, stored, now) for group_id, stored in self._stored.items()}

@@ -30,8 +30,11 @@ from broker.groups.events import (
     PendingGroupDeletion,
     PendingOffsetDeletion,
     PendingStaticMember,
+    PendingTransactionalCommit,
     Sync,
     Tick,
+    TransactionalCommit,
+    TransactionCommitted,
 )
 from broker.groups.model import Group, Limits, Member, Now, Phase, StoredGroup
 from broker.groups.rebalance import Rebalance
@@ -67,6 +70,8 @@ def _appended(step: Rebalance, event: Appended) -> None:
     match pending:
         case PendingCommit():
             offsets.commit_stored(step, pending, error)
+        case PendingTransactionalCommit():
+            offsets.transactional_commit_stored(step, pending, error)
         case PendingAssignment():
             step.assignment_stored(pending, error)
         case PendingStaticMember():
@@ -85,6 +90,8 @@ _HANDLERS: dict[type, Callable[[Rebalance, Any], None]] = {
     Heartbeat: Rebalance.heartbeat,
     Leave: Rebalance.leave,
     Commit: offsets.commit,
+    TransactionalCommit: offsets.commit_in_transaction,
+    TransactionCommitted: offsets.transaction_committed,
     DeleteOffsets: offsets.delete_offsets,
     DeleteGroup: offsets.delete_group,
     Tick: _tick,

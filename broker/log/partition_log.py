@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from broker.log import checkpoint as checkpoints
 from broker.log import recovery, time_lookup
@@ -50,6 +50,8 @@ from protocol.records.header import CONTROL_BIT, NO_PRODUCER_ID, BatchHeader, Bu
 __all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
 
 logger = logging.getLogger("headrace.log")
+
+T = TypeVar("T")
 
 _SNAPSHOTS_KEPT: Final = 2
 _PRODUCER_EXPIRY_SECONDS: Final = 86_400.0
@@ -243,8 +245,11 @@ class PartitionLog:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the earliest open transaction begins, None if none is open. Raises OSError on first use."""
-        offset = self._producer_state().first_unstable_offset
+        """Where the earliest open transaction begins, None if none is open. Raises KafkaError."""
+        producers = self._producers
+        if producers is None:
+            producers = self._reading(self._producer_state)
+        offset = producers.first_unstable_offset
         return offset if offset is None else max(offset, self.log_start_offset)
 
     def aborted_transactions(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
@@ -428,15 +433,15 @@ class PartitionLog:
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
         """(offset, timestamp, leader epoch) of the first record at or after a time; None if there is none."""
-        return self._by_time(
+        return self._reading(
             lambda: time_lookup.first_at_or_after(self._segments, timestamp_ms, self.log_start_offset)
         )
 
     def max_timestamp(self) -> tuple[int, int, int] | None:
         """(offset, timestamp, leader epoch) of the first record with the largest timestamp."""
-        return self._by_time(lambda: time_lookup.latest(self._segments, self.log_start_offset))
+        return self._reading(lambda: time_lookup.latest(self._segments, self.log_start_offset))
 
-    def _by_time(self, find: Callable[[], tuple[int, int, int] | None]) -> tuple[int, int, int] | None:
+    def _reading(self, find: Callable[[], T]) -> T:
         self._check_usable()
         try:
             return find()

@@ -1,0 +1,1 @@
+"""Transactions: what a producer writes to several partitions and groups becomes visible together, or never."""

@@ -1,0 +1,63 @@
+"""Writing the markers that end a transaction, partition by partition.
+
+A marker on `__consumer_offsets` also makes the group coordinator apply or forget the offsets that the
+transaction has committed. All of it is on the event loop: marker and effect are one step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.groups import journal as groups_journal
+from broker.log.partition_log import AppendOrigin
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.control import build_end_marker
+
+if TYPE_CHECKING:
+    from broker.extension import BrokerContext
+    from broker.groups.coordinator import GroupCoordinator
+
+RAISES_EPOCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """`client_version` 2: its epoch is above that of the batches it ends."""
+
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    coordinator_epoch: int
+    client_version: int = 0
+
+
+def write_marker(
+    context: BrokerContext, groups: GroupCoordinator, topic: str, index: int, marker: Marker
+) -> None:
+    """Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the groups of the
+    partition are not loaded, INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, KAFKA_STORAGE_ERROR.
+    """
+    partition = context.partition(topic, index)
+    if partition.hooks is not None:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, f"{topic} takes no part in transactions, so it has none to end"
+        )
+    is_of_groups = topic == groups_journal.TOPIC
+    if is_of_groups and not groups.is_loaded(index):
+        raise KafkaError(
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"the groups of {topic}-{index} are not loaded"
+        )
+    partition.log.check_end_marker(
+        marker.producer_id, marker.producer_epoch, is_next_epoch=marker.client_version >= RAISES_EPOCH
+    )
+    batch = build_end_marker(
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        commit=marker.commit,
+        coordinator_epoch=marker.coordinator_epoch,
+        timestamp_ms=context.clock.time_ms(),
+    )
+    partition.append(batch, AppendOrigin.COORDINATOR)
+    if is_of_groups:
+        groups.end_transaction(index, marker.producer_id, commit=marker.commit)
