@@ -187,6 +187,28 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "Partitions of __consumer_offsets, fixed at its creation.",
         between(1, 1000),
     ),
+    ConfigKey("transaction.max.timeout.ms", _INT, "900000", "Longest timeout of a transaction.", at_least(1)),
+    ConfigKey(
+        "transactional.id.expiration.ms",
+        _INT,
+        "604800000",
+        "How long an unused transactional id is remembered.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        _INT,
+        "3600000",
+        "How often unused transactional ids are looked for.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "transaction.state.log.num.partitions",
+        _INT,
+        "8",
+        "Partitions of __transaction_state, fixed at its creation.",
+        between(1, 1000),
+    ),
     ConfigKey(
         "offset.metadata.max.bytes",
         _INT,

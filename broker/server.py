@@ -2,7 +2,7 @@
 
 Start:  data directory (lock, layout) - store - extensions - topics and partitions (recovered if the last stop
 was not
-        a clean one) - groups - APIs - listener. `start` returns when clients are served.
+        a clean one) - groups - transactions - APIs - listener. `start` returns when clients are served.
 Stop:   listener - waiting requests are answered - requests under way - background tasks and extensions -
 partitions
         (flushed, closed) - store - data directory, marked clean if every log was closed.
@@ -49,6 +49,7 @@ from broker.log.partition_log import PartitionLog
 from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.ports import Clock, Entropy, SystemClock, SystemEntropy
+from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import KafkaError
 
 logger = logging.getLogger("headrace.server")
@@ -157,14 +158,18 @@ class Broker:
         undo.push_async_callback(groups.stop)
         await groups.start()
         self._metadata.deletion_listeners.append(lambda topic: groups.forget_topic(topic.name))
+        transactions = TransactionCoordinator(self.context, groups)
+        undo.push_async_callback(transactions.stop)
+        await transactions.start()
         fetches = FetchApi(self.context)
-        declarations = self._declarations(groups, fetches)
+        declarations = self._declarations(groups, transactions, fetches)
         network.answerer = self.dispatcher = Dispatcher(declarations)
 
         async def drain() -> None:
             network.stop_listening()
             fetches.stop()
             await groups.stop()
+            await transactions.stop()
             await network.drain(network.limits.drain_seconds)
             network.close()
             await network.cancel_requests()
@@ -200,10 +205,12 @@ class Broker:
             self.host = network.host  # clients might resolve the name to an address nobody listens on
         return network
 
-    def _declarations(self, groups: GroupCoordinator, fetches: FetchApi) -> list[ApiDeclaration]:
+    def _declarations(
+        self, groups: GroupCoordinator, transactions: TransactionCoordinator, fetches: FetchApi
+    ) -> list[ApiDeclaration]:
         context = self.context
         declarations = [
-            *ProduceApi(context).declarations(),
+            *ProduceApi(context, transactions).declarations(),
             *fetches.declarations(),
             *OffsetsApi(context).declarations(),
             *MetadataApi(context).declarations(),
@@ -212,8 +219,9 @@ class Broker:
             *LogDirsApi(context).declarations(),
             *ReplicasApi(context).declarations(),
             *QuotasApi().declarations(),
-            *ProducerIdsApi(context).declarations(),
+            *ProducerIdsApi(context, transactions).declarations(),
             *groups.apis(),
+            *transactions.apis(),
         ]
         for extension in self._extensions:
             declarations.extend(extension.apis())

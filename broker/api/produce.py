@@ -19,6 +19,8 @@ from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RecordErrors, RequestContext
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
+from broker.transactions.admission import admit_batch
+from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -43,8 +45,9 @@ _FIRST_VERSION_WITH_IDS = 13
 
 
 class ProduceApi:
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(self, context: BrokerContext, transactions: TransactionCoordinator) -> None:
         self._context = context
+        self._transactions = transactions
         self._find = context.metadata.find_partition
         self._in_sync_replicas = 1  # one broker holds every partition
 
@@ -83,6 +86,14 @@ class ProduceApi:
                 answers.append(answer)
                 try:
                     partition = self._admit(name, data, context.api_version, acks)
+                    if data.records[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
+                        admit_batch(
+                            self._transactions,
+                            request.transactional_id,
+                            partition,
+                            data.records,
+                            context.api_version,
+                        )
                     if partition.hooks is None:
                         _fill(answer, partition.append(data.records, AppendOrigin.CLIENT))
                     else:
@@ -158,8 +169,6 @@ class ProduceApi:
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
                 f"zstd needs Produce 7 or newer; this is version {version}",
             )
-        if attributes & _TRANSACTIONAL:
-            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not offered by this broker")
         if partition.hooks is not None:
             length = int.from_bytes(records[8:12], "big", signed=True) + LOG_OVERHEAD
             if length != len(records):

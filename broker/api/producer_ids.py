@@ -1,18 +1,23 @@
-"""InitProducerId (22): an id that no other producer ever had, for idempotence.
-
-Transactions are not offered: a transactional id is refused with a code no client retries.
+"""InitProducerId (22): an id that no other producer ever had, for idempotence, or the id and epoch of a
+transactional id, whose earlier owners are fenced by it (rules P1, T1).
 """
 
 from __future__ import annotations
 
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
-from protocol.errors import ErrorCode, KafkaError
+from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.events import InitProducer
+from broker.transactions.state import needs_producer_id
+from protocol.errors import ErrorCode
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+_FIRST_VERSION_WITH_FENCED = 4
 
 
 class ProducerIdsApi:
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(self, context: BrokerContext, transactions: TransactionCoordinator) -> None:
         self._allocate = context.allocate_producer_id
+        self._transactions = transactions
 
     def declarations(self) -> list[ApiDeclaration]:
         return [ApiDeclaration(InitProducerIdRequest, InitProducerIdResponse, self.init_producer_id)]
@@ -20,6 +25,28 @@ class ProducerIdsApi:
     async def init_producer_id(
         self, context: RequestContext, request: InitProducerIdRequest
     ) -> InitProducerIdResponse:
-        if request.transactional_id is not None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "transactions are not offered by this broker")
-        return InitProducerIdResponse(producer_id=await self._allocate(), producer_epoch=0)
+        transactional_id = request.transactional_id
+        if transactional_id is None:
+            return InitProducerIdResponse(producer_id=await self._allocate(), producer_epoch=0)
+        has_id, has_epoch = request.producer_id >= 0, request.producer_epoch >= 0
+        if not transactional_id or has_id != has_epoch:
+            return _refused(ErrorCode.INVALID_REQUEST)
+        coordinator = self._transactions
+        await coordinator.ensure_topic()
+        error = coordinator.unavailable(transactional_id)
+        if error is not ErrorCode.NONE:
+            return _refused(error)
+        expected = (request.producer_id, request.producer_epoch) if has_id else None
+        event = InitProducer(0, request.transaction_timeout_ms, expected)
+        if needs_producer_id(coordinator.transaction(transactional_id), event):
+            event = InitProducer(0, request.transaction_timeout_ms, expected, await self._allocate())
+        result = coordinator.submit(transactional_id, lambda _: event)
+        if result.error is ErrorCode.PRODUCER_FENCED and context.api_version < _FIRST_VERSION_WITH_FENCED:
+            return _refused(ErrorCode.INVALID_PRODUCER_EPOCH)
+        return InitProducerIdResponse(
+            error_code=result.error, producer_id=result.producer_id, producer_epoch=result.producer_epoch
+        )
+
+
+def _refused(error: ErrorCode) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=error, producer_id=-1, producer_epoch=-1)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.groups import journal
@@ -31,17 +31,29 @@ from broker.groups.events import (
     Abandoned,
     Append,
     Appended,
+    Commit,
     Effect,
     Event,
     ExpireOffsets,
     ForgetTopic,
+    OffsetsResult,
     PendingTransactionalCommit,
     Reply,
     Result,
     Tick,
+    TransactionalCommit,
     TransactionCommitted,
 )
-from broker.groups.model import NEVER, Group, JournalRecord, Limits, Now, Phase
+from broker.groups.model import (
+    NEVER,
+    CommittedOffset,
+    Group,
+    JournalRecord,
+    Limits,
+    Now,
+    Phase,
+    invariant,
+)
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from broker.groups.transactional import TransactionalOffsets
@@ -226,6 +238,31 @@ class GroupCoordinator:
         """Whether a journal partition has been read, so that what is appended to it is not missed."""
         return index not in self._loading and index not in self._failed and not self._stopped
 
+    def journal_partition(self, group_id: str) -> tuple[str, int]:
+        """Where the group's offsets are written; the topic must be there."""
+        return journal.TOPIC, journal.partition_of(group_id, len(self._partitions))
+
+    def commit_in_transaction(
+        self,
+        group_id: str,
+        *,
+        producer: tuple[int, int],
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        offsets: Mapping[tuple[str, int], CommittedOffset],
+    ) -> OffsetsResult:
+        """Commit as part of the transaction of `producer` (id and epoch)."""
+
+        def event(token: int) -> Event:
+            commit = Commit(token, member_id, instance_id, generation, offsets)
+            return TransactionalCommit(commit, *producer)
+
+        result: Any = self.submit(group_id, event, _as_it_is)
+        invariant(isinstance(result, OffsetsResult), f"group {group_id}: the answer was put off")
+        committed: OffsetsResult = result
+        return committed
+
     def end_transaction(self, index: int, producer_id: int, *, commit: bool) -> None:
         """The marker of a producer's transaction is on journal partition `index`: its offsets count, or not."""
         for group_id, offsets in self.transactional.end(index, producer_id).items():
@@ -395,6 +432,10 @@ class GroupCoordinator:
 def _read_groups(replay: Replay, partition: Partition, now: Now) -> dict[str, Group]:
     replay.apply(journal.read_partition(partition))
     return replay.groups(now)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
 
 
 def _answer_for(code: ErrorCode) -> ErrorCode:

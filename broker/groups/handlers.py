@@ -308,12 +308,12 @@ class GroupHandlers:
             for group in request.groups:
                 if by_id:
                     self._name_topics(group.topics or ())
-                answer = self._fetch_group(group.group_id, _wanted(group.topics))
+                answer = self._fetch_group(group.group_id, _wanted(group.topics), request.require_stable)
                 if by_id:
                     self._identify(answer, group.topics)
                 groups.append(answer)
             return OffsetFetchResponse(groups=groups)
-        fetched = self._fetch_group(request.group_id, _wanted(request.topics))
+        fetched = self._fetch_group(request.group_id, _wanted(request.topics), request.require_stable)
         topics = fetched.topics
         if fetched.error_code and context.api_version < 2 and request.topics is not None:
             # There is no error of the whole yet: say it of every partition.
@@ -362,18 +362,28 @@ class GroupHandlers:
                 for partition in topic.partitions:
                     partition.error_code = ErrorCode.UNKNOWN_TOPIC_ID
 
-    def _fetch_group(self, group_id: str, wanted: Wanted) -> OffsetFetchResponseGroup:
+    def _fetch_group(self, group_id: str, wanted: Wanted, require_stable: bool) -> OffsetFetchResponseGroup:
+        """With `require_stable` a position that an open transaction may change is not given (KIP-447)."""
         error = self._coordinator.unavailable(group_id)
         if error is not ErrorCode.NONE:
             return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
         group = self._coordinator.groups.get(group_id)
         offsets = group.offsets if group is not None else {}
         if wanted is None:
-            wanted = [(topic, partitions) for topic, partitions in offsets.items()]
+            known_partitions = {topic: set(partitions) for topic, partitions in offsets.items()}
+            if require_stable:
+                for topic, index in self._coordinator.transactional.unstable_partitions(group_id):
+                    known_partitions.setdefault(topic, set()).add(index)
+            wanted = [(topic, sorted(partitions)) for topic, partitions in known_partitions.items()]
         topics = []
         for topic, indexes in wanted:
             known = offsets.get(topic, {})
-            positions = [_position(index, known.get(index, _NO_COMMIT)) for index in indexes]
+            positions = [
+                _position(index, _NO_COMMIT, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+                if require_stable and self._coordinator.transactional.is_unstable(group_id, topic, index)
+                else _position(index, known.get(index, _NO_COMMIT))
+                for index in indexes
+            ]
             topics.append(OffsetFetchResponseTopics(name=topic, partitions=positions))
         return OffsetFetchResponseGroup(group_id=group_id, topics=topics)
 

@@ -186,9 +186,7 @@ def encode_journal_batch(
     if producer is None:
         return build_batch(encoded)
     producer_id, epoch = producer
-    return build_batch(
-        encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT
-    )
+    return build_batch(encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT)
 
 
 def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:

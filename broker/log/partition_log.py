@@ -194,7 +194,7 @@ class PartitionLog:
             marker = read_end_marker(view)
             producers.check_marker(header.producer_id, header.producer_epoch, marker.coordinator_epoch)
         elif has_producer:
-            original = producers.check(header)
+            original = producers.check(header, has_sequence=origin is not AppendOrigin.COORDINATOR)
             if original is not None:
                 return self._duplicate(original)
         size = len(view)

@@ -100,8 +100,10 @@ class ProducerState:
         """The first offset of the earliest open transaction, None if none is open."""
         return next(iter(self.open_transactions.values()), None)
 
-    def check(self, header: BatchHeader) -> AppendedBatch | None:
+    def check(self, header: BatchHeader, *, has_sequence: bool = True) -> AppendedBatch | None:
         """The original if `header` repeats a batch, None if it may be appended; changes nothing.
+
+        A coordinator writes for a producer without sequences: then only epoch and transaction are checked.
 
         Raises KafkaError with INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER or INVALID_TXN_STATE.
         """
@@ -122,6 +124,8 @@ class ProducerState:
                 ErrorCode.INVALID_TXN_STATE,
                 f"producer {producer_id} has a transaction open, and this batch is not part of it",
             )
+        if not has_sequence:
+            return None
         batches = producer.batches
         if epoch > producer.epoch or not batches:
             if producer_id >= 0 and first != 0:

@@ -293,7 +293,12 @@ class TransactionCoordinator:
                 if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
                     level = logging.INFO
                 logger.log(
-                    level, "transactional id %r: no marker in %s-%d: %s", transactional_id, topic, partition, error
+                    level,
+                    "transactional id %r: no marker in %s-%d: %s",
+                    transactional_id,
+                    topic,
+                    partition,
+                    error,
                 )
                 if error.code not in _NEEDS_NO_MARKER:
                     continue

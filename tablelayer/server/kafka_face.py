@@ -35,7 +35,12 @@ def check_frame(batch: memoryview) -> BatchHeader:
             ErrorCode.INVALID_RECORD,
             f"the batch has {header.record_count} records and last offset delta {header.last_offset_delta}",
         )
-    if header.is_control or header.is_transactional or header.producer_id < -1:
+    if header.is_transactional:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            "tables take no part in transactions; produce without transactional.id",
+        )
+    if header.is_control or header.producer_id < -1:
         raise KafkaError(ErrorCode.INVALID_RECORD, "the batch has attributes that producers may not set")
     return header
 

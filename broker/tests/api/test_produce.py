@@ -72,7 +72,7 @@ def with_magic(magic: int) -> bytes:
         (BATCH + BATCH, {}, ErrorCode.INVALID_RECORD, ""),
         (with_magic(1), {}, ErrorCode.INVALID_RECORD, "format 1"),
         (with_magic(100), {}, ErrorCode.INVALID_RECORD, "format 100"),
-        (with_attributes(0x10), {}, ErrorCode.INVALID_TXN_STATE, "not offered"),
+        (with_attributes(0x10), {}, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id"),
         (with_attributes(4), {"version": 6}, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "Produce 7"),
         (BATCH[:-1] + b"x", {}, ErrorCode.CORRUPT_MESSAGE, ""),
     ],

@@ -340,14 +340,3 @@ def test_a_producer_id_is_never_given_twice(tmp_path) -> None:
         assert min(seen) >= 0
 
     asyncio.run(test())
-
-
-def test_transactional_ids_are_refused_for_good(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            answer = await broker.send(InitProducerIdRequest(transactional_id="tx"))
-            assert answer.error_code == ErrorCode.INVALID_REQUEST
-            assert not ErrorCode(answer.error_code).retriable
-            assert answer.producer_id == -1
-
-    asyncio.run(test())

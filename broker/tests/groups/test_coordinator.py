@@ -70,6 +70,10 @@ class JournalPartition:
         data = b"".join(batch for batch in self.batches if read_header(batch).last_offset >= offset)
         return SimpleNamespace(read=lambda: data)
 
+    @property
+    def last_stable_offset(self):
+        return self.high_watermark
+
     def delete_records(self, before_offset):
         self._start = before_offset
         self.batches = [batch for batch in self.batches if read_header(batch).base_offset >= before_offset]
@@ -385,11 +389,13 @@ def test_find_coordinator_in_every_version(version):
     run(scenario)
 
 
-def test_transactional_coordinator_is_refused_with_a_reason():
+def test_a_transactional_id_has_a_coordinator_and_nothing_else_has():
     async def scenario(site):
-        response = await site.call(FindCoordinatorRequest(key="tx", key_type=1), 3)
+        found = await site.call(FindCoordinatorRequest(key="tx", key_type=1), 3)
+        assert (found.error_code, found.port > 0) == (ErrorCode.NONE, True)
+        response = await site.call(FindCoordinatorRequest(key="g:topic:0", key_type=2), 3)
         assert response.error_code == ErrorCode.INVALID_REQUEST
-        assert "transactions" in response.error_message
+        assert "key type 2" in response.error_message
 
     run(scenario)
 

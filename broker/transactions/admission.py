@@ -1,0 +1,98 @@
+"""Whether a write may be part of a transaction (rule T2, KIP-890).
+
+With version 1 of transactions a producer announces partitions (AddPartitionsToTxn, AddOffsetsToTxn), and a
+write to another partition is refused: it would belong to no transaction that anybody will end. With version 2
+(Produce 12, TxnOffsetCommit 5) the write itself announces its partition.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from broker.cluster.partition import Partition
+from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.events import AddPartitions
+from broker.transactions.model import TopicPartition
+from protocol.errors import ErrorCode, KafkaError
+
+FIRST_PRODUCE_OF_VERSION_2: Final = 12
+FIRST_OFFSET_COMMIT_OF_VERSION_2: Final = 5
+_FIRST_PRODUCE_WITH_ABORTABLE: Final = 11
+
+_PRODUCER: Final = Struct(">qhi")
+_PRODUCER_POSITION: Final = 43
+
+_RETRIED_AS_NOT_ENOUGH_REPLICAS = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    }
+)
+
+
+def part_of_transaction(
+    coordinator: TransactionCoordinator,
+    transactional_id: str,
+    producer: tuple[int, int],
+    partition: TopicPartition,
+    *,
+    announces: bool,
+) -> ErrorCode:
+    """NONE if the write may go on; it is announced here if `announces` and it was not before."""
+    error = coordinator.partition_error(transactional_id, *producer, partition)
+    if error is not ErrorCode.TRANSACTION_ABORTABLE or not announces:
+        return error
+    return coordinator.submit(
+        transactional_id, lambda token: AddPartitions(token, *producer, frozenset({partition}))
+    ).error
+
+
+def admit_batch(
+    coordinator: TransactionCoordinator,
+    transactional_id: str | None,
+    partition: Partition,
+    records: memoryview,
+    version: int,
+) -> None:
+    """Check a transactional batch of Produce `version`. Raises KafkaError with a code that this version's
+    clients know what to do with.
+    """
+    topic, index = partition.topic.name, partition.index
+    if partition.hooks is not None:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"{topic} is a table, and tables take no part in transactions; produce without transactional.id",
+        )
+    if not transactional_id:
+        raise KafkaError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "the batch belongs to a transaction, and the request names no transactional id",
+        )
+    producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+    announces = version >= FIRST_PRODUCE_OF_VERSION_2
+    if announces and sequence != 0 and producer_id not in partition.log.producers():
+        raise KafkaError(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {producer_id} sent sequence {sequence}, and nothing of it is known: it must begin with 0",
+        )
+    error = part_of_transaction(
+        coordinator, transactional_id, (producer_id, epoch), (topic, index), announces=announces
+    )
+    if error is ErrorCode.NONE:
+        return
+    text = f"the partition cannot be written to as part of a transaction of {transactional_id!r}"
+    if error is ErrorCode.TRANSACTION_ABORTABLE:
+        text = f"{topic}-{index} was not added to the transaction of {transactional_id!r}"
+        if version < _FIRST_PRODUCE_WITH_ABORTABLE:
+            error = ErrorCode.INVALID_TXN_STATE
+    elif error in _RETRIED_AS_NOT_ENOUGH_REPLICAS and not (
+        announces and error is ErrorCode.CONCURRENT_TRANSACTIONS
+    ):
+        # Older clients retry this one, without looking for another leader first (KIP-890).
+        text += f" now ({error.name})"
+        error = ErrorCode.NOT_ENOUGH_REPLICAS
+    elif error is ErrorCode.PRODUCER_FENCED:
+        error = ErrorCode.INVALID_PRODUCER_EPOCH
+    raise KafkaError(error, text)

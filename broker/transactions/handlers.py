@@ -1,0 +1,466 @@
+"""The transaction APIs on the wire: requests to events, results to responses.
+
+AddPartitionsToTxn is offered to clients only (versions 0 to 3): brokers would verify with later ones, and
+there is one broker, which asks itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING
+
+from broker.extension import ApiDeclaration, RequestContext
+from broker.groups.model import CommittedOffset
+from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
+from broker.transactions.events import AddPartitions, EndTransaction, Result
+from broker.transactions.markers import Marker, write_marker
+from broker.transactions.model import State, Transaction
+from broker.transactions.state import RAISES_EPOCH, needs_producer_id
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+)
+from protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TopicData,
+    TransactionState,
+)
+from protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from protocol.messages.list_transactions import TransactionState as ListedTransaction
+from protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from protocol.messages.write_txn_markers import (
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+if TYPE_CHECKING:
+    from broker.transactions.coordinator import TransactionCoordinator
+
+_ADD_PARTITIONS_VERSION_MAX = 3
+_FIRST_VERSION_WITH_FENCED = 2
+_FIRST_END_OF_VERSION_2 = 5
+_FIRST_OFFSET_COMMIT_WITH_ABORTABLE = 4
+
+Errors = Mapping[tuple[str, int], ErrorCode]
+
+
+class TransactionHandlers:
+    def __init__(self, coordinator: TransactionCoordinator) -> None:
+        self._coordinator = coordinator
+        self._groups = coordinator.groups
+        self._context = coordinator.context
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(
+                AddPartitionsToTxnRequest,
+                AddPartitionsToTxnResponse,
+                self.add_partitions,
+                max_version=_ADD_PARTITIONS_VERSION_MAX,
+                on_error=_failed_add,
+            ),
+            ApiDeclaration(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, self.add_offsets),
+            ApiDeclaration(EndTxnRequest, EndTxnResponse, self.end),
+            ApiDeclaration(
+                WriteTxnMarkersRequest, WriteTxnMarkersResponse, self.write_markers, on_error=_failed_markers
+            ),
+            ApiDeclaration(
+                TxnOffsetCommitRequest, TxnOffsetCommitResponse, self.commit_offsets, on_error=_failed_commit
+            ),
+            ApiDeclaration(DescribeProducersRequest, DescribeProducersResponse, self.describe_producers),
+            ApiDeclaration(DescribeTransactionsRequest, DescribeTransactionsResponse, self.describe),
+            ApiDeclaration(ListTransactionsRequest, ListTransactionsResponse, self.list),
+        ]
+
+    def _refusal(self, transactional_id: str) -> ErrorCode:
+        return (
+            self._coordinator.unavailable(transactional_id) if transactional_id else ErrorCode.INVALID_REQUEST
+        )
+
+    # -- what belongs to a transaction ---------------------------------------------------------------------
+
+    def add_partitions(
+        self, context: RequestContext, request: AddPartitionsToTxnRequest
+    ) -> AddPartitionsToTxnResponse:
+        """All partitions or none are added."""
+        transactional_id = request.v3_and_below_transactional_id
+        error = self._refusal(transactional_id)
+        if error is not ErrorCode.NONE:
+            return _added(request, error, {})
+        wanted = [(topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions]
+        bad = {key: code for key in wanted if (code := self._cannot_join(*key)) is not ErrorCode.NONE}
+        if bad:
+            return _added(request, ErrorCode.OPERATION_NOT_ATTEMPTED, bad)
+        result = self._coordinator.submit(
+            transactional_id,
+            lambda token: AddPartitions(
+                token,
+                request.v3_and_below_producer_id,
+                request.v3_and_below_producer_epoch,
+                frozenset(wanted),
+            ),
+        )
+        return _added(request, _fenced_in(result.error, context), {})
+
+    def _cannot_join(self, topic: str, index: int) -> ErrorCode:
+        """Why a partition cannot be part of a client's transaction, or NONE."""
+        partition = self._context.metadata.find_partition(topic, index)
+        if partition is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if partition.topic.internal:
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        # A table's rows are applied as they come: nothing of it could be taken back.
+        return ErrorCode.NONE if partition.hooks is None else ErrorCode.POLICY_VIOLATION
+
+    async def add_offsets(
+        self, context: RequestContext, request: AddOffsetsToTxnRequest
+    ) -> AddOffsetsToTxnResponse:
+        error = self._refusal(request.transactional_id)
+        if error is ErrorCode.NONE and not request.group_id:
+            error = ErrorCode.INVALID_GROUP_ID
+        if error is ErrorCode.NONE:
+            await self._groups.ensure_topic()
+            added = frozenset({self._groups.journal_partition(request.group_id)})
+            error = self._coordinator.submit(
+                request.transactional_id,
+                lambda token: AddPartitions(token, request.producer_id, request.producer_epoch, added),
+            ).error
+        return AddOffsetsToTxnResponse(error_code=_fenced_in(error, context))
+
+    async def commit_offsets(
+        self, context: RequestContext, request: TxnOffsetCommitRequest
+    ) -> TxnOffsetCommitResponse:
+        if not request.group_id:
+            return _committed(request, ErrorCode.INVALID_GROUP_ID, {})
+        await self._groups.ensure_topic()
+        error = self._groups.unavailable(request.group_id)
+        if error is ErrorCode.NONE:
+            error = self._admit_offsets(context, request)
+        if error is not ErrorCode.NONE:
+            return _committed(request, error, {})
+        offsets, errors = self._offsets(request)
+        result = self._groups.commit_in_transaction(
+            request.group_id,
+            producer=(request.producer_id, request.producer_epoch),
+            member_id=request.member_id,
+            instance_id=request.group_instance_id,
+            generation=request.generation_id,
+            offsets=offsets,
+        )
+        return _committed(request, result.error, {**errors, **result.errors})
+
+    def _admit_offsets(self, context: RequestContext, request: TxnOffsetCommitRequest) -> ErrorCode:
+        version = context.api_version
+        error = self._refusal(request.transactional_id)
+        if error is ErrorCode.NONE:
+            error = part_of_transaction(
+                self._coordinator,
+                request.transactional_id,
+                (request.producer_id, request.producer_epoch),
+                self._groups.journal_partition(request.group_id),
+                announces=version >= FIRST_OFFSET_COMMIT_OF_VERSION_2,
+            )
+        if error is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_OFFSET_COMMIT_WITH_ABORTABLE:
+            return ErrorCode.INVALID_TXN_STATE
+        if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < FIRST_OFFSET_COMMIT_OF_VERSION_2:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # what these versions retry
+        return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
+
+    def _offsets(
+        self, request: TxnOffsetCommitRequest
+    ) -> tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]:
+        """The offsets to store, and the partitions that do not exist."""
+        now_ms = self._context.clock.time_ms()
+        offsets: dict[tuple[str, int], CommittedOffset] = {}
+        errors: dict[tuple[str, int], ErrorCode] = {}
+        for topic in request.topics:
+            for partition in topic.partitions:
+                key = (topic.name, partition.partition_index)
+                if self._context.metadata.find_partition(*key) is None:
+                    errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    continue
+                offsets[key] = CommittedOffset(
+                    offset=partition.committed_offset,
+                    leader_epoch=partition.committed_leader_epoch,
+                    metadata=partition.committed_metadata or "",
+                    commit_timestamp_ms=now_ms,
+                )
+        return offsets, errors
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def end(
+        self, context: RequestContext, request: EndTxnRequest
+    ) -> EndTxnResponse | Awaitable[EndTxnResponse]:
+        error = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return EndTxnResponse(error_code=error)
+        event = EndTransaction(
+            0,
+            request.producer_id,
+            request.producer_epoch,
+            request.committed,
+            client_version=RAISES_EPOCH if context.api_version >= _FIRST_END_OF_VERSION_2 else 1,
+        )
+        if needs_producer_id(self._coordinator.transaction(request.transactional_id), event):
+            return self._end_with_new_id(context, request, event)
+        return self._ended(context, self._coordinator.submit(request.transactional_id, lambda _: event))
+
+    async def _end_with_new_id(
+        self, context: RequestContext, request: EndTxnRequest, event: EndTransaction
+    ) -> EndTxnResponse:
+        new_producer_id = await self._context.allocate_producer_id()
+        result = self._coordinator.submit(
+            request.transactional_id,
+            lambda token: EndTransaction(
+                token,
+                event.producer_id,
+                event.producer_epoch,
+                event.commit,
+                event.client_version,
+                new_producer_id,
+            ),
+        )
+        return self._ended(context, result)
+
+    def _ended(self, context: RequestContext, result: Result) -> EndTxnResponse:
+        return EndTxnResponse(
+            error_code=_fenced_in(result.error, context),
+            producer_id=result.producer_id,
+            producer_epoch=result.producer_epoch,
+        )
+
+    def write_markers(
+        self, context: RequestContext, request: WriteTxnMarkersRequest
+    ) -> WriteTxnMarkersResponse:
+        """For administrators who end a transaction that hangs (KIP-664)."""
+        results = []
+        for entry in request.markers:
+            marker = Marker(
+                entry.producer_id,
+                entry.producer_epoch,
+                entry.transaction_result,
+                entry.coordinator_epoch,
+                entry.transaction_version,
+            )
+            topics = []
+            for topic in entry.topics:
+                partitions = []
+                for index in topic.partition_indexes:
+                    code = ErrorCode.NONE
+                    try:
+                        write_marker(self._context, self._groups, topic.name, index, marker)
+                    except KafkaError as error:
+                        code = error.code
+                    partitions.append(
+                        WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+                    )
+                topics.append(WritableTxnMarkerTopicResult(name=topic.name, partitions=partitions))
+            results.append(WritableTxnMarkerResult(producer_id=entry.producer_id, topics=topics))
+        return WriteTxnMarkersResponse(markers=results)
+
+    # -- administration ------------------------------------------------------------------------------------
+
+    def describe_producers(
+        self, context: RequestContext, request: DescribeProducersRequest
+    ) -> DescribeProducersResponse:
+        return DescribeProducersResponse(
+            topics=[
+                TopicResponse(
+                    name=topic.name,
+                    partitions=[self._producers(topic.name, index) for index in topic.partition_indexes],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    def _producers(self, topic: str, index: int) -> PartitionResponse:
+        answer = PartitionResponse(partition_index=index)
+        try:
+            log = self._context.partition(topic, index).log
+            opened = log.open_transactions()
+            answer.active_producers = [
+                ProducerState(
+                    producer_id=producer_id,
+                    producer_epoch=producer.epoch,
+                    last_sequence=producer.last_sequence,
+                    last_timestamp=producer.timestamp,
+                    coordinator_epoch=producer.coordinator_epoch,
+                    current_txn_start_offset=opened.get(producer_id, -1),
+                )
+                for producer_id, producer in log.producers().items()
+                if producer_id >= 0
+            ]
+        except KafkaError as error:
+            answer.error_code, answer.error_message = error.code, error.message
+        return answer
+
+    def describe(
+        self, context: RequestContext, request: DescribeTransactionsRequest
+    ) -> DescribeTransactionsResponse:
+        return DescribeTransactionsResponse(
+            transaction_states=[self._describe(name) for name in request.transactional_ids]
+        )
+
+    def _describe(self, transactional_id: str) -> TransactionState:
+        answer = TransactionState(transactional_id=transactional_id)
+        error = self._refusal(transactional_id)
+        known = self._coordinator.transaction(transactional_id)
+        if error is ErrorCode.NONE and known.stored is None:
+            error = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        answer.error_code = error
+        if error is not ErrorCode.NONE or known.stored is None:
+            return answer
+        stored = known.stored
+        topics: dict[str, list[int]] = {}
+        for topic, index in sorted(known.unmarked if stored.state.is_ending else stored.partitions):
+            topics.setdefault(topic, []).append(index)
+        answer.transaction_state = stored.state.value
+        answer.transaction_timeout_ms = stored.timeout_ms
+        answer.transaction_start_time_ms = stored.start_ms
+        answer.producer_id = stored.producer_id
+        answer.producer_epoch = stored.producer_epoch
+        answer.topics = [TopicData(topic=topic, partitions=indexes) for topic, indexes in topics.items()]
+        return answer
+
+    def list(self, context: RequestContext, request: ListTransactionsRequest) -> ListTransactionsResponse:
+        if self._coordinator.is_loading:
+            return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        names = {state.value: state for state in State}
+        states = {names[name] for name in request.state_filters if name in names}
+        unknown = [name for name in request.state_filters if name not in names]
+        try:
+            pattern = re.compile(request.transactional_id_pattern or ".*", re.DOTALL)
+        except re.error as error:
+            raise KafkaError(
+                ErrorCode.INVALID_REGULAR_EXPRESSION,
+                f"{request.transactional_id_pattern!r} is not a regular expression: {error}",
+            ) from None
+        now_ms = self._context.clock.time_ms()
+
+        def is_wanted(transaction: Transaction) -> bool:
+            stored = transaction.stored
+            if stored is None or (request.state_filters and stored.state not in states):
+                return False
+            if request.producer_id_filters and stored.producer_id not in request.producer_id_filters:
+                return False
+            running_ms = now_ms - stored.start_ms if stored.start_ms >= 0 else -1
+            if request.duration_filter >= 0 and running_ms <= request.duration_filter:
+                return False
+            return pattern.fullmatch(transaction.transactional_id) is not None
+
+        return ListTransactionsResponse(
+            unknown_state_filters=unknown,
+            transaction_states=[
+                ListedTransaction(
+                    transactional_id=transaction.transactional_id,
+                    producer_id=transaction.stored.producer_id,
+                    transaction_state=transaction.stored.state.value,
+                )
+                for transaction in self._coordinator.transactions.values()
+                if transaction.stored is not None and is_wanted(transaction)
+            ],
+        )
+
+
+def _fenced_in(error: ErrorCode, context: RequestContext) -> ErrorCode:
+    """Versions before 2 of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn do not know PRODUCER_FENCED."""
+    if error is ErrorCode.PRODUCER_FENCED and context.api_version < _FIRST_VERSION_WITH_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return error
+
+
+def _added(
+    request: AddPartitionsToTxnRequest, error: ErrorCode, errors: Errors
+) -> AddPartitionsToTxnResponse:
+    """`error` for every partition that has none of its own in `errors`."""
+    return AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=[
+            AddPartitionsToTxnTopicResult(
+                name=topic.name,
+                results_by_partition=[
+                    AddPartitionsToTxnPartitionResult(
+                        partition_index=index,
+                        partition_error_code=errors.get((topic.name, index), error),
+                    )
+                    for index in topic.partitions
+                ],
+            )
+            for topic in request.v3_and_below_topics
+        ]
+    )
+
+
+def _failed_add(
+    request: AddPartitionsToTxnRequest, version: int, error: KafkaError
+) -> AddPartitionsToTxnResponse:
+    return _added(request, error.code, {})
+
+
+def _committed(request: TxnOffsetCommitRequest, error: ErrorCode, errors: Errors) -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=partition.partition_index,
+                        error_code=errors.get((topic.name, partition.partition_index), error),
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _failed_commit(
+    request: TxnOffsetCommitRequest, version: int, error: KafkaError
+) -> TxnOffsetCommitResponse:
+    return _committed(request, error.code, {})
+
+
+def _failed_markers(
+    request: WriteTxnMarkersRequest, version: int, error: KafkaError
+) -> WriteTxnMarkersResponse:
+    return WriteTxnMarkersResponse(
+        markers=[
+            WritableTxnMarkerResult(
+                producer_id=entry.producer_id,
+                topics=[
+                    WritableTxnMarkerTopicResult(
+                        name=topic.name,
+                        partitions=[
+                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=error.code)
+                            for index in topic.partition_indexes
+                        ],
+                    )
+                    for topic in entry.topics
+                ],
+            )
+            for entry in request.markers
+        ]
+    )
