@@ -37,7 +37,7 @@ from tablelayer.model.ddl import (
     parse,
 )
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options import DECLARED
+from tablelayer.model.options import DECLARED, DeleteBehavior, MergeEngine
 from tablelayer.model.table import TableDefinition
 
 
@@ -148,7 +148,7 @@ class Session:
                 )
         rows = [dict(zip(names, values, strict=True)) for values in statement.rows]
         if table.definition.is_primary_key_table:
-            if len(names) < len(schema.names):
+            if len(names) < len(schema.names) and _takes_some_columns(table.definition):
                 table.partial(rows, names)
             else:
                 table.upsert(rows)
@@ -168,24 +168,44 @@ class Session:
                 f"UPDATE cannot change the primary key ({', '.join(changed_key)}): "
                 "DELETE the row and INSERT another",
             )
+        if table.definition.settings.merge_engine is not None and not _takes_some_columns(table.definition):
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': a row that is there "
+                "is not changed by UPDATE; INSERT a whole row",
+            )
         row = table.lookup_one(statement.key)
         if row is None:
             return Answer(text=_count(0, "updated"))
+        # An aggregation would add what it is told to set.
+        overwrite = table.definition.settings.merge_engine is not None
         written = {*schema.primary_key, *statement.assignments}
         if all(column.nullable or column.name in written for column in schema.columns):
             # Only what is set is written: what somebody else writes at the same time is not undone.
-            table.partial([{**statement.key, **statement.assignments}], sorted(written))
+            table.partial([{**statement.key, **statement.assignments}], sorted(written), overwrite=overwrite)
         else:
-            table.upsert([{**row, **statement.assignments}])
+            numbered = table.definition.settings.auto_increment_column
+            kept = {name: value for name, value in row.items() if name != numbered}
+            table.upsert([{**kept, **statement.assignments}], overwrite=overwrite)
         return Answer(text=_count(1, "updated"))
 
     def _delete(self, statement: Delete) -> Answer:
         table = self._connection.table(statement.path)
         _whole_key(table, statement.key, "DELETE")
+        if table.definition.settings.delete_behavior is DeleteBehavior.IGNORE:
+            raise TableError(
+                TableErrorCode.INVALID_STATEMENT,
+                f"{table.path} ignores deletes ('table.delete.behavior' = 'IGNORE'): nothing would happen",
+            )
         found, _ = table.lookup([statement.key], columns=list(table.definition.schema.primary_key))
         if found[0]:
             table.delete([statement.key])
         return Answer(text=_count(int(found[0]), "deleted"))
+
+
+def _takes_some_columns(definition: TableDefinition) -> bool:
+    """Whether there are partial updates (R6.9)."""
+    return definition.settings.merge_engine in (None, MergeEngine.AGGREGATION)
 
 
 def _whole_key(table: Table, key: Mapping[str, Any], verb: str) -> None:

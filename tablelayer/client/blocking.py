@@ -208,25 +208,31 @@ class Table:
         """Append rows to a log table; returns when all are acknowledged, each exactly once in the log."""
         return self._loop.run(self._table.append(data))
 
-    def upsert(self, data: Data) -> WriteResult:
+    def upsert(self, data: Data, *, overwrite: bool = False) -> WriteResult:
         """Insert whole rows, or replace those with the same primary key; the last of equal keys wins."""
-        return self._loop.run(self._table.upsert(data))
+        return self._loop.run(self._table.upsert(data, overwrite=overwrite))
 
-    def delete(self, keys: Data, columns: Sequence[str] | None = None) -> WriteResult:
+    def delete(
+        self, keys: Data, columns: Sequence[str] | None = None, *, overwrite: bool = False
+    ) -> WriteResult:
         """Delete the rows with these primary keys (absent keys are no error), or only these columns of them."""
-        return self._loop.run(self._table.delete(keys, columns))
+        return self._loop.run(self._table.delete(keys, columns, overwrite=overwrite))
 
-    def partial(self, data: Data, columns: Sequence[str]) -> WriteResult:
+    def partial(self, data: Data, columns: Sequence[str], *, overwrite: bool = False) -> WriteResult:
         """Write only these columns (the primary key among them); the others keep their values."""
-        return self._loop.run(self._table.partial(data, columns))
+        return self._loop.run(self._table.partial(data, columns, overwrite=overwrite))
 
-    def lookup(self, keys: Data, columns: Sequence[str] | None = None) -> LookupResult:
+    def lookup(
+        self, keys: Data, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
+    ) -> LookupResult:
         """Look up many primary keys at once: `found, rows = table.lookup(keys)`, in the keys' order."""
-        return self._loop.run(self._table.lookup(keys, columns))
+        return self._loop.run(self._table.lookup(keys, columns, insert_if_absent=insert_if_absent))
 
-    def lookup_one(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    def lookup_one(
+        self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
+    ) -> dict[str, Any] | None:
         """One row as a dict, or None: `table.lookup_one({"order_key": 7})`."""
-        return self._loop.run(self._table.lookup_one(key, columns))
+        return self._loop.run(self._table.lookup_one(key, columns, insert_if_absent=insert_if_absent))
 
     def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows whose primary key begins with these values of the bucket key, in key order."""

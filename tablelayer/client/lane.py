@@ -36,6 +36,18 @@ class Identity:
     producer_epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class WriteMode:
+    """What a request says about all of its rows: the columns they have (None: all), and whether they replace what is
+    there, past the table's merge engine."""
+
+    target_columns: tuple[int, ...] | None = None
+    overwrite: bool = False
+
+
+WHOLE_ROWS = WriteMode()
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
     """One encoded batch for one bucket, and the promise of its end offset.
@@ -47,7 +59,7 @@ class Batch:
     bucket: int
     data: bytearray
     row_count: int
-    target_columns: tuple[int, ...] | None
+    mode: WriteMode
     deadline_at: float
     done: asyncio.Future[int]
     identity: Identity | None = None

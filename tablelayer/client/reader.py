@@ -157,7 +157,9 @@ class Reader:
     # -- lookups
     # ----------------------------------------------------------------------------------------------
 
-    async def lookup(self, keys: pa.Table, columns: Sequence[str] | None) -> LookupResult:
+    async def lookup(
+        self, keys: pa.Table, columns: Sequence[str] | None, *, insert_if_absent: bool = False
+    ) -> LookupResult:
         """Look up conformed primary keys (columns in the key's order)."""
         ids, _, order = self.project(columns)
         answer_schema = self._answer_schema(ids)
@@ -168,14 +170,14 @@ class Reader:
 
         async def one(batch: pa.RecordBatch) -> tuple[np.ndarray, pa.RecordBatch]:
             async with gate:
-                return await self._lookup_batch(batch, ids, answer_schema)
+                return await self._lookup_batch(batch, ids, answer_schema, insert_if_absent)
 
         results = await asyncio.gather(*(one(batch) for batch in batches))
         found = np.concatenate([result[0] for result in results])
         return LookupResult(found, reorder(pa.Table.from_batches([result[1] for result in results]), order))
 
     async def _lookup_batch(
-        self, keys: pa.RecordBatch, ids: list[int] | None, answer_schema: pa.Schema
+        self, keys: pa.RecordBatch, ids: list[int] | None, answer_schema: pa.Schema, insert_if_absent: bool
     ) -> tuple[np.ndarray, pa.RecordBatch]:
         parts, positions = self._split(keys)
         payloads = {bucket: encode_ipc(part) for bucket, part in parts}
@@ -186,6 +188,8 @@ class Reader:
                 columns=ids,
                 buckets=[LookupBucket(bucket=bucket, keys=payloads[bucket]) for bucket in buckets],
                 schema_id=self._schema_id,
+                insert_if_absent=insert_if_absent,
+                timeout_ms=deadline.remaining_ms if insert_if_absent else 0,
             )
             answer = await self._cluster.send(request, LookupResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"look up in {self._topic}")

@@ -16,6 +16,7 @@ import pyarrow as pa
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.conform import Data, as_rows, conform
 from tablelayer.client.errors import ConnectionLost, DataError, RequestTimeout
+from tablelayer.client.lane import WriteMode
 from tablelayer.client.positions import commit_positions, fetch_positions
 from tablelayer.client.reader import LookupResult, Reader, first_row, nullable_schema, reorder
 from tablelayer.client.retry import Deadline, retrying
@@ -106,21 +107,27 @@ class AsyncTable:
         rows, definition = await self._whole_rows(data)
         return await self._writer.write(rows, definition=definition)
 
-    async def upsert(self, data: Data) -> WriteResult:
+    async def upsert(self, data: Data, *, overwrite: bool = False) -> WriteResult:
         """Insert rows, or replace the rows that have the same primary key; the last of equal keys wins.
 
         Whole rows: a column that is not given gets its default, or null. To change some columns only, use
-        `partial`.
+        `partial`. A table with a merge engine merges instead of replacing; an auto-increment column is left out.
+        `overwrite` replaces the rows of a table with the aggregation engine all the same, for example to undo writes.
         """
         self._must_be(log_table=False, doing="upsert")
         rows, definition = await self._whole_rows(data)
-        return await self._writer.write(rows, definition=definition, change_type=_UPSERT)
+        return await self._writer.write(
+            rows, definition=definition, change_type=_UPSERT, mode=WriteMode(None, overwrite)
+        )
 
-    async def delete(self, keys: Data, columns: Sequence[str] | None = None) -> WriteResult:
+    async def delete(
+        self, keys: Data, columns: Sequence[str] | None = None, *, overwrite: bool = False
+    ) -> WriteResult:
         """Delete the rows with these primary keys; other columns given are ignored, absent keys are no error.
 
         With `columns` only those become null, and a row goes when nothing but its key is left: the partial update's
-        opposite.
+        opposite. What the table says about deletes (`table.delete.behavior`) holds; with `overwrite` a table with
+        the aggregation engine carries them out in any case.
         """
         self._must_be(log_table=False, doing="delete")
         definition = self.definition
@@ -136,14 +143,15 @@ class AsyncTable:
         ]
         rows = pa.table(arrays, schema=nullable_schema(chosen))
         return await self._writer.write(
-            rows, definition=definition, change_type=_DELETE, target_columns=targets
+            rows, definition=definition, change_type=_DELETE, mode=WriteMode(targets, overwrite)
         )
 
-    async def partial(self, data: Data, columns: Sequence[str]) -> WriteResult:
+    async def partial(self, data: Data, columns: Sequence[str], *, overwrite: bool = False) -> WriteResult:
         """Write only these columns, the primary key among them; the others keep their values.
 
         A null in the data overwrites with null. A new key is inserted with nulls elsewhere, so the columns
-        left out must be nullable. Writers of disjoint columns do not disturb each other.
+        left out must be nullable. Writers of disjoint columns do not disturb each other. Tables with the merge
+        engines first_row and versioned take whole rows only. `overwrite` as with `upsert`.
         """
         self._must_be(log_table=False, doing="partial update")
 
@@ -154,7 +162,7 @@ class AsyncTable:
 
         rows, definition, targets = await self._with_fresh_schema(prepare)
         return await self._writer.write(
-            rows, definition=definition, change_type=_UPSERT, target_columns=targets
+            rows, definition=definition, change_type=_UPSERT, mode=WriteMode(targets, overwrite)
         )
 
     def _targets(self, names: Sequence[str]) -> tuple[list[Column], tuple[int, ...] | None]:
@@ -221,26 +229,33 @@ class AsyncTable:
     # -- by key
     # -----------------------------------------------------------------------------------------------
 
-    async def lookup(self, keys: Data, columns: Sequence[str] | None = None) -> LookupResult:
+    async def lookup(
+        self, keys: Data, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
+    ) -> LookupResult:
         """Look up many primary keys at once: `found, rows = await table.lookup(keys)`.
 
         `keys` has the primary-key columns (others are ignored), or is a list of bare values when the key is
         one column. Row i of the answer belongs to key i, and is null where `found[i]` is false. `columns`:
-        only these.
+        only these. With `insert_if_absent` keys that are not there become rows of nulls (and of the next number in an
+        auto-increment column) first: however many callers ask at once, each key is inserted once and all get its
+        row.
         """
         self._must_be(log_table=False, doing="lookup")
 
         async def look() -> LookupResult:
             key_rows = await self._keys(keys, self.definition.schema.key_columns)
-            return await self._reader.lookup(key_rows, columns)
+            return await self._reader.lookup(key_rows, columns, insert_if_absent=insert_if_absent)
 
         return await self._with_fresh_schema(look)
 
-    async def lookup_one(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    async def lookup_one(
+        self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
+    ) -> dict[str, Any] | None:
         """One row as a dict, or None: `await table.lookup_one({"order_key": 7})`, or just `7` for a
-        one-column key.
+        one-column key. `insert_if_absent` as in `lookup`.
         """
-        return first_row(await self.lookup(key if isinstance(key, Mapping) else [key], columns))
+        keys = key if isinstance(key, Mapping) else [key]
+        return first_row(await self.lookup(keys, columns, insert_if_absent=insert_if_absent))
 
     async def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows whose primary key begins with these values of the bucket key, in key order.

@@ -27,7 +27,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout
-from tablelayer.client.lane import Batch, Identity, Lane, Verdict
+from tablelayer.client.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict, WriteMode
 from tablelayer.client.retry import Backoff, Deadline, error_of, is_stale_route, may_retry
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import Spread, buckets_of, split_by_bucket
@@ -35,6 +35,7 @@ from tablelayer.model.batch import encode_arrow_batch
 from tablelayer.model.errors import TableError
 from tablelayer.model.messages import (
     WRITE_MODE_MERGE,
+    WRITE_MODE_OVERWRITE,
     AppendRowsRequest,
     AppendRowsResponse,
     PutRowsRequest,
@@ -95,7 +96,7 @@ class Writer:
         *,
         definition: TableDefinition,
         change_type: int | None = None,
-        target_columns: tuple[int, ...] | None = None,
+        mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
         """Write rows that conform to `definition` (this table's, in any of its schemas), and wait until all of them
         are acknowledged.
@@ -114,7 +115,7 @@ class Writer:
                         bucket=bucket,
                         data=data,
                         row_count=row_count,
-                        target_columns=target_columns,
+                        mode=mode,
                         deadline_at=self._now() + self._config.delivery_timeout_ms / 1000,
                         done=asyncio.get_running_loop().create_future(),
                     )
@@ -258,8 +259,8 @@ class Writer:
                     return
                 await self._wait_for_change()
                 continue
-            for (leader, target_columns), lanes in ready.items():
-                self._launch(leader, target_columns, [lane.sent() for lane in lanes])
+            for (leader, mode), lanes in ready.items():
+                self._launch(leader, mode, [lane.sent() for lane in lanes])
 
     async def _wait_for_change(self) -> None:
         """Until something is answered or queued, a pause ends, or a deadline passes."""
@@ -298,11 +299,11 @@ class Writer:
                 if hopeless:
                     self._finish(batch, _copy(error))
 
-    async def _ready_by_leader(self) -> dict[tuple[int, tuple[int, ...] | None], list[Lane]]:
-        """Lanes whose head may leave, by leader and target columns; identities are fetched for those without
+    async def _ready_by_leader(self) -> dict[tuple[int, WriteMode], list[Lane]]:
+        """Lanes whose head may leave, by leader and mode; identities are fetched for those without
         one.
         """
-        ready: dict[tuple[int, tuple[int, ...] | None], list[Lane]] = {}
+        ready: dict[tuple[int, WriteMode], list[Lane]] = {}
         sizes: dict[int, int] = {}
         deadline = Deadline(self._config.request_timeout_ms)
         for lane in self._lanes.values():
@@ -316,12 +317,12 @@ class Writer:
                 lane.give_identity(await self._identity_for(lane, deadline))
             if sizes.get(leader, 0) + len(head.data) > _REQUEST_SIZE and sizes.get(leader):
                 continue
-            if any(key[0] == leader and key[1] != head.target_columns for key in ready):
+            if any(key[0] == leader and key[1] != head.mode for key in ready):
                 continue
             if lane.next_to_send(self._now()) is not head:
                 continue  # something failed or was cancelled while we were waiting
             sizes[leader] = sizes.get(leader, 0) + len(head.data)
-            ready.setdefault((leader, head.target_columns), []).append(lane)
+            ready.setdefault((leader, head.mode), []).append(lane)
         return {
             key: still
             for key, lanes in ready.items()
@@ -344,11 +345,9 @@ class Writer:
             self._identity = identity
         return identity
 
-    def _launch(self, leader: int, target_columns: tuple[int, ...] | None, batches: list[Batch]) -> None:
+    def _launch(self, leader: int, mode: WriteMode, batches: list[Batch]) -> None:
         self._in_flight_by_leader[leader] = self._in_flight_by_leader.get(leader, 0) + 1
-        task = asyncio.create_task(
-            self._exchange(leader, target_columns, batches), name=f"write to {self._topic}"
-        )
+        task = asyncio.create_task(self._exchange(leader, mode, batches), name=f"write to {self._topic}")
         self._requests.add(task)
 
         def ended(done: asyncio.Task[None]) -> None:
@@ -358,11 +357,9 @@ class Writer:
 
         task.add_done_callback(ended)
 
-    async def _exchange(
-        self, leader: int, target_columns: tuple[int, ...] | None, batches: list[Batch]
-    ) -> None:
+    async def _exchange(self, leader: int, mode: WriteMode, batches: list[Batch]) -> None:
         try:
-            answers = await self._send(leader, target_columns, batches)
+            answers = await self._send(leader, mode, batches)
         except Exception as failure:  # noqa: BLE001 - told to the batches
             if is_stale_route(failure):
                 self._routes.forget()
@@ -408,7 +405,7 @@ class Writer:
             lane.not_before = self._now() + base * random.uniform(0.5, 1.5) / 1000
 
     async def _send(
-        self, leader: int, target_columns: tuple[int, ...] | None, batches: list[Batch]
+        self, leader: int, mode: WriteMode, batches: list[Batch]
     ) -> dict[int, tuple[int, str | None, int]]:
         """One request; answers by bucket as (error code, message, end offset)."""
         acks, timeout_ms = self._config.required_acks, self._config.request_timeout_ms
@@ -421,8 +418,8 @@ class Writer:
                 table_id=table_id,
                 acks=acks,
                 timeout_ms=timeout_ms,
-                target_columns=None if target_columns is None else list(target_columns),
-                write_mode=WRITE_MODE_MERGE,
+                target_columns=None if mode.target_columns is None else list(mode.target_columns),
+                write_mode=WRITE_MODE_OVERWRITE if mode.overwrite else WRITE_MODE_MERGE,
                 buckets=[WriteBucket(bucket=batch.bucket, batch=batch.data) for batch in batches],
             )
             answer = await connection.request(put, PutRowsResponse, timeout_ms=deadline.remaining_ms)

@@ -254,14 +254,20 @@ class LookupResult(Struct):
     rows: Any = records(nullable="0+")
 
 
-class LookupRequest(ApiMessage, key=10012, kind="request", versions="0", flexible="0+"):
+class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-1", flexible="0+"):
+    """``insert_if_absent`` writes rows of nulls for keys that are not there, and answers when they are stored or
+    ``timeout_ms`` have passed.
+    """
+
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     buckets: list[LookupBucket] = array(LookupBucket)
     schema_id: int = int16(default=-1, tag=0)
+    insert_if_absent: bool = boolean(versions="1+")
+    timeout_ms: int = int32(versions="1+", ignorable=True)
 
 
-class LookupResponse(ApiMessage, key=10012, kind="response", versions="0", flexible="0+"):
+class LookupResponse(ApiMessage, key=10012, kind="response", versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)

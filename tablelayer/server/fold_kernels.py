@@ -112,6 +112,17 @@ def pick_extreme(
 
 
 @njit(cache=True, nogil=True)
+def _product_fits(one: int, other: int, lowest: int, highest: int) -> bool:
+    if other == 0:
+        return True
+    if other == -1:
+        return one > lowest  # lowest is -highest - 1
+    # The least and the greatest factor that stay inside: quotients rounded inwards.
+    least, greatest = (lowest, highest) if other > 0 else (highest, lowest)
+    return least // other + (1 if least % other != 0 else 0) <= one <= greatest // other
+
+
+@njit(cache=True, nogil=True)
 def fold_integers(
     order: Indices, of_row: Indices, before: Mask, deletes: Mask, valid: Mask, stored_valid: Mask,
     values: Indices, kind: int, lowest: int, highest: int, out: Indices, out_valid: Mask,
@@ -129,15 +140,15 @@ def fold_integers(
             held, known = values[row], valid[row]
         elif valid[row]:
             given = values[row]
+            # Asked beforehand: the compiler takes it for granted that arithmetic does not overflow.
             if kind == SUM:
-                result = held + given
-                fits = ((held ^ result) & (given ^ result)) >= 0
+                if held > highest - given if given > 0 else held < lowest - given:
+                    return row
+                held = held + given
             else:
-                result = held * given
-                fits = held == 0 or (not (held == -1 and given == lowest) and result // held == given)
-            if not fits or result < lowest or result > highest:
-                return row
-            held = result
+                if not _product_fits(held, given, lowest, highest):
+                    return row
+                held = held * given
         out[row], out_valid[row] = held, known
     return -1
 

@@ -32,6 +32,7 @@ from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
 from tablelayer.server.snapshot_scans import SnapshotScans
+from tablelayer.server.writes import check_insertable
 
 logger = logging.getLogger("headrace.tables")
 
@@ -155,10 +156,6 @@ class Handlers:
         if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE):
             raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
         overwrite = request.write_mode == m.WRITE_MODE_OVERWRITE
-        if overwrite and targets is not None:
-            raise TableError(
-                TableErrorCode.INVALID_TARGET_COLUMNS, "a row is overwritten as a whole: no target columns"
-            )
         if overwrite and definition.settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
             raise TableError(
                 TableErrorCode.INVALID_ROW,
@@ -227,11 +224,16 @@ class Handlers:
         definition = self._key_table(request.table_id)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
         limit = self._services.limits.keys_per_lookup_max
+        if request.insert_if_absent:
+            check_insertable(definition)
 
         async def one(part: m.LookupBucket) -> m.LookupResult:
             answer = m.LookupResult(bucket=part.bucket)
             try:
                 bucket = self._bucket(definition, part.bucket, KeyBucket)
+                if request.insert_if_absent:
+                    self._check_replicas(definition, part.bucket)
+                    await bucket.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
                 answer.found, answer.rows = await bucket.read(
                     reads.lookup, bucket.versions, part.keys, wanted, limit
                 )

@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
+from tablelayer.model.schema import Schema
 from tablelayer.model.types import INTEGER_BITS
 from tablelayer.model.versions import SchemaVersions
+from tablelayer.server import reads
 from tablelayer.server.auto_increment import OutOfNumbersError
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.kv import DamagedStoreError, DiskFullError, KeyValueStore
 from tablelayer.server.services import Services
 from tablelayer.server.tablet import PreparedWrite, Tablet
-from tablelayer.server.writes import OperationSource, Writer, decode_put
+from tablelayer.server.writes import OperationSource, Writer, decode_put, key_insertions
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
@@ -154,6 +156,18 @@ class KeyBucket(TableBucket):
             acks,
             timeout_ms,
         )
+
+    async def insert_absent(self, keys: memoryview, schema: Schema, keys_max: int, timeout_ms: int) -> None:
+        """R15: rows of nulls for the keys that are not there, as R6.6 writes them. Returns when they are stored.
+
+        `schema`: the one that the keys are of. Two callers may both miss a key; the second one's write then finds it
+        there and changes nothing.
+        """
+        missing = await self.read(reads.absent_keys, schema, keys, keys_max)
+        if missing.num_rows:
+            await self.write_rows(
+                lambda now: key_insertions(now, missing), Writer(), missing.nbytes, -1, timeout_ms
+            )
 
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int

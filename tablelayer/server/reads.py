@@ -94,6 +94,12 @@ def lookup(
     return found.tobytes(), _rows(values, versions, wanted)
 
 
+def absent_keys(store: KeyValueStore, schema: Schema, keys: memoryview, keys_max: int) -> pa.RecordBatch:
+    """Those of the keys that are not there, in the primary key's columns. Raises TableError(INVALID_KEY)."""
+    rows = _key_rows(schema, schema.primary_key, keys, keys_max)
+    return rows.filter(_values_of(store, row_keys(schema, rows)).is_null())
+
+
 def _values_of(store: KeyValueStore, keys: pa.BinaryArray) -> pa.BinaryArray:
     """The stored rows of keys, null where there is none. Many keys are looked up in their order: then
     neighbours share blocks."""

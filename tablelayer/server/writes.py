@@ -106,6 +106,27 @@ def target_columns(definition: TableDefinition, schema: Schema, column_ids: Sequ
     return [schema.columns[position] for position in targets]
 
 
+def check_insertable(definition: TableDefinition) -> list[Column]:
+    """The columns of a row that is inserted by its key alone (R15). Raises TableError(INVALID_TARGET_COLUMNS)."""
+    schema = definition.schema
+    ids = [column.id for column in schema.columns if column.name in schema.primary_key]
+    return target_columns(definition, schema, ids)
+
+
+def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operations:
+    """Rows of nulls for keys, which are in the primary key's order (R6.6, R15). Raises TableError."""
+    schema = definition.schema
+    targets = frozenset(schema.index(column.name) for column in check_insertable(definition))
+    given = dict(zip(schema.primary_key, keys.columns, strict=True))
+    columns = [
+        given[column.name].cast(column.type.arrow())
+        if column.name in given
+        else pa.nulls(keys.num_rows, column.type.arrow())
+        for column in schema.columns
+    ]
+    return Operations(pa.RecordBatch.from_arrays(columns, schema=schema.arrow()), None, targets)
+
+
 def parse_write(batch: memoryview, definition: TableDefinition) -> tuple[ArrowBatch, Schema]:
     """The frame of a batch from the network: whole, intact, of one of the table's schemas (R4.1), which is given
     too. Raises KafkaError, TableError."""

@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tablelayer.client.lane import Batch, Identity, Lane, Verdict
+from tablelayer.client.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict
 
 REMEMBERED = 5
 
@@ -49,7 +49,7 @@ def _drive(loop, row_counts, poisoned, faults, in_flight, picks):
     server, lane = ModelServer(), Lane(0, in_flight)
     names, outcome = {}, {}
     for name, rows in enumerate(row_counts):
-        batch = Batch(0, encoded(), rows, None, 0.0, loop.create_future())
+        batch = Batch(0, encoded(), rows, WHOLE_ROWS, 0.0, loop.create_future())
         names[id(batch)] = name
         lane.queue.append(batch)
     faults, picks, producers = deque(faults), deque(picks), 0
@@ -112,7 +112,7 @@ def test_every_batch_is_applied_once_in_order_and_only_poison_is_rejected(
 def test_an_abandoned_batch_does_not_hold_up_the_next():
     loop = asyncio.new_event_loop()
     lane = Lane(0, 5)
-    first, second = (Batch(0, encoded(), 3, None, 0.0, loop.create_future()) for _ in range(2))
+    first, second = (Batch(0, encoded(), 3, WHOLE_ROWS, 0.0, loop.create_future()) for _ in range(2))
     lane.queue.extend([first, second])
     lane.give_identity(Identity(1, 0))
     lane.failed(lane.sent(), Verdict.UNKNOWN)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tablelayer.model import options as table_options
 from tablelayer.model import types as t
+from tablelayer.model.aggregates import Aggregate, AggregateFunction
 from tablelayer.model.ddl import CreateTable, create_table_sql, parse
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.evolution import changed_topic_config
@@ -352,3 +353,101 @@ def test_json_that_is_no_definition_is_refused(text):
     with pytest.raises(TableError) as caught:
         TableDefinition.from_json(text)
     assert caught.value.code is TableErrorCode.INVALID_TABLE
+
+
+VERSION = "table.merge-engine.versioned.ver-column"
+WITH_KEY = (
+    "id BIGINT, n INT, s STRING, ts TIMESTAMP(3), flag BOOLEAN, raw BYTES, PRIMARY KEY (id) NOT ENFORCED"
+)
+
+
+def defined(columns: str = WITH_KEY, **options: str) -> TableDefinition:
+    from tablelayer.model.ddl import parse_columns
+
+    named = {name.replace("__", "."): value for name, value in options.items()}
+    return TableDefinition(PATH, parse_columns(columns), options=named)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "reason"),
+    [
+        ("r5", {"table__merge-engine": "first_row", "table__delete__behavior": "ALLOW"}, "no deletes"),
+        ("r5", {"table__merge-engine": "versioned", VERSION: "n", "table__delete__behavior": "ALLOW"}, "no deletes"),
+        ("r8", {"table__merge-engine": "versioned"}, "must be given"),
+        ("r8", {"table__merge-engine": "versioned", VERSION: "nope"}, "no column 'nope'"),
+        ("r8", {"table__merge-engine": "versioned", VERSION: "s"}, "version column 's' is STRING"),
+        ("r8", {VERSION: "n"}, "is for 'table.merge-engine' = 'versioned'"),
+        ("r8", {"table__merge-engine": "aggregation", VERSION: "n"}, "is for 'table.merge-engine'"),
+        ("r9_3", {"table__merge-engine": "aggregation", "table__changelog__image": "WAL"}, "full changelog"),
+        ("r9_4", {"fields__n__agg": "sum"}, "does not aggregate"),
+        ("r9_4", {"table__merge-engine": "first_row", "fields__n__agg": "sum"}, "does not aggregate"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__agg": "sum"}, "sum does not take STRING"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__flag__agg": "max"}, "max does not take BOOLEAN"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__n__agg": "listagg"}, "it takes CHAR, STRING"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__n__agg": "bool_or"}, "it takes BOOLEAN"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__agg": "rbm32"}, "it takes BYTES"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__n__agg": "summ"}, "did you mean 'sum'"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__nope__agg": "sum"}, "no column 'nope'"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__id__agg": "sum"}, "key column 'id'"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__sum__delimiter": ";"}, "unknown option"),
+        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__listagg__delimiter": ";"}, "is the default"),
+        ("r10", {"auto-increment__fields": "nope"}, "no such column"),
+        ("r10", {"auto-increment__fields": "id"}, "a key column cannot"),
+        ("r10", {"auto-increment__fields": "s"}, "it must be INT or BIGINT"),
+        ("r10", {"auto-increment__fields": "n,s"}, "the name of one column"),
+        ("r10", {"table__auto-increment__cache-size": "5"}, "needs 'auto-increment.fields'"),
+        ("r10", {"auto-increment__fields": "n", "table__auto-increment__cache-size": "0"}, "from 1 to"),
+        ("r16", {"table__merge-engine": "no_row"}, "'first_row' or 'versioned' or 'aggregation'"),
+    ],
+)  # fmt: skip
+def test_create_refuses_what_rules_r5_and_r8_to_r10_do_not_allow(rule, options, reason):
+    with pytest.raises(TableError, match=reason) as caught:
+        defined(**options)
+    assert caught.value.code is TableErrorCode.INVALID_TABLE
+
+
+def test_r10_the_numbered_column_is_nullable_and_has_no_function():
+    with pytest.raises(TableError, match="leave out NOT NULL"):
+        defined("id INT, n INT NOT NULL, PRIMARY KEY (id) NOT ENFORCED", **{"auto-increment.fields": "n"})
+    with pytest.raises(TableError, match="a version or have a function"):
+        defined(**{"table.merge-engine": "aggregation", "fields.n.agg": "sum", "auto-increment.fields": "n"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"table.merge-engine": "first_row"}, {"table.delete.behavior": "ALLOW"}, {"fields.n.agg": "sum"},
+        {"auto-increment.fields": "n"}, {"table.merge-engine": "aggregation", "fields.n.agg": "sum"},
+    ],
+)  # fmt: skip
+def test_r16_a_log_table_has_no_engine_functions_delete_behavior_or_numbers(options):
+    with pytest.raises(TableError) as caught:
+        defined("id BIGINT, n INT", **options)
+    assert caught.value.code is TableErrorCode.INVALID_TABLE
+
+
+def test_r5_the_default_is_allow_and_ignore_with_a_merge_engine():
+    assert defined().settings.delete_behavior is DeleteBehavior.ALLOW
+    for engine, more in (("first_row", {}), ("versioned", {VERSION: "ts"}), ("aggregation", {})):
+        settings = defined(**{"table.merge-engine": engine, **more}).settings
+        assert settings.delete_behavior is DeleteBehavior.IGNORE
+    allowed = {"table.merge-engine": "aggregation", "table.delete.behavior": "ALLOW"}
+    assert defined(**allowed).settings.delete_behavior is DeleteBehavior.ALLOW
+
+
+def test_r9_functions_go_out_and_come_back_in_every_form():
+    from tablelayer.model.ddl import create_table_sql, parse
+
+    table = defined(
+        **{
+            "table.merge-engine": "aggregation", "fields.n.agg": "SUM", "fields.s.agg": "string_agg",
+            "fields.s.string_agg.delimiter": " | ", "fields.raw.agg": "rbm64",
+        }
+    )  # fmt: skip
+    assert table.schema.column("s").aggregate == Aggregate(AggregateFunction.STRING_AGG, " | ")
+    assert TableDefinition.from_json(table.to_json()) == table
+    assert TableDefinition.from_topic_config(PATH, None, 1, table.to_topic_config()) == table
+    assert pickle.loads(pickle.dumps(table)) == table
+    (created,) = parse(create_table_sql(table))
+    assert created.definition == table
+    assert "'fields.s.string_agg.delimiter' = ' | '" in create_table_sql(table)

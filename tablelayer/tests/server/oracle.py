@@ -32,6 +32,8 @@ class Oracle:
     definition: TableDefinition
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     next_number: int = 1
+    numbers: list[int] | None = None
+    """What the server has given to the rows it inserted, where it is not known beforehand."""
 
     def __post_init__(self) -> None:
         schema, settings = self.definition.schema, self.definition.settings
@@ -70,8 +72,7 @@ class Oracle:
             new = {**dict.fromkeys(self.definition.schema.names), **dict(zip(self.key, at, strict=True))}
             new.update({name: row[name] for name in targets if name != self.numbered})
             if self.numbered is not None:
-                new[self.numbered] = self.next_number
-                self.next_number += 1
+                new[self.numbered] = self._number()
             self.rows[at] = new
             return [("+I", new)]
         if self.engine == "first_row" or (columns is not None and not targets):
@@ -92,6 +93,12 @@ class Oracle:
                 new[name] = row[name]
         self.rows[at] = new
         return [("-U", old), ("+U", new)]
+
+    def _number(self) -> int:
+        if self.numbers is not None:
+            return self.numbers.pop(0) if self.numbers else -1
+        self.next_number += 1
+        return self.next_number - 1
 
     def _delete(
         self, at: tuple[Any, ...], old: Row | None, columns: Sequence[str] | None, *, overwrite: bool

@@ -50,16 +50,22 @@ class Tables:
         buckets: int = 1,
         name: str = "t",
         bucket_key: Sequence[str] = (),
+        given: Mapping[str, str] | None = None,
         **options: str,
     ) -> Table:
+        """`options` are named without `table.` and with _ for dots, those in `given` as they are."""
         named = {f"table.{key.replace('_', '.')}": value for key, value in options.items()}
-        definition = TableDefinition(
-            TablePath("default", name),
-            parse_columns(columns),
-            bucket_key=tuple(bucket_key),
-            bucket_count=buckets,
-            options=named,
+        return await self.create_as(
+            TableDefinition(
+                TablePath("default", name),
+                parse_columns(columns),
+                bucket_key=tuple(bucket_key),
+                bucket_count=buckets,
+                options={**named, **(given or {})},
+            )
         )
+
+    async def create_as(self, definition: TableDefinition) -> Table:
         answer = await self.broker.send(m.CreateTableRequest(definition=definition.to_json()))
         assert answer.error_code == 0, answer.error_message
         return Table(self.broker, definition.with_id(answer.table_id))
@@ -104,26 +110,37 @@ class Table:
         return bytes(encode_arrow_batch(data, change_types=types, **options))
 
     async def put_batch(
-        self, batch: bytes, *, bucket: int = 0, acks: int = -1, target_columns: list[int] | None = None
+        self,
+        batch: bytes,
+        *,
+        bucket: int = 0,
+        acks: int = -1,
+        target_columns: list[int] | None = None,
+        overwrite: bool = False,
     ) -> m.WrittenBucket | m.PutRowsResponse:
         """The bucket's answer, or the response if it failed as a whole."""
         answer = await self.broker.send(
             m.PutRowsRequest(
                 table_id=self.table_id, acks=acks, timeout_ms=5000, target_columns=target_columns,
+                write_mode=m.WRITE_MODE_OVERWRITE if overwrite else m.WRITE_MODE_MERGE,
                 buckets=[m.WriteBucket(bucket=bucket, batch=batch)],
             )
         )  # fmt: skip
         return answer if answer.error_code else answer.buckets[0]
 
     async def put(
-        self, *operations: tuple[str, Row], columns: Sequence[str] | None = None, **options: Any
+        self,
+        *operations: tuple[str, Row],
+        columns: Sequence[str] | None = None,
+        overwrite: bool = False,
+        **options: Any,
     ) -> m.WrittenBucket:
         """Operations ("+", row) and ("-", row) in one batch."""
         changes = [ChangeType.UPDATE_AFTER if sign == "+" else ChangeType.DELETE for sign, _ in operations]
         schema = self.definition.schema
         ids = None if columns is None else [schema.column(each).id for each in columns]
         batch = self.batch([row for _, row in operations], changes, columns, **options)
-        answer: Any = await self.put_batch(batch, target_columns=ids)
+        answer: Any = await self.put_batch(batch, target_columns=ids, overwrite=overwrite)
         return answer
 
     async def append(self, rows: Sequence[Row], *, bucket: int = 0, acks: int = -1, **options: Any) -> Any:
@@ -172,7 +189,11 @@ class Table:
         return changes
 
     async def lookup(
-        self, *keys: Row, bucket: int = 0, columns: Sequence[str] | None = None
+        self,
+        *keys: Row,
+        bucket: int = 0,
+        columns: Sequence[str] | None = None,
+        insert_if_absent: bool = False,
     ) -> list[Row | None]:
         schema = self.definition.schema
         key_schema = pa.schema([column.field() for column in schema.key_columns])
@@ -183,6 +204,7 @@ class Table:
                 buckets=[m.LookupBucket(
                     bucket=bucket, keys=encode_ipc(pa.RecordBatch.from_pylist(list(keys), schema=key_schema))
                 )],
+                insert_if_absent=insert_if_absent, timeout_ms=5000,
             )
         )  # fmt: skip
         assert answer.error_code == 0, answer.error_message

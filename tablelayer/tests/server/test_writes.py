@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.limits import Limits
@@ -66,17 +66,30 @@ def test_r1_1_rows_of_a_batch_see_the_earlier_ones(tmp_path: Path) -> None:
     run(work)
 
 
-def test_r1_2_and_r1_3_one_batch_is_one_changelog_batch_and_a_full_update_takes_two_offsets(
-    tmp_path: Path,
-) -> None:
+def test_r1_2_one_write_batch_is_one_changelog_batch(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            await table.put(("+", row(1)), ("+", row(2)))
+            await table.put(("+", row(1)), ("+", row(3)))
+            assert [batch.header.record_count for batch in await table.scan()] == [2, 3]
+
+    run(work)
+
+
+def test_r1_3_each_emitted_row_takes_one_offset_and_the_answer_carries_the_end(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(COLUMNS)
             first = await table.put(("+", row(1)), ("+", row(2)))
             assert (first.base_offset, first.end_offset) == (0, 2)
-            second = await table.put(("+", row(1)), ("+", row(3)))
+            second = await table.put(("+", row(1)), ("+", row(3)))  # a full update takes two
             assert (second.base_offset, second.end_offset) == (2, 5)
-            assert [batch.header.record_count for batch in await table.scan()] == [2, 3]
+            assert table.partition.log.log_end_offset == 5
+            wal = await all_tables.create(COLUMNS, name="wal", changelog_image="WAL")
+            await wal.put(("+", row(1)))
+            third = await wal.put(("+", row(1)))
+            assert (third.base_offset, third.end_offset) == (1, 2)
 
     run(work)
 
@@ -183,7 +196,44 @@ def test_r2_1_insert_delete_insert_in_one_batch(tmp_path: Path) -> None:
             assert await table.changelog() == [
                 ("+I", row(1, name="x")), ("-D", row(1, name="x")), ("+I", row(1, name=None)),
             ]  # fmt: skip
-            assert await table.lookup({"id": 1}) == [row(1, name=None)]  # R2.2
+
+    run(work)
+
+
+def test_r2_2_a_null_in_a_nullable_column_is_stored_as_null(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            await table.put(("+", row(1)))
+            await table.put(("+", row(1, None, None)))
+            assert await table.lookup({"id": 1}) == [row(1, None, None)]
+            assert await table.changelog(1) == [("-U", row(1)), ("+U", row(1, None, None))]
+
+    run(work)
+
+
+def test_r2_3_a_key_column_is_never_null(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            await table.put(("+", row(1)))
+            for sign in "+-":
+                answer = await table.put(("+", row(2)), (sign, {"id": None, "price": 1.0, "name": "a"}))
+                await unchanged(table, answer, TableErrorCode.INVALID_ROW, "row 1, column 'id': null")
+            answer = await table.put(("+", {"id": None, "name": "a"}), columns=["id", "name"])
+            await unchanged(table, answer, TableErrorCode.INVALID_ROW, "column 'id'")
+
+    run(work)
+
+
+def test_r2_the_example_of_the_documentation(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("k INT, v1 DOUBLE, v2 STRING, PRIMARY KEY (k) NOT ENFORCED")
+            apple, banana = {"k": 1, "v1": 2.0, "v2": "apple"}, {"k": 1, "v1": 4.0, "v2": "banana"}
+            for operation in (("+", apple), ("+", banana), ("-", {"k": 1, "v1": None, "v2": None})):
+                await table.put(operation)
+            assert await table.changelog() == [("+I", apple), ("-U", apple), ("+U", banana), ("-D", banana)]
 
     run(work)
 
@@ -229,6 +279,29 @@ def test_r3_2_a_gap_is_out_of_order_and_an_unknown_writer_starts_at_0(tmp_path: 
             assert (await table.put(("+", row(1)), base_sequence=0, **who)).error_code == 0
             answer = await table.put(("+", row(2)), base_sequence=2, **who)
             await unchanged(table, answer, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "")
+
+    run(work)
+
+
+def test_r3_3_a_duplicate_found_after_merging_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    """Sent again while the first one is on its way: both are merged before either can be told a duplicate."""
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            await table.put(("+", row(1, 1.0)))
+            bucket = table.partition.hooks
+            bucket._duplicate = lambda writer: None  # the check before merging sees nothing
+            batch = table.batch([row(1, 2.0), row(2)], producer_id=5, producer_epoch=0, base_sequence=0)
+            answers: list[Any] = await asyncio.gather(*(table.put_batch(batch) for _ in range(3)))
+            assert {(each.error_code, each.base_offset, each.end_offset) for each in answers} == {(0, 1, 4)}
+            await table.put(("+", row(2, 9.0)))
+            assert await table.changelog() == [
+                ("+I", row(1, 1.0)), ("-U", row(1, 1.0)), ("+U", row(1, 2.0)), ("+I", row(2)),
+                ("-U", row(2)), ("+U", row(2, 9.0)),
+            ]  # fmt: skip
+            assert await table.state() == [row(1, 2.0), row(2, 9.0)]
+            assert bucket.services.budget.used == 0
 
     run(work)
 
@@ -280,29 +353,138 @@ def test_r5_2_disabled_deletes_fail_the_batch_even_of_absent_keys(tmp_path: Path
     run(work)
 
 
+def test_r5_3_the_option_on_a_log_table_fails_the_create(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            with pytest.raises(KafkaError, match=r"table\.delete\.behavior.*log table"):
+                await all_tables.broker.context.metadata.create_topic(
+                    "default.log", 1, {"table.schema": "id INT", "table.delete.behavior": "IGNORE"}
+                )
+
+    run(work)
+
+
 WIDE = (
     "user_id INT, item_id INT, recommended DATE, impressions INT, clicks INT, "
     "PRIMARY KEY (user_id, item_id) NOT ENFORCED"
 )
 
 
-def test_r6_1_and_r6_2_targets_have_the_key_and_leave_out_nullable_columns_only(tmp_path: Path) -> None:
+def test_r6_1_the_targets_have_the_key(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("k INT, a INT, b INT, PRIMARY KEY (k) NOT ENFORCED")
+            for ids, words in (([1, 2], "key column 'k'"), ([0, 2, 9], "id 9"), ([], "none are given"),
+                               ([1, 0], "the table's order")):  # fmt: skip
+                answer = await table.put_batch(table.batch([{"k": 1, "a": 1, "b": 1}]), target_columns=ids)
+                await unchanged(table, answer, TableErrorCode.INVALID_TARGET_COLUMNS, words)
+
+    run(work)
+
+
+def test_r6_2_columns_outside_of_the_targets_are_nullable(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create("k INT, a INT, b INT NOT NULL, PRIMARY KEY (k) NOT ENFORCED")
-            for ids, words in (
-                ([1, 2], "key column 'k'"),
-                ([0, 1], "'b' is NOT NULL"),
-                ([0, 2, 9], "id 9"),
-                ([], ""),
-            ):
-                answer = await table.put_batch(table.batch([{"k": 1, "a": 1, "b": 1}]), target_columns=ids)
-                await unchanged(table, answer, TableErrorCode.INVALID_TARGET_COLUMNS, words)
+            answer = await table.put_batch(table.batch([{"k": 1, "a": 1, "b": 1}]), target_columns=[0, 1])
+            await unchanged(table, answer, TableErrorCode.INVALID_TARGET_COLUMNS, "'b' is NOT NULL")
+            # A NOT NULL column among the targets is fine, as long as it has a value.
             answer = await table.put(("+", {"k": 1, "b": None}), columns=["k", "b"])
             await unchanged(table, answer, TableErrorCode.INVALID_ROW, "column 'b'")
             assert (await table.put(("+", {"k": 1, "b": 5}), columns=["k", "b"])).error_code == 0
             answer = await table.put(("-", {"k": 1, "b": 5}), columns=["k", "b"])
             await unchanged(table, answer, TableErrorCode.INVALID_ROW, "'b'")  # R6.7
+
+    run(work)
+
+
+def test_r6_3_all_columns_as_targets_are_an_ordinary_upsert(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(WIDE)
+            everything = ["user_id", "item_id", "recommended", "impressions", "clicks"]
+            await table.put(("+", wide(1, 1, clicks=1, impressions=4)))
+            await table.put(("+", wide(1, 1, clicks=2)), columns=everything)
+            assert await table.state() == [wide(1, 1, clicks=2)]
+            await table.put(
+                ("-", wide(1, 1)), columns=everything
+            )  # and a delete of them all an ordinary delete
+            assert await table.changelog(3) == [("-D", wide(1, 1, clicks=2))]
+
+    run(work)
+
+
+def test_r6_4_an_absent_row_gets_nulls_outside_of_the_targets(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(WIDE)
+            await table.put(
+                ("+", {"user_id": 1, "item_id": 1, "clicks": 3}), columns=["user_id", "item_id", "clicks"]
+            )
+            assert await table.changelog() == [("+I", wide(1, 1, clicks=3))]
+
+    run(work)
+
+
+def test_r6_5_a_present_row_keeps_its_other_columns_and_a_null_overwrites(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(WIDE)
+            full = wide(1, 1, impressions=5, clicks=3)
+            await table.put(("+", full))
+            for clicks in (4, None):
+                await table.put(
+                    ("+", {"user_id": 1, "item_id": 1, "clicks": clicks}),
+                    columns=["user_id", "item_id", "clicks"],
+                )
+            four, none = wide(1, 1, impressions=5, clicks=4), wide(1, 1, impressions=5)
+            assert await table.changelog(1) == [("-U", full), ("+U", four), ("-U", four), ("+U", none)]
+
+    run(work)
+
+
+def test_r6_the_examples_of_the_documentation_come_out_to_the_letter(tmp_path: Path) -> None:
+    """Partial updates of T(k, v1, v2), and recommendations, impressions and clicks in one wide table."""
+    from datetime import date
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(
+                "k INT, v1 DOUBLE, v2 STRING, PRIMARY KEY (k) NOT ENFORCED", name="small"
+            )
+            await table.put(("+", {"k": 1, "v1": 2.0}), ("+", {"k": 2, "v1": 3.0}), columns=["k", "v1"])
+            await table.put(("+", {"k": 1, "v2": "t1"}), ("+", {"k": 2, "v2": "t2"}), columns=["k", "v2"])
+            first, second = {"k": 1, "v1": 2.0, "v2": None}, {"k": 2, "v1": 3.0, "v2": None}
+            assert await table.changelog() == [
+                ("+I", first), ("+I", second), ("-U", first), ("+U", {**first, "v2": "t1"}),
+                ("-U", second), ("+U", {**second, "v2": "t2"}),
+            ]  # fmt: skip
+            table = await all_tables.create(WIDE)
+            day = date(2025, 1, 1)
+            steps: list[tuple[str, list[tuple[int, int, Any]]]] = [
+                ("recommended", [(101, 1001, day), (102, 1002, day)]),
+                ("impressions", [(101, 1001, 1), (103, 1003, 1)]),
+                ("clicks", [(101, 1001, 1), (102, 1002, 1)]),
+            ]
+            expected: list[tuple[str, Row]] = []
+            rows: dict[tuple[int, int], Row] = {}
+            for column, values in steps:
+                await table.put(
+                    *(
+                        ("+", {"user_id": user, "item_id": item, column: value})
+                        for user, item, value in values
+                    ),
+                    columns=["user_id", "item_id", column],
+                )
+                for user, item, value in values:
+                    old = rows.get((user, item))
+                    rows[user, item] = new = {**(old or wide(user, item)), column: value}
+                    expected += [("+I", new)] if old is None else [("-U", old), ("+U", new)]
+            assert await table.changelog() == expected
+            assert await table.state() == [
+                wide(101, 1001, recommended=day, impressions=1, clicks=1),
+                wide(102, 1002, recommended=day, clicks=1), wide(103, 1003, impressions=1),
+            ]  # fmt: skip
 
     run(work)
 
@@ -469,6 +651,36 @@ def test_r12_1_a_lookup_that_saw_more_than_is_published_waits_for_it(tmp_path: P
             release.set()
             assert await looking == [row(1)]
             assert table.partition.high_watermark == 1
+
+    run(work)
+
+
+def test_r12_2_the_changelog_replayed_gives_the_table_after_every_batch(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            for operations in (
+                [("+", row(1)), ("+", row(2))], [("-", row(1)), ("+", row(1, 2.0)), ("+", row(2, 3.0))],
+                [("-", row(2)), ("-", row(2)), ("-", row(3))], [("+", row(2)), ("+", row(2)), ("-", row(1))],
+            ):  # fmt: skip
+                await table.put(*operations)
+                state = {(each["id"],): each for each in await table.state()}
+                assert replay(await table.changelog(), ["id"]) == state
+
+    run(work)
+
+
+def test_r12_3_the_row_count_is_inserts_less_deletes(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            for name, image in (("full", "FULL"), ("wal", "WAL")):
+                table = await all_tables.create(COLUMNS, name=name, changelog_image=image)
+                await table.put(*(("+", row(key)) for key in range(7)), ("+", row(3)), ("-", row(3)))
+                await table.put(("-", row(4)), ("-", row(99)), ("+", row(3)))
+                changes = [change for change, _ in await table.changelog()]
+                assert changes.count("+I") - changes.count("-D") == 6 == await table.count()
+        async with tables(tmp_path) as all_tables:
+            assert await (await all_tables.open("full")).count() == 6
 
     run(work)
 
