@@ -409,7 +409,7 @@ def test_create_refuses_what_rules_r5_and_r8_to_r10_do_not_allow(rule, options, 
 def test_r10_the_numbered_column_is_nullable_and_has_no_function():
     with pytest.raises(TableError, match="leave out NOT NULL"):
         defined("id INT, n INT NOT NULL, PRIMARY KEY (id) NOT ENFORCED", **{"auto-increment.fields": "n"})
-    with pytest.raises(TableError, match="a version or have a function"):
+    with pytest.raises(TableError, match="cannot be a version, have a function or a default"):
         defined(**{"table.merge-engine": "aggregation", "fields.n.agg": "sum", "auto-increment.fields": "n"})
 
 
