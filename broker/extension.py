@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType
-from protocol.errors import ErrorCode, KafkaError
+from broker.log.errors import RecordErrors
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from broker.log.partition_log import AppendInfo
     from broker.log.region import FileRegion
     from broker.ports import Clock, CoordinationStore, Entropy
+    from protocol.errors import KafkaError
     from protocol.schema import ApiMessage
 
 __all__ = [
@@ -122,23 +123,6 @@ class FetchedRecords:
 
     parts: tuple[bytes | bytearray | memoryview | FileRegion, ...] = ()
     size: int = 0
-
-
-class RecordErrors(KafkaError):  # noqa: N818 - the name other folders know
-    """A produced batch was refused because of some of its records; nothing of it was written.
-
-    `errors` are pairs of the record's index in the batch and what is wrong with it (Produce v8 and newer show
-    them).
-    """
-
-    def __init__(
-        self,
-        message: str,
-        errors: Sequence[tuple[int, str]] = (),
-        code: ErrorCode = ErrorCode.INVALID_RECORD,
-    ) -> None:
-        super().__init__(code, message)
-        self.errors = tuple(errors)
 
 
 class PartitionHooks(Protocol):

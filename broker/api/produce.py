@@ -2,7 +2,7 @@
 
 Record data is never copied or looked into here: a batch goes from the frame to the log as a view. Plain
 partitions are appended to at once, on the event loop; the answer is made in the same call. Partitions with
-hooks are awaited, all of a request together.
+hooks are awaited, all of a request together; so are large batches of topics that look into what they are sent.
 
 Version 0 is advertised and never accepted: old clients take the advertised minimum as a sign of what the
 broker can do (KAFKA-18659), and send 3 or newer.
@@ -42,6 +42,8 @@ _ATTRIBUTES_LOW_BYTE = 22
 _COMPRESSION_MASK, _ZSTD = 0x07, 4
 _TRANSACTIONAL = 0x10
 _FIRST_VERSION_WITH_IDS = 13
+_INLINE_BYTES_MAX = 8192
+"""Looking into a batch takes a millisecond and more from about here on."""
 
 
 class ProduceApi:
@@ -49,6 +51,7 @@ class ProduceApi:
         self._context = context
         self._transactions = transactions
         self._find = context.metadata.find_partition
+        self._executor = context.executor
         self._in_sync_replicas = 1  # one broker holds every partition
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -95,7 +98,10 @@ class ProduceApi:
                             context.api_version,
                         )
                     if partition.hooks is None:
-                        _fill(answer, partition.append(data.records, AppendOrigin.CLIENT))
+                        if len(data.records) > _INLINE_BYTES_MAX and partition.log.config.looks_into_batches:
+                            waiting.append(self._prepare_and_append(partition, data.records, answer))
+                        else:
+                            _fill(answer, partition.append(data.records, AppendOrigin.CLIENT))
                     else:
                         waiting.append(_hand_over(partition, data.records, acks, request.timeout_ms, answer))
                 except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
@@ -139,6 +145,17 @@ class ProduceApi:
         if leader is not None:
             answer.current_leader = LeaderIdAndEpoch(**leader)
             response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
+
+    async def _prepare_and_append(
+        self, partition: Partition, records: memoryview, answer: PartitionProduceResponse
+    ) -> None:
+        """The batch is looked into and perhaps recompressed in a thread. A connection's next request waits."""
+        try:
+            loop = asyncio.get_running_loop()
+            prepared = await loop.run_in_executor(self._executor, partition.log.prepare, records)
+            _fill(answer, partition.append(prepared, AppendOrigin.CLIENT, prepared=True))
+        except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
+            _refuse(answer, error, partition.topic.name)
 
     def _admit(self, topic: str, data: PartitionProduceData, version: int, acks: int) -> Partition:
         """The partition that shall get the batch; raises KafkaError for what can be seen from outside."""

@@ -117,14 +117,16 @@ class Partition:
             self.high_watermark = log.log_end_offset
         return log
 
-    def append(self, batch: bytes | bytearray | memoryview, origin: AppendOrigin) -> AppendInfo:
+    def append(
+        self, batch: bytes | bytearray | memoryview, origin: AppendOrigin, *, prepared: bool = False
+    ) -> AppendInfo:
         """Append one batch; the high watermark follows, by way of the hooks if there are any.
 
         A duplicate is answered with the original's position and changes nothing. Raises KafkaError.
         """
         log = self.log
         try:
-            info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin)
+            info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin, prepared=prepared)
         except KafkaError:
             if log.failure is not None:
                 self.fail(log.failure)

@@ -1,9 +1,8 @@
 """Two small files per partition that are our own: what was flushed, and how the log was left.
 
-`recovery-checkpoint`  log start offset and recovery point (everything below it is durable), replaced
-atomically and
-                       synced. Missing or unreadable: the log starts at its first segment, nothing is known
-                       durable.
+`recovery-checkpoint`  log start offset, recovery point (everything below it is durable) and, of a log that was
+                       compacted, the offset up to which offsets may be missing; replaced atomically and synced.
+                       Missing or unreadable: the log starts at its first segment, nothing is known durable.
 `clean-shutdown`       there only between a clean close and the next write: all that an open needs to know, so
 that
                        it scans nothing and opens nothing else. It is believed only if the segment files are
@@ -31,28 +30,30 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`aborted` counts the aborted transactions of each segment, by its base offset, where there are any: an
-    index of them that is missing could not be told from one without entries.
+    """Offsets below `compacted_to` may be missing, and the log does not end before it. `aborted` counts the aborted
+    transactions of each segment, by its base offset, where there are any: an index of them that is missing could
+    not be told from one without entries.
     """
 
     log_start_offset: int = 0
     recovery_point: int = 0
     aborted: Mapping[int, int] = field(default_factory=dict)
+    compacted_to: int = 0
 
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
     """Durable when it returns. Raises OSError."""
-    disk.replace(
-        directory / CHECKPOINT_NAME,
-        json.dumps(
-            {
-                "version": _VERSION,
-                "log_start_offset": checkpoint.log_start_offset,
-                "recovery_point": checkpoint.recovery_point,
-                "aborted": list(checkpoint.aborted.items()),
-            }
-        ).encode(),
-        sync=True,
+    content = {"version": _VERSION, **_content(checkpoint)}
+    disk.replace(directory / CHECKPOINT_NAME, json.dumps(content).encode(), sync=True)
+
+
+def _content(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "log_start_offset": checkpoint.log_start_offset,
+        "recovery_point": checkpoint.recovery_point,
+        "aborted": list(checkpoint.aborted.items()),
+        "compacted_to": checkpoint.compacted_to,
+    }
     )
 
 
@@ -70,7 +71,12 @@ def read_checkpoint(disk: Disk, directory: Path) -> Checkpoint | None:
 
 def _checkpoint(content: dict[str, Any]) -> Checkpoint:
     aborted = {int(base): int(count) for base, count in content.get("aborted", ())}
-    return Checkpoint(int(content["log_start_offset"]), int(content["recovery_point"]), aborted)
+    return Checkpoint(
+        int(content["log_start_offset"]),
+        int(content["recovery_point"]),
+        aborted,
+        int(content.get("compacted_to", 0)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,7 @@ def write_clean_marker(
     """Say how the log is left, once everything in it is durable. Raises OSError."""
     content = {
         "version": _VERSION,
-        "log_start_offset": checkpoint.log_start_offset,
-        "recovery_point": checkpoint.recovery_point,
-        "aborted": list(checkpoint.aborted.items()),
+        **_content(checkpoint),
         "epochs": list(epochs),
         "segments": [
             (segment.base_offset, segment.size, segment.end_offset, *segment.largest, segment.first_timestamp)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from broker.config_key import unknown_name
+from broker.config_key import ConfigError, unknown_name
 from broker.log.topic_configs import TOPIC_CONFIGS
+
+_UNBOUNDED = 9223372036854775807
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,34 @@ class LogConfig:
     min_insync_replicas: int = 1
     flush_messages: int = 9223372036854775807
     flush_ms: int = 9223372036854775807
+    segment_jitter_ms: int = 0
+    delete_retention_ms: int = 86_400_000
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 9223372036854775807
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
+    strict_records: bool = False
+    """Look into every batch of a client before it is appended (rule B9); the broker's own `log.strict.records`."""
+    is_compacted: bool = field(init=False)
+    looks_into_batches: bool = field(init=False)
+    """Whether the header of a client's batch is not enough to append it."""
+    roll_ms: int = field(init=False)
+    """Span of record time of a segment, before jitter."""
+
+    def __post_init__(self) -> None:
+        compacted = "compact" in self.cleanup_policy
+        looks = (
+            compacted
+            or self.strict_records
+            or self.compression_type != "producer"
+            or (not self.is_log_append_time and self.message_timestamp_before_max_ms != _UNBOUNDED)
+        )
+        roll_ms = min(self.segment_ms, self.max_compaction_lag_ms) if compacted else self.segment_ms
+        object.__setattr__(self, "is_compacted", compacted)
+        object.__setattr__(self, "looks_into_batches", looks)
+        object.__setattr__(self, "roll_ms", roll_ms)
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> LogConfig:
@@ -42,10 +72,16 @@ class LogConfig:
             if key is None:
                 raise unknown_name("topic", name, TOPIC_CONFIGS)
             value = key.parse(text)
-            field = name.replace(".", "_")
-            if field in cls.__dataclass_fields__:
-                values[field] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+            field_name = name.replace(".", "_")
+            if field_name in cls.__dataclass_fields__:
+                values[field_name] = tuple(value) if isinstance(value, list) else value
+        result = cls(**values)
+        if result.min_compaction_lag_ms > result.max_compaction_lag_ms:
+            raise ConfigError(
+                f"min.compaction.lag.ms is {result.min_compaction_lag_ms}, more than max.compaction.lag.ms, which is "
+                f"{result.max_compaction_lag_ms}"
+            )
+        return result
 
     @property
     def is_log_append_time(self) -> bool:

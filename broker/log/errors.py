@@ -1,6 +1,10 @@
-"""What can be wrong with a log as a whole."""
+"""What can be wrong with a log as a whole, and with single records that are to be appended."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.errors import ErrorCode, KafkaError
 
 
 class CorruptLogError(Exception):
@@ -9,3 +13,20 @@ class CorruptLogError(Exception):
     Cutting it there would silently drop records that were acknowledged, so it is not opened. The text says
     which file is damaged, where, and how to give the rest up on purpose.
     """
+
+
+class RecordErrors(KafkaError):  # noqa: N818 - the name other folders know
+    """A produced batch was refused because of some of its records; nothing of it was written.
+
+    `errors` are pairs of the record's index in the batch and what is wrong with it (Produce v8 and newer show
+    them).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        errors: Sequence[tuple[int, str]] = (),
+        code: ErrorCode = ErrorCode.INVALID_RECORD,
+    ) -> None:
+        super().__init__(code, message)
+        self.errors = tuple(errors)

@@ -13,7 +13,8 @@ Durability: an acknowledged batch is in the page cache and so survives the death
 Blocking and not thread-safe: one thread (the event loop) uses it. The exception is `flush`, which any thread
 may call. An empty log has no files at all; everything is opened when it is first needed.
 
-On disk it is Kafka's layout; `checkpoint` describes the two files that are our own. Compaction is left out.
+On disk it is Kafka's layout; `checkpoint` describes the two files that are our own. Compaction (`compaction_run`)
+replaces sealed segments by smaller ones: offsets may then be missing below `compacted_to`, never above.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import contextlib
 import errno
 import logging
 import threading
-from bisect import bisect_right
-from collections.abc import Callable, Mapping
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -31,10 +33,12 @@ from typing import Final, TypeVar
 from broker.log import checkpoint as checkpoints
 from broker.log import recovery, time_lookup
 from broker.log.checkpoint import Checkpoint
+from broker.log.compaction_plan import CleaningAbandoned
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.errors import CorruptLogError
+from broker.log.preparation import prepare
 from broker.log.producer_state import AppendedBatch, Producer, ProducerState
 from broker.log.reader import Reader
 from broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
@@ -89,6 +93,7 @@ class PartitionLog:
         self.recovered = recovered.report
         self.log_start_offset = recovered.checkpoint.log_start_offset
         self.recovery_point = recovered.checkpoint.recovery_point
+        self.compacted_to = recovered.checkpoint.compacted_to
         self._clock = clock
         self._disk = disk
         self._background = background
@@ -97,7 +102,7 @@ class PartitionLog:
         self._producers = recovered.producers
         self._segments = recovered.segments
         if not self._segments:
-            self._segments.append(self._new_segment(self.log_start_offset))
+            self._segments.append(self._new_segment(max(self.log_start_offset, self.compacted_to)))
         self._segments[-1].activate()
         self._bases = [segment.base_offset for segment in self._segments]
         self._is_marked_clean = recovered.report.was_clean
@@ -171,8 +176,22 @@ class PartitionLog:
         original = self._producer_state().check(header)
         return None if original is None else self._duplicate(original)
 
+    def prepare(self, batch: Buffer) -> memoryview:
+        """Do the slow part of a client's append, which a topic may demand: look into the batch, recompress it.
+
+        Any thread may call it; `append` does it unless it is told that this was done. Raises KafkaError.
+        """
+        config, now_ms = self.config, self._clock.time_ms()
+        view = memoryview(batch)
+        return prepare(view, validate_batch(view, config, AppendOrigin.CLIENT, now_ms), config, now_ms)
+
     def append(
-        self, batch: Buffer, *, leader_epoch: int, origin: AppendOrigin = AppendOrigin.CLIENT
+        self,
+        batch: Buffer,
+        *,
+        leader_epoch: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        prepared: bool = False,
     ) -> AppendInfo:
         """Validate one batch, give it the next offsets and write it. `batch` itself is not changed.
 
@@ -185,6 +204,9 @@ class PartitionLog:
         view = memoryview(batch)
         now_ms = self._clock.time_ms()
         header = validate_batch(view, config, origin, now_ms)
+        if config.looks_into_batches and origin is AppendOrigin.CLIENT and not prepared:
+            view = prepare(view, header, config, now_ms)
+            header = validate_batch(view, config, origin, now_ms)  # another codec has made another size of it
         producers = self._producers
         if producers is None:
             producers = self._producer_state()
@@ -355,14 +377,19 @@ class PartitionLog:
             end > config.segment_bytes
             or end > POSITION_MAX
             or last_offset - segment.base_offset > RELATIVE_OFFSET_MAX
-            or 0 <= segment.first_timestamp < timestamp - config.segment_ms
+            or 0 <= segment.first_timestamp < timestamp - config.roll_ms + segment.jitter_ms
             or (segment.is_index_entry_due and segment.index_bytes > config.segment_index_bytes)
         )
 
     def _new_segment(self, base_offset: int) -> Segment:
-        return Segment(
-            self._disk, self.directory, base_offset, interval_bytes=self.config.index_interval_bytes, size=0
+        config = self.config
+        segment = Segment(
+            self._disk, self.directory, base_offset, interval_bytes=config.index_interval_bytes, size=0
         )
+        if (most := min(config.segment_jitter_ms, config.roll_ms)) > 0:
+            # So that the segments of many partitions are not closed all at once.
+            segment.jitter_ms = zlib.crc32(f"{self.directory.name}/{base_offset}".encode()) % (most + 1)
+        return segment
 
     def _roll(self) -> Segment:
         """Seal the active segment and begin another, whose file will be made by its first batch."""
@@ -476,14 +503,15 @@ class PartitionLog:
             self._producers.expire(self._clock.monotonic(), _PRODUCER_EXPIRY_SECONDS)
         bound = high_watermark if floor is None else min(high_watermark, floor)
         config = self.config
-        excess = self.size_bytes - config.retention_bytes if config.retention_bytes >= 0 else -1
+        deletes = "delete" in config.cleanup_policy
+        excess = self.size_bytes - config.retention_bytes if deletes and config.retention_bytes >= 0 else -1
         count = 0
         for segment in self._segments:
             if not segment.size or segment.end_offset > bound:
                 break
             is_passed = segment.end_offset <= self.log_start_offset and not segment.is_active
             is_excess = excess >= segment.size and not segment.is_active
-            if not (is_passed or is_excess or self._is_too_old(segment, now_ms)):
+            if not (is_passed or is_excess or (deletes and self._is_too_old(segment, now_ms))):
                 break
             excess -= segment.size
             count += 1
@@ -559,6 +587,7 @@ class PartitionLog:
         if offset >= self._bases[0]:
             end_offset = self._segments[bisect_right(self._bases, offset) - 1].locate(offset)[1]
         self.recovery_point = min(self.recovery_point, end_offset)
+        self.compacted_to = min(self.compacted_to, end_offset)
         self._write_checkpoint(min(self.log_start_offset, end_offset))
         while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
             segment = self._segments.pop()
@@ -578,6 +607,58 @@ class PartitionLog:
         self._disk.sync_directory(self.directory)
         self._epochs.truncate_from_end(self.log_end_offset)
         self._write_epochs(sync=True)
+
+    # -- compaction (for `compaction_run`) -----------------------------------------------------------------
+
+    @property
+    def disk(self) -> Disk:
+        return self._disk
+
+    def sealed_segments(self) -> list[Segment]:
+        return [segment for segment in self._segments[:-1] if segment.size]
+
+    def last_of_producers(self) -> dict[int, tuple[int | None, int]]:
+        """Of each known producer: the last offset of its last batch (None after a marker alone), and its epoch."""
+        return {
+            producer_id: (producer.batches[-1].last_offset if producer.batches else None, producer.epoch)
+            for producer_id, producer in self._producer_state().producers.items()
+        }
+
+    def note_compaction(self, up_to: int) -> None:
+        """Durably allow offsets below `up_to` to be missing; any thread may call it. Raises OSError."""
+        self.compacted_to = max(self.compacted_to, up_to)
+        self._write_checkpoint()
+
+    def check_segments(self, group: Sequence[Segment]) -> None:
+        """Raises CleaningAbandoned unless the segments are all there still, one after another."""
+        if self._closed or self._failure is not None:
+            raise CleaningAbandoned(f"{self.directory.name} is closed")
+        first = bisect_left(self._bases, group[0].base_offset)
+        if self._segments[first : first + len(group)] != list(group):
+            raise CleaningAbandoned(f"segments of {self.directory.name} are gone")
+
+    def exchange(self, group: Sequence[Segment], cleaned: Segment | None) -> None:
+        """Put `cleaned` in the place of `group`; None if nothing is left of it. Raises OSError.
+
+        Whoever is reading the old files goes on doing so.
+        """
+        checkpoints.remove_clean_marker(self._disk, self.directory)
+        self._is_marked_clean = False
+        self._reader.forget()
+        first = bisect_left(self._bases, group[0].base_offset)
+        end = slice(first, first + len(group))
+        self._segments[end] = [] if cleaned is None else [cleaned]
+        self._bases[end] = [] if cleaned is None else [cleaned.base_offset]
+        if cleaned is None and first:
+            self._segments[first - 1].end_offset = group[-1].end_offset
+        try:
+            for segment in group:
+                segment.remove(self._background)
+            if cleaned is not None:
+                cleaned.take_place()
+        except OSError as error:
+            self._fail(f"an exchange of compacted segments failed half-way: {error}")
+            raise
 
     # -- durability ----------------------------------------------------------------------------------------
 
@@ -612,7 +693,7 @@ class PartitionLog:
             for segment in list(self._segments)
             if len(segment.aborted)
         }
-        return Checkpoint(log_start_offset, self.recovery_point, aborted)
+        return Checkpoint(log_start_offset, self.recovery_point, aborted, self.compacted_to)
 
     @property
     def flush_is_due(self) -> bool:

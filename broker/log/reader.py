@@ -62,7 +62,9 @@ class Reader:
         if up_to >= segment.end_offset:
             limit, next_offset = segment.size, segment.end_offset
         else:
-            _, limit, next_offset = self._locate(up_to)
+            last, limit, next_offset = self._locate(up_to)
+            if last is not segment:  # compaction has left nothing between the segment's end and `up_to`
+                limit, next_offset = segment.size, segment.end_offset
         if limit - start > max_bytes:
             limit, next_offset = segment.boundary_before(start, start + max_bytes), -1
             if limit == start and min_one_batch:
@@ -77,17 +79,23 @@ class Reader:
         return LogSlice(start_offset, FileRegion(segment.file, start, limit - start), next_offset)
 
     def _locate(self, offset: int) -> tuple[Segment, int, int]:
-        """(segment, position, base offset) of the batch that holds `offset`, which is in the log."""
+        """(segment, position, base offset) of the batch that holds `offset`, or the next one where compaction has
+        left none; the log's end if there is none."""
         position = self._recent_appends.get(offset)
         if position is not None:
             return self._segments[-1], position, offset
         place = self._read_ends.get(offset)
         if place is not None and place[1] < place[0].size:
             return *place, offset
-        segment = self._segments[bisect_right(self._bases, offset) - 1]
-        if not segment.is_active:
-            self._remember_open(segment)
-        return segment, *segment.locate(offset)
+        index = max(0, bisect_right(self._bases, offset) - 1)
+        while True:
+            segment = self._segments[index]
+            if not segment.is_active:
+                self._remember_open(segment)
+            position, base_offset = segment.locate(offset)
+            index += 1
+            if position < segment.size or index == len(self._segments):
+                return segment, position, base_offset
 
     def _remember_end(self, segment: Segment, position: int, next_offset: int) -> None:
         """A reader who goes on asks for the batch at `position` next."""

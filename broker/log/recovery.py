@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from broker.log.checkpoint import Checkpoint, read_checkpoint, read_clean_marker
+from broker.log import compaction_swap
+from broker.log.checkpoint import CHECKPOINT_NAME, Checkpoint, read_checkpoint, read_clean_marker
 from broker.log.config import LogConfig
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.epochs import LeaderEpochs
@@ -198,7 +199,7 @@ def _read_epochs(disk: Disk, directory: Path) -> LeaderEpochs | None:
 def _walk_known(segment: Segment, view: memoryview) -> Iterator[Batches]:
     """The headers of a segment whose bytes have been checked before. Raises CorruptLogError."""
     end = WalkEnd(0, 0)
-    yield from walk(view, segment.base_offset, end, check_crc=False)
+    yield from walk(view, segment.base_offset, end, check_crc=False, gaps_below=segment.end_offset)
     if end.problem is not None:
         raise CorruptLogError(
             f"{segment.path} is damaged: at byte {end.position} a batch should begin, but {end.problem}. "
@@ -218,6 +219,7 @@ class _Recovery:
 
     def run(self) -> RecoveredLog:
         disk, directory = self._disk, self._directory
+        compaction_swap.finish_swaps(disk, directory)
         names = disk.names(directory)
         for name in names:
             if name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)):
@@ -234,6 +236,12 @@ class _Recovery:
             segment.end_offset = following.base_offset
         self._scan(segments, checkpoint)
         end_offset = segments[-1].end_offset if segments else 0
+        compacted_to = checkpoint.compacted_to
+        if end_offset < compacted_to:
+            # What compaction removed at the log's end was there, and its offsets are never given again.
+            end_offset = compacted_to
+            if segments:
+                segments[-1].end_offset = end_offset
         if checkpoint.log_start_offset > end_offset:
             if segments:
                 self._note(
@@ -243,13 +251,18 @@ class _Recovery:
             for segment in segments:
                 segment.remove()
             segments, end_offset = [], checkpoint.log_start_offset
+            compacted_to = min(compacted_to, end_offset)
         start_offset = max(checkpoint.log_start_offset, segments[0].base_offset if segments else 0)
         epochs = self._recover_epochs(segments, end_offset)
         producers = load_producers(disk, directory, segments, end_offset, self._clock)
         self._recover_transaction_indexes(segments, checkpoint)
         recovery_point = min(checkpoint.recovery_point, end_offset)
         return RecoveredLog(
-            segments, Checkpoint(start_offset, recovery_point), epochs, producers, self._report
+            segments,
+            Checkpoint(start_offset, recovery_point, compacted_to=compacted_to),
+            epochs,
+            producers,
+            self._report,
         )
 
     def _segment(self, base_offset: int) -> Segment:
@@ -270,6 +283,7 @@ class _Recovery:
 
     def _scan(self, segments: list[Segment], checkpoint: Checkpoint) -> None:
         """Scan what may not be durable; cut a torn tail."""
+        gaps_below = checkpoint.compacted_to
         builders: list[tuple[Segment, IndexBuilder]] = []
         for index, segment in enumerate(segments):
             is_last = index == len(segments) - 1
@@ -279,7 +293,7 @@ class _Recovery:
             end = WalkEnd(0, 0)
             view = segment.file.view()
             self._scanned[segment.base_offset] = False
-            for batches in walk(view, segment.base_offset, end, check_crc=True):
+            for batches in walk(view, segment.base_offset, end, check_crc=True, gaps_below=gaps_below):
                 builder.add(batches)
                 self._epoch_changes += epoch_changes(batches)
                 self._report.scanned_batches += len(batches)
@@ -290,7 +304,10 @@ class _Recovery:
             later = segments[index + 1 :]
             if end.problem is not None:
                 self._check_tail(segment, view, end, later)
-            elif later and end.next_offset != later[0].base_offset:
+            elif later and end.next_offset != (following := later[0].base_offset):
+                if end.next_offset < following <= gaps_below:
+                    segment.end_offset = following
+                    continue
                 self._check_gap(segment, end, later)
             else:
                 segment.end_offset = end.next_offset
@@ -324,7 +341,10 @@ class _Recovery:
             raise CorruptLogError(
                 f"{segment.path} ends at offset {end.next_offset}, but the next segment begins at "
                 f"{later[0].base_offset}: the offsets between are missing. Restore the file from a copy. To "
-                f"give up everything from offset {end.next_offset} on, remove the later segments."
+                f"give up everything from offset {end.next_offset} on, remove the later segments. If they are missing "
+                f"because the topic was compacted, and its {CHECKPOINT_NAME} was lost, put this into that file: "
+                f'{{"version": 1, "log_start_offset": 0, "recovery_point": 0, '
+                f'"compacted_to": {later[-1].base_offset}}}'
             )
 
     def _cut(self, segment: Segment, end: WalkEnd, later: list[Segment]) -> None:

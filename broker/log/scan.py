@@ -1,7 +1,7 @@
 """Walking over the batches of a segment, header by header, with or without looking at the bytes they hold.
 
-What is checked of each batch: it is whole, its magic and lengths are sane, it begins with exactly the offset
-after the one before it (our logs are dense), and, when asked, its CRC. The walk ends at the first batch that
+What is checked of each batch: it is whole, its magic and lengths are sane, it begins with exactly the offset after
+the one before it (except where a log was compacted), and, when asked, its CRC. The walk ends at the first batch that
 fails; what to make of that is decided in `recovery`.
 
 Small inputs are walked in plain Python, so that most starts never import numba; large ones by compiled
@@ -88,22 +88,29 @@ class WalkEnd:
 
 
 def walk(
-    view: memoryview, first_offset: int, end: WalkEnd, *, check_crc: bool, compiled: bool | None = None
+    view: memoryview,
+    first_offset: int,
+    end: WalkEnd,
+    *,
+    check_crc: bool,
+    gaps_below: int = 0,
+    compiled: bool | None = None,
 ) -> Iterator[Batches]:
     """Chunks of batches from the start of `view`; `end` is filled in as the walk goes.
 
-    `compiled` chooses the implementation; by default the size of the input does.
+    Up to `gaps_below` offsets may be missing between batches: compaction has been there. `compiled` chooses the
+    implementation; by default the size of the input does.
     """
     if compiled is None:
         compiled = len(view) >= COMPILED_FROM_BYTES
     end.position, end.next_offset, end.problem = 0, first_offset, None
     if compiled:
-        yield from _walk_compiled(view, end, check_crc)
+        yield from _walk_compiled(view, end, check_crc, gaps_below)
     else:
-        yield from _walk_plain(view, end, check_crc)
+        yield from _walk_plain(view, end, check_crc, gaps_below)
 
 
-def _walk_plain(view: memoryview, end: WalkEnd, check_crc: bool) -> Iterator[Batches]:
+def _walk_plain(view: memoryview, end: WalkEnd, check_crc: bool, gaps_below: int) -> Iterator[Batches]:
     rows: list[tuple[int, ...]] = []
     size = len(view)
     while end.position < size and end.problem is None:
@@ -114,7 +121,9 @@ def _walk_plain(view: memoryview, end: WalkEnd, check_crc: bool) -> Iterator[Bat
             break
         if header.size > size - end.position:
             end.problem = _WHY["CUT_SHORT"]
-        elif header.base_offset != end.next_offset:
+        elif not (
+            header.base_offset == end.next_offset or end.next_offset < header.base_offset <= gaps_below
+        ):
             end.problem = _WHY["BAD_OFFSET"]
         elif check_crc and compute_crc(view, end.position) != header.crc:
             end.problem = _WHY["BAD_CRC"]
@@ -139,7 +148,7 @@ def _walk_plain(view: memoryview, end: WalkEnd, check_crc: bool) -> Iterator[Bat
         yield Batches(*np.array(rows, np.int64).T)
 
 
-def _walk_compiled(view: memoryview, end: WalkEnd, check_crc: bool) -> Iterator[Batches]:
+def _walk_compiled(view: memoryview, end: WalkEnd, check_crc: bool, gaps_below: int) -> Iterator[Batches]:
     from broker.log import scan_kernels as kernels
 
     names = {getattr(kernels, name): reason for name, reason in _WHY.items()}
@@ -148,7 +157,7 @@ def _walk_compiled(view: memoryview, end: WalkEnd, check_crc: bool) -> Iterator[
         rows = np.empty((kernels.ROWS, _CHUNK_ROWS), np.int64)
         start, first_offset = end.position, end.next_offset
         how, count, position, next_offset = kernels.walk_rows(
-            data, start, first_offset, check_crc, kernels.CRC_TABLES, rows
+            data, start, first_offset, gaps_below, check_crc, kernels.CRC_TABLES, rows
         )
         rows = rows[:, :count]
         problem = names.get(how)

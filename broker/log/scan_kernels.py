@@ -79,7 +79,7 @@ def _integer(data, position, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def walk_rows(data, position, expected_offset, check_crc, tables, rows):  # type: ignore[no-untyped-def]
+def walk_rows(data, position, expected_offset, gaps_below, check_crc, tables, rows):  # type: ignore[no-untyped-def]
     """Fill columns of `rows` with consecutive batches from `position`; see `scan.walk` for what is checked.
 
     Returns (how the walk ended, rows filled, position after the last good batch, offset after it).
@@ -103,7 +103,7 @@ def walk_rows(data, position, expected_offset, check_crc, tables, rows):  # type
         if size > left:
             return CUT_SHORT, count, position, expected_offset
         base_offset = _integer(data, position, 8)
-        if base_offset != expected_offset:
+        if base_offset != expected_offset and not expected_offset < base_offset <= gaps_below:
             return BAD_OFFSET, count, position, expected_offset
         delta = _integer(data, position + 23, 4)
         if delta < 0 or _integer(data, position + 57, 4) < 0:
@@ -132,4 +132,4 @@ def warm() -> None:
     """Compile the kernels (or load them from the cache)."""
     from broker.log.scan import frozen_bytes
 
-    walk_rows(frozen_bytes(bytes(10)), 0, 0, True, CRC_TABLES, np.empty((ROWS, 1), np.int64))
+    walk_rows(frozen_bytes(bytes(10)), 0, 0, 0, True, CRC_TABLES, np.empty((ROWS, 1), np.int64))

@@ -33,6 +33,9 @@ LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 DELETED_SUFFIX: Final = ".deleted"
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
+OFFSET_DIGITS: Final = 20
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
 POSITION_MAX: Final = (1 << 31) - 1
 
@@ -42,7 +45,7 @@ _BOUNDS: Final = Struct(">qiibIhi")
 
 
 def file_stem(base_offset: int) -> str:
-    return f"{base_offset:020d}"
+    return f"{base_offset:0{OFFSET_DIGITS}d}"
 
 
 class Segment:
@@ -69,6 +72,7 @@ class Segment:
         "end_offset",
         "first_timestamp",
         "is_active",
+        "jitter_ms",
         "size",
         "untimed_append_ms",
     )
@@ -101,6 +105,8 @@ class Segment:
         self.bytes_since_index = 0
         self.aborted = TransactionIndex()
         self.is_active = False
+        self.jitter_ms = 0
+        """How much earlier than `segment.ms` says it is closed."""
         self.untimed_append_ms = -1
         """When a batch without a timestamp was last appended: retention has nothing else to go by."""
 
@@ -154,21 +160,26 @@ class Segment:
         self.write_indexes()
         self.is_active = False
 
-    def write_indexes(self) -> None:
+    def write_indexes(self, suffix: str = "") -> None:
         """Bring the indexes to disk, the largest timestamp as the last entry. Never synced: they are a
         cache."""
         timestamp, offset = self.largest
         if self.size and timestamp >= 0:
             self.time_index.maybe_append(timestamp, offset)
+        index_path, time_index_path = (
+            path.with_name(path.name + suffix) for path in (self.index_path, self.time_index_path)
+        )
         try:
-            self._disk.replace(self.index_path, bytes(self.index.entries), sync=False)
-            self._disk.replace(self.time_index_path, bytes(self.time_index.entries), sync=False)
-            self.write_transaction_index()
+            self._disk.replace(index_path, bytes(self.index.entries), sync=False)
+            self._disk.replace(time_index_path, bytes(self.time_index.entries), sync=False)
+            if not suffix:
+                self.write_transaction_index()
         except OSError as error:
             logger.warning("%s: its indexes cannot be written (%s), they will be rebuilt", self.path, error)
-            self._disk.remove(self.index_path)
-            self._disk.remove(self.time_index_path)
-            self._disk.remove(self.transaction_index_path)
+            self._disk.remove(index_path)
+            self._disk.remove(time_index_path)
+            if not suffix:
+                self._disk.remove(self.transaction_index_path)
 
     def write_transaction_index(self) -> None:
         """Raises OSError."""
@@ -189,6 +200,22 @@ class Segment:
             return False
         self.aborted = aborted
         return True
+
+    def written_as(self, path: Path, size: int, builder: IndexBuilder) -> None:
+        """A compacted segment: its file has been written under another name. Raises OSError."""
+        self._file = self._disk.open_read_only(path)
+        self.size = size
+        self.adopt(builder)
+
+    def take_place(self) -> None:
+        """A compacted segment: give its files their names. The segments it replaces have given them up.
+
+        Raises OSError.
+        """
+        self._disk.rename(self.path.with_name(self.path.name + SWAP_SUFFIX), self.path)
+        for path in (self.index_path, self.time_index_path):
+            with contextlib.suppress(FileNotFoundError):  # without them they are rebuilt
+                self._disk.rename(path.with_name(path.name + CLEANED_SUFFIX), path)
 
     def sync(self) -> None:
         """Make its batches durable, and its index files too once they are final: half an index that looks
@@ -276,7 +303,9 @@ class Segment:
         logger.warning("%s: %s, so both are rebuilt from the log", self.path, why)
         builder = IndexBuilder(self.base_offset, self._interval_bytes)
         end = WalkEnd(0, 0)
-        for batches in walk(self.file.view()[: self.size], self.base_offset, end, check_crc=False):
+        for batches in walk(
+            self.file.view()[: self.size], self.base_offset, end, check_crc=False, gaps_below=self.end_offset
+        ):
             builder.add(batches)
         if end.problem is not None:
             raise self._corrupt(end.position, end.problem)
@@ -360,13 +389,13 @@ class Segment:
             position += header.size
 
     def locate(self, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch that holds `offset`; the segment's ends if it is the end."""
+        """(position, base offset) of the batch that holds `offset`, or of the next one where compaction has left none;
+        the segment's ends if there is none."""
         if offset < self.end_offset:
             start = self._trusted(self.index.floor(offset), lambda: self.index.floor(offset))
             for position, _, base_offset, last_offset in self._bounds(start):
                 if last_offset >= offset:
                     return position, base_offset
-            raise self._corrupt(self.size, f"the file ends before offset {offset}")
         return self.size, self.end_offset
 
     def boundary_before(self, start: int, limit: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from broker.log.segment import Segment
 from protocol.errors import DecodeError
-from protocol.records.header import MAGIC_V2, BatchHeader
+from protocol.records.header import DELETE_HORIZON_BIT, LOG_APPEND_TIME_BIT, MAGIC_V2, BatchHeader
 
 if TYPE_CHECKING:
     from protocol.records.decode import RecordColumns
@@ -99,7 +99,9 @@ def _first_in_batch(
 ) -> OffsetAtTime | None:
     """The first record of one batch with timestamp and offset not below the given ones."""
     epoch = header.partition_leader_epoch
-    is_plain = header.magic == MAGIC_V2 and not header.is_log_append_time
+    if not header.record_count:  # compaction has left the header only
+        return None
+    is_plain = header.magic == MAGIC_V2 and not header.attributes & (LOG_APPEND_TIME_BIT | DELETE_HORIZON_BIT)
     if is_plain and header.base_timestamp >= timestamp_ms and header.base_offset >= offset_min:
         return header.base_offset, header.base_timestamp, epoch  # the base timestamp is the first record's
     records = _decode(segment, position, header)

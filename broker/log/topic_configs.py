@@ -1,8 +1,7 @@
 """The configurations of a topic, under Kafka's names: type, default, one line of documentation, rule.
 
-Each of them is honoured. Kafka's names for features that are not offered are declared too, because clients
-expect DescribeConfigs to list them, but nothing except the default is accepted: a topic that asked for
-compaction and silently did not get it would lose nothing today and trust later.
+All of Apache Kafka 4.x's are declared, because clients expect DescribeConfigs to list them. Each is honoured, or
+nothing except its default is accepted: a configuration that is taken and not followed would be found out too late.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from broker.config_key import ConfigKey, ConfigType, at_least
+from broker.config_key import ConfigKey, ConfigType, at_least, between
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.BOOLEAN,
@@ -25,23 +24,74 @@ _DAY_MS: Final = 86_400_000
 
 
 def _only(default: Any, feature: str) -> Callable[[Any], str | None]:
-    return lambda value: None if value == default else f"{feature} is not offered; leave it at {default}"
+    return lambda value: (
+        None if value == default else f"{feature} is not offered; leave it at {_text(default)}"
+    )
 
 
-def _only_delete(value: list[str]) -> str | None:
-    if value == ["delete"]:
-        return None
-    return "log compaction is not offered, delete is (a primary-key table keeps the last row of a key)"
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "''" if value == [] else str(value)
+
+
+def _levels(low: int, high: int, *also: int) -> Callable[[Any], str | None]:
+    text = f"it must be from {low} to {high}" + "".join(f", or {value}" for value in also)
+    return lambda value: None if low <= value <= high or value in also else text
+
+
+def _some_policy(value: list[str]) -> str | None:
+    return None if value else "it must be delete, compact or both"
 
 
 _KEYS: Final = (
-    ConfigKey("cleanup.policy", _LIST, "delete", "What becomes of old segments: delete.", _only_delete),
+    ConfigKey(
+        "cleanup.policy",
+        _LIST,
+        "delete",
+        "What becomes of old records: delete (by age and size), compact (the last one of each key stays), or both.",
+        _some_policy,
+        choices=("compact", "delete"),
+    ),
     ConfigKey(
         "compression.type",
         _STRING,
         "producer",
-        "How batches are kept: producer, as they were sent.",
-        _only("producer", "recompression by the broker"),
+        "The codec that batches are kept in; producer keeps them as they were sent.",
+        choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+    ),
+    ConfigKey(
+        "compression.gzip.level",
+        _INT,
+        "-1",
+        "Level if compression.type is gzip; -1 is the codec's default.",
+        _levels(1, 9, -1),
+    ),
+    ConfigKey("compression.lz4.level", _INT, "9", "Level if compression.type is lz4.", _levels(1, 17)),
+    ConfigKey(
+        "compression.zstd.level", _INT, "3", "Level if compression.type is zstd.", _levels(-131072, 22)
+    ),
+    ConfigKey(
+        "delete.retention.ms",
+        _LONG,
+        str(_DAY_MS),
+        "Compaction: how long a tombstone stays after it was first cleaned.",
+        at_least(0),
+    ),
+    ConfigKey(
+        "min.cleanable.dirty.ratio",
+        _DOUBLE,
+        "0.5",
+        "Compaction: the part of the log's bytes that must be new since the last cleaning for the next.",
+        between(0, 1),
+    ),
+    ConfigKey(
+        "min.compaction.lag.ms", _LONG, "0", "Compaction: how long a record stays as it is.", at_least(0)
+    ),
+    ConfigKey(
+        "max.compaction.lag.ms",
+        _LONG,
+        str(_LONG_MAX),
+        "Compaction: how long a record may wait for it; segments are closed no later than that.",
+        at_least(1),
     ),
     ConfigKey(
         "retention.ms", _LONG, str(7 * _DAY_MS), "How long records are kept; -1 for ever.", at_least(-1)
@@ -64,7 +114,11 @@ _KEYS: Final = (
         at_least(1),
     ),
     ConfigKey(
-        "segment.jitter.ms", _LONG, "0", "Random part taken off segment.ms.", _only(0, "segment jitter")
+        "segment.jitter.ms",
+        _LONG,
+        "0",
+        "At most so much is taken off segment.ms, differently for each segment.",
+        at_least(0),
     ),
     ConfigKey("segment.index.bytes", _INT, "10485760", "Largest index file of a segment.", at_least(4)),
     ConfigKey(
@@ -123,8 +177,8 @@ _KEYS: Final = (
         "file.delete.delay.ms",
         _LONG,
         "60000",
-        "How long a deleted segment stays on disk; here readers keep it open and no delay is needed.",
-        at_least(0),
+        "How long a deleted segment stays on disk; here it goes at once, and those who read it still can.",
+        _only(60_000, "a delay of deletions (readers keep what they read)"),
     ),
     ConfigKey(
         "unclean.leader.election.enable",
@@ -133,28 +187,30 @@ _KEYS: Final = (
         "Let a replica that is behind become leader.",
         _only(False, "unclean leader election"),
     ),
-    ConfigKey("remote.storage.enable", _BOOLEAN, "false", "Tiered storage.", _only(False, "tiered storage")),
-    ConfigKey(
-        "delete.retention.ms",
-        _LONG,
-        str(_DAY_MS),
-        "Compaction: age of tombstones.",
-        _only(_DAY_MS, "compaction"),
+    *(
+        ConfigKey(
+            f"{role}.replication.throttled.replicas",
+            _LIST,
+            "",
+            "Replicas whose replication is throttled.",
+            _only([], "throttling of replication"),
+        )
+        for role in ("leader", "follower")
     ),
-    ConfigKey(
-        "min.cleanable.dirty.ratio", _DOUBLE, "0.5", "Compaction: when it starts.", _only(0.5, "compaction")
+    *(
+        ConfigKey(name, _BOOLEAN, "false", f"Tiered storage: {what}.", _only(False, "tiered storage"))
+        for name, what in (
+            ("remote.storage.enable", "keep old segments in remote storage"),
+            ("remote.log.copy.disable", "copy no more segments"),
+            ("remote.log.delete.on.disable", "delete what was copied when it is switched off"),
+        )
     ),
-    ConfigKey("min.compaction.lag.ms", _LONG, "0", "Compaction: shortest wait.", _only(0, "compaction")),
-    ConfigKey(
-        "max.compaction.lag.ms",
-        _LONG,
-        str(_LONG_MAX),
-        "Compaction: longest wait.",
-        _only(_LONG_MAX, "compaction"),
+    *(
+        ConfigKey(
+            name, _LONG, "-2", "Tiered storage: retention of what is local.", _only(-2, "tiered storage")
+        )
+        for name in ("local.retention.ms", "local.retention.bytes")
     ),
-    ConfigKey("compression.gzip.level", _INT, "-1", "Recompression: level.", _only(-1, "recompression")),
-    ConfigKey("compression.lz4.level", _INT, "9", "Recompression: level.", _only(9, "recompression")),
-    ConfigKey("compression.zstd.level", _INT, "3", "Recompression: level.", _only(3, "recompression")),
 )
 
 TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = {key.name: key for key in _KEYS}

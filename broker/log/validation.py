@@ -2,6 +2,8 @@
 
 Clients are held to everything. A coordinator or an extension writes batches of its own making: they must be
 whole and intact too, but may be larger than a client's, of magic 100, or cover offsets without records.
+
+All of it is decided from the header; what a topic may demand of the records is in `preparation`.
 """
 
 from __future__ import annotations
@@ -22,13 +24,10 @@ from protocol.records.header import (
     MAGIC_POSITION,
     MAGIC_V2,
     NO_PRODUCER_ID,
-    NO_TIMESTAMP,
     TRANSACTIONAL_BIT,
     BatchHeader,
     read_header,
 )
-
-_UNBOUNDED = 9223372036854775807
 
 
 class AppendOrigin(Enum):
@@ -56,7 +55,7 @@ def validate_batch(batch: memoryview, config: LogConfig, origin: AppendOrigin, n
             f"the batch's CRC is {header.crc:#010x}, but its bytes give {crc:#010x}; send it again",
         )
     if is_from_client and not config.is_log_append_time:
-        _check_timestamps(batch, header, config, now_ms)
+        _check_timestamps(header, config, now_ms)
     return header
 
 
@@ -114,35 +113,15 @@ def _check_client_batch(header: BatchHeader, config: LogConfig) -> None:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"the batch has {problem}")
 
 
-def _check_timestamps(batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def _check_timestamps(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
     if header.attributes & LOG_APPEND_TIME_BIT:
         raise KafkaError(
             ErrorCode.INVALID_TIMESTAMP, "the batch claims log append time, which only the broker may stamp"
         )
-    after_max, before_max = config.message_timestamp_after_max_ms, config.message_timestamp_before_max_ms
+    after_max = config.message_timestamp_after_max_ms
     if header.max_timestamp > now_ms + after_max:
         raise KafkaError(
             ErrorCode.INVALID_TIMESTAMP,
             f"a record is stamped {header.max_timestamp}, more than {after_max} ms after {now_ms}, "
             "the broker's time (message.timestamp.after.max.ms)",
-        )
-    if before_max != _UNBOUNDED:
-        _check_oldest(batch, now_ms, before_max)
-
-
-def _check_oldest(batch: memoryview, now_ms: int, before_max: int) -> None:
-    """The header does not know the oldest stamp, so the records must be read: only where a topic asks for
-    it."""
-    from protocol.records.decode import decode_records
-
-    try:
-        stamps = decode_records(batch).timestamps
-    except DecodeError as error:
-        raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
-    stamps = stamps[stamps != NO_TIMESTAMP]
-    if len(stamps) and int(stamps.min()) < now_ms - before_max:
-        raise KafkaError(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"a record is stamped {int(stamps.min())}, more than {before_max} ms before {now_ms}, "
-            "the broker's time (message.timestamp.before.max.ms)",
         )

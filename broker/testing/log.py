@@ -83,3 +83,41 @@ def batches_of(log: PartitionLog) -> list[tuple[int, bytes]]:
             result.append((header.base_offset, data[position + 16 : position + header.size]))
             offset = header.next_offset
     return result
+
+
+def records_of(log: PartitionLog) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    """Every record from the log's start on, also of a compacted log: (offset, timestamp, key, value)."""
+    from protocol.records.decode import decode_records
+
+    result = []
+    offset = log.log_start_offset
+    while data := log.read(offset, 1 << 20, up_to=log.log_end_offset).read():
+        for position, header in iter_headers(data):
+            if header.next_offset <= offset:
+                raise AssertionError(f"the batch at {header.base_offset} of {log} was read before")
+            offset = header.next_offset
+            columns = decode_records(data[position : position + header.size])
+            rows = zip(
+                columns.offsets.tolist(),
+                columns.timestamps.tolist(),
+                columns.keys(),
+                columns.values(),
+                strict=True,
+            )
+            result += [row for row in rows if row[0] >= log.log_start_offset]
+    return result
+
+
+def clean_log(log: PartitionLog, clock: StillClock, first_dirty_offset: int = 0, **options: Any) -> int:
+    """Compact what can be compacted of a log; gives where the next cleaning begins."""
+    from broker.log.compaction_plan import cleanable
+    from broker.log.compaction_run import Cleaning, run
+
+    bound = options.pop("bound", log.log_end_offset)
+    if options.pop("flush", True):
+        log.flush()
+    part = cleanable(log, first_dirty_offset, bound, clock.now_ms)
+    options = {"memory_bytes": 1 << 20, "secret": bytes(range(16)), **options}
+    cleaning = Cleaning(log, part, now_ms=clock.now_ms, **options)
+    run(cleaning)
+    return cleaning.end_offset

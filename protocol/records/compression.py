@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import cramjam
 import numpy as np
@@ -28,6 +28,8 @@ Bytes: TypeAlias = "NDArray[np.uint8]"
 MAX_DECOMPRESSED_BYTES: Final = 256 * 1024 * 1024
 """Default bound. A batch is at most `max.message.bytes` compressed (1 MiB unless configured); 256 times that
 is more than any real record set reaches and still far from exhausting a small machine."""
+
+LZ4_DEFAULT_LEVEL: Final = 9
 
 _FIRST_GUESS: Final = 64 * 1024
 _INT32: Final = Struct(">i")
@@ -67,16 +69,20 @@ def codec_of(number: int) -> Compression:
         ) from None
 
 
-def compress(codec: int, data: Buffer) -> Buffer:
-    """The compressed bytes, or `data` itself for codec 0."""
+def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
+    """The compressed bytes, or `data` itself for codec 0.
+
+    `level` is that of gzip (1 to 9), zstd (-131072 to 22) or lz4 (1 to 17), in Kafka's numbers (KIP-780); None is
+    the codec's default. LZ4's default, 9, means its fast mode, as in Kafka; other levels are of high compression.
+    """
     compression = codec_of(codec)
     if compression is Compression.NONE:
         return data
     if compression is Compression.SNAPPY:
         return _compress_xerial(data)
     if compression is Compression.LZ4:
-        return _compress_lz4_frame(data)
-    return memoryview(_STREAMS[compression].compress(data))
+        return _compress_lz4_frame(data, level)
+    return memoryview(_STREAMS[compression].compress(data, level=level))
 
 
 def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Bytes:
@@ -125,12 +131,15 @@ def _compress_xerial(data: Buffer) -> Buffer:
     return b"".join(parts)
 
 
-def _compress_lz4_frame(data: Buffer) -> Buffer:
+def _compress_lz4_frame(data: Buffer, level: int | None) -> Buffer:
     view = memoryview(data)
+    options: dict[str, Any] = {"store_size": False}
+    if level is not None and level != LZ4_DEFAULT_LEVEL:
+        options |= {"mode": "high_compression", "compression": level}
     parts: list[bytes | memoryview] = [_LZ4_HEADER]
     for start in range(0, len(view), _LZ4_BLOCK):
         raw = view[start : start + _LZ4_BLOCK]
-        block = memoryview(cramjam.lz4.compress_block(raw, store_size=False))
+        block = memoryview(cramjam.lz4.compress_block(raw, **options))
         if len(block) < len(raw):
             parts += (_LZ4_SIZE.pack(len(block)), block)
         else:

@@ -274,3 +274,28 @@ def write_records(  # type: ignore[no-untyped-def]
         if count > 0:
             position = _copy(output, position, header_data, header_offsets[i], count)
     return position
+
+
+@njit(cache=True, nogil=True)
+def select_records(payload, keep, shift, output):  # type: ignore[no-untyped-def]
+    """Write those records of a well-formed payload for which `keep` is true, timestamps moved by `shift`.
+
+    Only a record's length and timestamp delta are written anew; what follows them is copied. `output` has room
+    for the payload and 14 bytes per record. Returns the bytes written.
+    """
+    end = payload.size
+    position = 0
+    written = 0
+    for i in range(keep.size):
+        length, position = _read_varint(payload, position, end, 5)
+        record_end = position + length
+        if keep[i]:
+            attributes = payload[position]
+            delta, rest = _read_varint(payload, position + 1, record_end, 10)
+            delta += shift
+            written = _write_varint(output, written, 1 + _varint_size(delta) + record_end - rest)
+            output[written] = attributes
+            written = _write_varint(output, written + 1, delta)
+            written = _copy(output, written, payload, rest, record_end - rest)
+        position = record_end
+    return written
