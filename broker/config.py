@@ -6,17 +6,20 @@ are fixed while the broker runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
+from broker.log.topic_configs import TOPIC_CONFIGS
 
-_BOOLEAN, _STRING, _INT, _LONG, _LIST = (
+_BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.BOOLEAN,
     ConfigType.STRING,
     ConfigType.INT,
     ConfigType.LONG,
+    ConfigType.DOUBLE,
     ConfigType.LIST,
 )
 
@@ -38,6 +41,53 @@ def parse_listener(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{text!r} is not an address; write host:port, for example 127.0.0.1:9092")
     return host.strip("[]"), int(port)
+
+
+_TOPIC_SYNONYMS = {
+    "cleanup.policy": "log.cleanup.policy",
+    "compression.type": "compression.type",
+    "compression.gzip.level": "compression.gzip.level",
+    "compression.lz4.level": "compression.lz4.level",
+    "compression.zstd.level": "compression.zstd.level",
+    "delete.retention.ms": "log.cleaner.delete.retention.ms",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "index.interval.bytes": "log.index.interval.bytes",
+    "local.retention.bytes": "log.local.retention.bytes",
+    "local.retention.ms": "log.local.retention.ms",
+    "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+    "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+    "min.insync.replicas": "min.insync.replicas",
+    "preallocate": "log.preallocate",
+    "retention.bytes": "log.retention.bytes",
+    "segment.bytes": "log.segment.bytes",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "unclean.leader.election.enable": "unclean.leader.election.enable",
+}
+"""Topic configurations and the broker configuration that gives each its default, where it is one value."""
+
+_TIMES = {
+    "retention.ms": (
+        ("log.retention.ms", 1),
+        ("log.retention.minutes", 60_000),
+        ("log.retention.hours", 3_600_000),
+    ),
+    "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", 3_600_000)),
+    "segment.jitter.ms": (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", 3_600_000)),
+    "flush.ms": (("log.flush.interval.ms", 1),),
+}
+"""Those that several configurations can give, the first that is set counts: (name, milliseconds per unit)."""
+
+
+def _topic_defaults() -> Iterator[ConfigKey]:
+    """What is a default for topics is declared once, there."""
+    for topic_config, name in _TOPIC_SYNONYMS.items():
+        yield replace(TOPIC_CONFIGS[topic_config], name=name)
 
 
 BROKER_CONFIGS: tuple[ConfigKey, ...] = (
@@ -63,36 +113,41 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ),
     ConfigKey("log.retention.minutes", _INT, None, "The same in minutes; wins over hours."),
     ConfigKey("log.retention.hours", _INT, "168", "The same in hours."),
-    ConfigKey("log.retention.bytes", _LONG, "-1", "How large a partition may grow; -1 without limit."),
-    ConfigKey("log.segment.bytes", _INT, "1073741824", "Size at which a segment file is closed."),
     ConfigKey("log.roll.ms", _LONG, None, "Age at which a segment is closed. Wins over hours."),
     ConfigKey("log.roll.hours", _INT, "168", "The same in hours.", at_least(1)),
-    ConfigKey("log.index.interval.bytes", _INT, "4096", "Log bytes between two entries of the offset index."),
-    ConfigKey("log.index.size.max.bytes", _INT, "10485760", "Largest index file of a segment."),
-    ConfigKey("message.max.bytes", _INT, "1048588", "Largest record batch, as compressed."),
     ConfigKey(
-        "log.message.timestamp.type",
-        _STRING,
-        "CreateTime",
-        "Whose clock stamps records: the client's or, LogAppendTime, the broker's.",
+        "log.roll.jitter.ms", _LONG, None, "At most so much is taken off it. Wins over hours.", at_least(0)
     ),
+    ConfigKey("log.roll.jitter.hours", _INT, "0", "The same in hours.", at_least(0)),
+    ConfigKey("log.flush.interval.ms", _LONG, None, "fsync a partition at least this often.", at_least(0)),
+    *_topic_defaults(),
+    # what this broker has and Kafka has not
     ConfigKey(
-        "log.message.timestamp.before.max.ms",
+        "log.strict.records",
+        _BOOLEAN,
+        "false",
+        "Decode every batch of a client before it is appended, as Apache Kafka does; otherwise its header only.",
+    ),
+    # compaction
+    ConfigKey("log.cleaner.enable", _BOOLEAN, "true", "Compact the topics that ask for it."),
+    ConfigKey("log.cleaner.threads", _INT, "1", "Partitions compacted at a time.", between(1, 1)),
+    ConfigKey(
+        "log.cleaner.dedupe.buffer.size",
         _LONG,
-        "9223372036854775807",
-        "How far in the past a stamp may lie.",
+        "134217728",
+        "Most memory for the keys of one compaction; each needs 32 bytes.",
+        at_least(65536),
     ),
     ConfigKey(
-        "log.message.timestamp.after.max.ms", _LONG, "3600000", "How far in the future a stamp may lie."
+        "log.cleaner.io.max.bytes.per.second",
+        _DOUBLE,
+        "1.7976931348623157E308",
+        "Most bytes that compaction reads and writes in a second.",
+        at_least(1),
     ),
     ConfigKey(
-        "log.flush.interval.messages",
-        _LONG,
-        "9223372036854775807",
-        "fsync after this many records of a partition.",
+        "log.cleaner.backoff.ms", _LONG, "15000", "How often is looked for something to compact.", at_least(1)
     ),
-    ConfigKey("log.flush.interval.ms", _LONG, None, "fsync a partition at least this often."),
-    ConfigKey("min.insync.replicas", _INT, "1", "Replicas that an acks=all write needs."),
     # background work
     ConfigKey(
         "log.retention.check.interval.ms",
@@ -218,21 +273,6 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ),
 )
 
-_TOPIC_SYNONYMS = {
-    "retention.bytes": "log.retention.bytes",
-    "segment.bytes": "log.segment.bytes",
-    "index.interval.bytes": "log.index.interval.bytes",
-    "segment.index.bytes": "log.index.size.max.bytes",
-    "max.message.bytes": "message.max.bytes",
-    "message.timestamp.type": "log.message.timestamp.type",
-    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
-    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
-    "flush.messages": "log.flush.interval.messages",
-    "flush.ms": "log.flush.interval.ms",
-    "min.insync.replicas": "min.insync.replicas",
-}
-_HOUR_MS = 3_600_000
-
 
 class BrokerConfig:
     """Parsed values by name: `config["num.partitions"]` is an int, a bool, a str or a list by the declared
@@ -269,33 +309,22 @@ class BrokerConfig:
     @staticmethod
     def topic_synonym(topic_config: str) -> str:
         """The broker configuration that gives a topic configuration its default; itself if there is none."""
-        if topic_config == "retention.ms":
-            return "log.retention.ms"
-        return (
-            "log.roll.ms" if topic_config == "segment.ms" else _TOPIC_SYNONYMS.get(topic_config, topic_config)
-        )
+        if topic_config in _TIMES:
+            return _TIMES[topic_config][0][0]
+        return _TOPIC_SYNONYMS.get(topic_config, topic_config)
 
     def topic_defaults(self) -> dict[str, str]:
         """Topic configurations that this configuration sets explicitly, as text."""
         defaults = {
             topic: self.explicit[name] for topic, name in _TOPIC_SYNONYMS.items() if name in self.explicit
         }
-        retention_ms = self._first_set(
-            ("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", _HOUR_MS)
-        )
-        if retention_ms is not None:
-            defaults["retention.ms"] = retention_ms
-        segment_ms = self._first_set(("log.roll.ms", 1), ("log.roll.hours", _HOUR_MS))
-        if segment_ms is not None:
-            defaults["segment.ms"] = segment_ms
+        for topic, names in _TIMES.items():
+            for name, factor in names:
+                if name in self.explicit:
+                    value = self._values[name]
+                    defaults[topic] = str(value * factor if value >= 0 else -1)
+                    break
         return defaults
-
-    def _first_set(self, *names: tuple[str, int]) -> str | None:
-        for name, factor in names:
-            if name in self.explicit:
-                value = self._values[name]
-                return str(value * factor if value >= 0 else -1)
-        return None
 
 
 def read_config_file(path: Path) -> dict[str, str]:

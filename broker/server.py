@@ -34,6 +34,7 @@ from broker.api.producer_ids import ProducerIdsApi
 from broker.api.quotas import QuotasApi
 from broker.api.replicas import ReplicasApi
 from broker.api.topics import TopicsApi
+from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import DataDirectory
 from broker.cluster.epoch import next_leader_epoch
 from broker.cluster.metadata import TopicManager
@@ -127,7 +128,7 @@ class Broker:
             executor=executor,
             directory=self._directory,
             open_log=self._open_log,
-            topic_configs=TopicConfigs(config.topic_defaults(), keys),
+            topic_configs=TopicConfigs(config.topic_defaults(), keys, strict=config["log.strict.records"]),
             extensions=self._extensions,
             default_partitions=config["num.partitions"],
             leader_epoch=await next_leader_epoch(store, clean=self._clean_start),
@@ -177,6 +178,9 @@ class Broker:
         undo.push_async_callback(drain)
         self._start_task(network.reap_idle(), "close idle connections")
         self._start_task(self._apply_retention(), "retention")
+        cleaner = LogCleaner(self.context)
+        self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
+        self._start_task(cleaner.run(), "log cleaner")
         self._start_task(self._flush_logs(), "flush logs")
         network.start_listening()
         logger.info("serving on %s:%d, data in %s", self.host, self.port, self._directory.path)

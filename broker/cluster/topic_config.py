@@ -8,6 +8,7 @@ and the extensions'.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.config_key import ConfigError, ConfigKey, unknown_name
@@ -25,8 +26,16 @@ INTERNAL_DEFAULTS = {"retention.ms": "-1", "retention.bytes": "-1"}
 class TopicConfigs:
     """`broker_defaults` are the topic configurations that the broker's own configuration sets explicitly."""
 
-    def __init__(self, broker_defaults: Mapping[str, str], extension_keys: Sequence[ConfigKey] = ()) -> None:
+    def __init__(
+        self,
+        broker_defaults: Mapping[str, str],
+        extension_keys: Sequence[ConfigKey] = (),
+        *,
+        strict: bool = False,
+    ) -> None:
+        """`strict`: clients' batches are decoded before they are appended (rule B9)."""
         self.broker_defaults = dict(broker_defaults)
+        self._strict = strict
         self.log_keys: Mapping[str, ConfigKey] = TOPIC_CONFIGS
         self.extension_keys = {key.name: key for key in extension_keys}
         LogConfig.parse(self.broker_defaults)
@@ -50,7 +59,8 @@ class TopicConfigs:
 
     def log_config(self, image: TopicImage) -> LogConfig:
         """What the log of the topic's partitions is opened with."""
-        return LogConfig.parse(self._effective(image.config, internal=image.internal))
+        config = LogConfig.parse(self._effective(image.config, internal=image.internal))
+        return replace(config, strict_records=True) if self._strict else config
 
     def _effective(self, config: Mapping[str, str], *, internal: bool) -> dict[str, str]:
         merged = {**self.broker_defaults, **(INTERNAL_DEFAULTS if internal else {})}

@@ -54,7 +54,6 @@ def _content(checkpoint: Checkpoint) -> dict[str, Any]:
         "aborted": list(checkpoint.aborted.items()),
         "compacted_to": checkpoint.compacted_to,
     }
-    )
 
 
 def read_checkpoint(disk: Disk, directory: Path) -> Checkpoint | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from broker.log.segment import RELATIVE_OFFSET_MAX, Segment
@@ -25,6 +26,13 @@ class CleaningError(Exception):
 
 class CleaningAbandoned(Exception):  # noqa: N818 - no error: the log has changed under the cleaning
     """Segments that were being cleaned are gone, or the log is closed."""
+
+
+class Step(Enum):
+    """What the next slice of a cleaning needs."""
+
+    ANY_THREAD = "any thread"
+    OWNER = "the thread that owns the log"
 
 
 @dataclass(frozen=True, slots=True)

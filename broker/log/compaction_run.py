@@ -20,12 +20,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.log.compaction import BatchFilter, CleaningCounts, OffsetMap, TransactionView
-from broker.log.compaction_plan import Cleanable, CleaningAbandoned, CleaningError, groups
+from broker.log.compaction_plan import Cleanable, CleaningAbandoned, CleaningError, Step, groups
 from broker.log.scan import IndexBuilder, WalkEnd, walk
 from broker.log.segment import CLEANED_SUFFIX, POSITION_MAX, SWAP_SUFFIX, Segment
 from broker.ports import Disk, DiskFile
@@ -42,13 +41,6 @@ _SLICE_BYTES: Final = 1 << 20
 _SLICE_BATCHES: Final = 64
 _PARTS_PER_WRITE: Final = 512
 """`pwritev` takes 1,024 on Linux."""
-
-
-class Step(Enum):
-    """What the next slice of a cleaning needs."""
-
-    ANY_THREAD = "any thread"
-    OWNER = "the thread that owns the log"
 
 
 class Cleaning:
@@ -73,7 +65,7 @@ class Cleaning:
         self.bytes_done = 0
         """Read and written so far, for whoever limits the rate."""
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Generator[Step, None, None]:
         """Carry the cleaning out. Each item says which thread must ask for the next one.
 
         Raises CleaningError, CleaningAbandoned, OSError.

@@ -15,8 +15,8 @@ from broker.log.segment import (
     OFFSET_DIGITS,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
-    TRANSACTION_INDEX_SUFFIX,
 )
+from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
 from broker.ports import Disk
 
 logger = logging.getLogger("headrace.log")

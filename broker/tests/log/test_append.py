@@ -133,16 +133,26 @@ def test_defaults_of_the_declared_table_are_those_of_the_parsed_config():
     assert LogConfig.parse({}) == LogConfig()
     defaults = {name: key.default for name, key in TOPIC_CONFIGS.items()}
     assert LogConfig.parse(defaults) == LogConfig()
-    names = {field.name for field in dataclasses.fields(LogConfig)}
+    names = {field.name for field in dataclasses.fields(LogConfig) if field.init} - {"strict_records"}
     assert names <= {name.replace(".", "_") for name in TOPIC_CONFIGS}
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("cleanup.policy", "compact", "compaction is not offered"),
-        ("cleanup.policy", "compact,delete", "compaction is not offered"),
-        ("compression.type", "zstd", "recompression"),
+        ("cleanup.policy", "compacted", "legal are compact, delete"),
+        ("cleanup.policy", "", "compact or both"),
+        ("compression.type", "none", "uncompressed, zstd, lz4, snappy, gzip, producer"),
+        ("compression.gzip.level", "0", "1 to 9, or -1"),
+        ("compression.lz4.level", "18", "from 1 to 17"),
+        ("compression.zstd.level", "23", "from -131072 to 22"),
+        ("min.cleanable.dirty.ratio", "1.5", "from 0 to 1"),
+        ("max.compaction.lag.ms", "0", "at least 1"),
+        ("file.delete.delay.ms", "1", "leave it at 60000"),
+        ("unclean.leader.election.enable", "true", "leave it at false"),
+        ("remote.storage.enable", "true", "tiered storage is not offered"),
+        ("local.retention.ms", "1", "tiered storage is not offered; leave it at -2"),
+        ("leader.replication.throttled.replicas", "0:0", "leave it at ''"),
         ("retention.ms", "-2", "at least -1"),
         ("segment.bytes", "many", "whole number"),
         ("message.timestamp.type", "logappendtime", "LogAppendTime"),
@@ -153,3 +163,8 @@ def test_defaults_of_the_declared_table_are_those_of_the_parsed_config():
 def test_what_is_not_honoured_is_refused(name, value, message):
     with pytest.raises(ConfigError, match=message):
         LogConfig.parse({name: value})
+
+
+def test_a_compaction_lag_cannot_be_longer_at_least_than_at_most():
+    with pytest.raises(ConfigError, match=r"more than max\.compaction\.lag\.ms"):
+        LogConfig.parse({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "9"})
