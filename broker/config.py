@@ -32,6 +32,10 @@ def _check_listener(text: str) -> str | None:
     return None
 
 
+def _check_assignors(names: list[str]) -> str | None:
+    return None if names and len(set(names)) == len(names) else "it must name each assignor once"
+
+
 def parse_listener(text: str) -> tuple[str, int]:
     """Host and port of `host:port`, `[v6]:port` or `PLAINTEXT://host:port`; raises ConfigError."""
     scheme, separator, rest = text.rpartition("://")
@@ -221,6 +225,54 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "group.max.session.timeout.ms", _INT, "1800000", "Longest session timeout of members.", at_least(1)
     ),
     ConfigKey("group.max.size", _INT, "2147483647", "Most members of a group.", at_least(1)),
+    ConfigKey(
+        "group.consumer.session.timeout.ms",
+        _INT,
+        "45000",
+        "How long a member of the consumer protocol (KIP-848) may be silent; groups may set their own.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.min.session.timeout.ms", _INT, "45000", "Shortest one a group may set.", at_least(1)
+    ),
+    ConfigKey(
+        "group.consumer.max.session.timeout.ms", _INT, "60000", "Longest one a group may set.", at_least(1)
+    ),
+    ConfigKey(
+        "group.consumer.heartbeat.interval.ms",
+        _INT,
+        "5000",
+        "How often members of the consumer protocol send heartbeats; groups may set their own.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.min.heartbeat.interval.ms", _INT, "5000", "Shortest one a group may set.", at_least(1)
+    ),
+    ConfigKey(
+        "group.consumer.max.heartbeat.interval.ms", _INT, "15000", "Longest one a group may set.", at_least(1)
+    ),
+    ConfigKey(
+        "group.consumer.max.size",
+        _INT,
+        "2147483647",
+        "Most members of a group of the consumer protocol.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "group.consumer.assignors",
+        _LIST,
+        "uniform,range",
+        "Assignors that members may ask for; the first is for those who do not.",
+        _check_assignors,
+        ("uniform", "range"),
+    ),
+    ConfigKey(
+        "group.consumer.migration.policy",
+        _STRING,
+        "disabled",
+        "Whether a group with members may change its protocol; an empty one always may.",
+        choices=("disabled",),
+    ),
     ConfigKey(
         "offsets.retention.minutes",
         _INT,

@@ -219,7 +219,7 @@ class Broker:
             *OffsetsApi(context).declarations(),
             *MetadataApi(context).declarations(),
             *TopicsApi(context).declarations(),
-            *ConfigsApi(context).declarations(),
+            *ConfigsApi(context, groups.configs).declarations(),
             *LogDirsApi(context).declarations(),
             *ReplicasApi(context).declarations(),
             *QuotasApi().declarations(),

@@ -10,8 +10,16 @@ from collections.abc import Callable, Sequence
 
 from broker.extension import ApiDeclaration, RequestContext
 from protocol.errors import ErrorCode
-from protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from protocol.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
 
+# Features by name and level. 1 of group.version: clients may use the consumer protocol (KIP-848).
+FEATURES = {"group.version": 1}
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -20,26 +28,43 @@ class ApiVersionsApi:
 
     def __init__(self, declared: Callable[[], Sequence[ApiDeclaration]]) -> None:
         self._declared = declared
-        self._response: ApiVersionsResponse | None = None
+        self._responses: dict[bool, ApiVersionsResponse] = {}
 
     def declarations(self) -> list[ApiDeclaration]:
         return [ApiDeclaration(ApiVersionsRequest, ApiVersionsResponse, self.api_versions)]
 
     def api_versions(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
-        if self._response is None:
-            self._response = ApiVersionsResponse(
-                api_keys=[
-                    ApiVersion(
-                        api_key=declaration.key,
-                        min_version=declaration.advertised_min_version,
-                        max_version=declaration.max_version,
-                    )
-                    for declaration in sorted(self._declared(), key=lambda declaration: declaration.key)
-                ]
-            )
+        # Up to version 3 clients do not understand a feature that may be absent (KIP-1022).
+        shows_supported = context.api_version >= 4
+        response = self._responses.get(shows_supported)
+        if response is None:
+            response = self._responses[shows_supported] = self._make_response(shows_supported)
         if context.api_version >= 3 and not (
             _SOFTWARE.fullmatch(request.client_software_name)
             and _SOFTWARE.fullmatch(request.client_software_version)
         ):
-            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST, api_keys=self._response.api_keys)
-        return self._response
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST, api_keys=response.api_keys)
+        return response
+
+    def _make_response(self, shows_supported: bool) -> ApiVersionsResponse:
+        return ApiVersionsResponse(
+            api_keys=[
+                ApiVersion(
+                    api_key=declaration.key,
+                    min_version=declaration.advertised_min_version,
+                    max_version=declaration.max_version,
+                )
+                for declaration in sorted(self._declared(), key=lambda declaration: declaration.key)
+            ],
+            supported_features=[
+                SupportedFeatureKey(name=name, min_version=0, max_version=level)
+                for name, level in FEATURES.items()
+            ]
+            if shows_supported
+            else [],
+            finalized_features_epoch=0,
+            finalized_features=[
+                FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+                for name, level in FEATURES.items()
+            ],
+        )

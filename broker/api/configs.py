@@ -1,13 +1,13 @@
 """DescribeConfigs (32), IncrementalAlterConfigs (44), AlterConfigs (33), ListConfigResources (74).
 
 Everything is computed from the declared tables: every configuration is listed, with its value, where the
-value comes from, its type and its documentation. Topic configurations can be changed; the broker's are fixed
-while it runs.
+value comes from, its type and its documentation. Configurations of topics and groups can be changed; the
+broker's are fixed while it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from broker.cluster.partition import TopicImage
@@ -15,6 +15,7 @@ from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
 from broker.config import BrokerConfig
 from broker.config_key import ConfigKey, ConfigType
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from protocol.messages.alter_configs import AlterConfigsResourceResponse as AlterResult
@@ -41,12 +42,17 @@ from protocol.messages.list_config_resources import (
 )
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32  # ConfigResource.Type
-_TOPIC_SOURCE, _BROKER_SOURCE, _DEFAULT_SOURCE = 1, 4, 5  # ConfigSource
+_TOPIC_SOURCE, _BROKER_SOURCE, _DEFAULT_SOURCE, _GROUP_SOURCE = 1, 4, 5, 8  # ConfigSource
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
 
 
+Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], dict[str, str | None]]
+"""What a request asks for, given what is set now and which configurations there are."""
+
+
 class ConfigsApi:
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(self, context: BrokerContext, groups: GroupConfigs) -> None:
+        self._groups = groups
         self._metadata = context.metadata
         self._config = context.config
         self._broker_id = context.broker_id
@@ -91,13 +97,15 @@ class ConfigsApi:
         if resource.resource_type == TOPIC:
             image = self._existing(resource.resource_name)
             return describe_topic(self._metadata.topic_configs, self._config, image)
+        if resource.resource_type == GROUP:
+            return _describe_group(self._groups, self._config, resource.resource_name)
         self._check_broker(resource.resource_type, resource.resource_name)
         return _describe_broker(self._config)
 
     def list_resources(
         self, context: RequestContext, request: ListConfigResourcesRequest
     ) -> ListConfigResourcesResponse:
-        """What can be described. Loggers, client metrics and groups have no configuration here."""
+        """What can be described. Loggers and client metrics have no configuration here."""
         known = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
         wanted = set(request.resource_types or known) if context.api_version else {CLIENT_METRICS}
         for resource_type in wanted.difference(known):
@@ -110,6 +118,10 @@ class ConfigsApi:
             ]
         if BROKER in wanted:
             found.append(ConfigResource(resource_name=str(self._broker_id), resource_type=BROKER))
+        if GROUP in wanted:
+            found.extend(
+                ConfigResource(resource_name=name, resource_type=GROUP) for name in self._groups.names()
+            )
         return ListConfigResourcesResponse(config_resources=found)
 
     async def alter(self, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
@@ -118,9 +130,11 @@ class ConfigsApi:
         for resource in request.resources:
 
             def changes(
-                image: TopicImage, entries: Iterable[Any] = resource.configs
+                config: Mapping[str, str],
+                known: Mapping[str, ConfigKey],
+                entries: Iterable[Any] = resource.configs,
             ) -> dict[str, str | None]:
-                return {**dict.fromkeys(image.config), **{entry.name: entry.value for entry in entries}}
+                return {**dict.fromkeys(config), **{entry.name: entry.value for entry in entries}}
 
             code, message = await self._change(resource, changes, request.validate_only)
             response.responses.append(
@@ -140,9 +154,11 @@ class ConfigsApi:
         for resource in request.resources:
 
             def changes(
-                image: TopicImage, entries: list[AlterableConfig] = resource.configs
+                config: Mapping[str, str],
+                known: Mapping[str, ConfigKey],
+                entries: list[AlterableConfig] = resource.configs,
             ) -> dict[str, str | None]:
-                return self._incremental_changes(image, entries)
+                return _incremental_changes(config, known, entries)
 
             code, message = await self._change(resource, changes, request.validate_only)
             response.responses.append(
@@ -155,40 +171,13 @@ class ConfigsApi:
             )
         return response
 
-    def _incremental_changes(
-        self, image: TopicImage, entries: list[AlterableConfig]
-    ) -> dict[str, str | None]:
-        known = self._metadata.topic_configs.keys()
-        changes: dict[str, str | None] = {}
-        for entry in entries:
-            if entry.name in changes:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"{entry.name!r} is in the request twice")
-            if entry.config_operation == _DELETE:
-                changes[entry.name] = None
-                continue
-            if entry.value is None:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration {entry.name!r} has no value")
-            if entry.config_operation == _SET:
-                changes[entry.name] = entry.value
-            elif entry.config_operation in (_APPEND, _SUBTRACT):
-                key = known.get(entry.name)
-                if key is None or key.type != ConfigType.LIST:
-                    raise KafkaError(
-                        ErrorCode.INVALID_CONFIG,
-                        f"{entry.name!r} is not a list; it can only be set or deleted",
-                    )
-                changes[entry.name] = _changed_list(image.config.get(entry.name, key.default or ""), entry)
-            else:
-                raise KafkaError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"operation {entry.config_operation} on {entry.name!r} is unknown",
-                )
-        return changes
-
-    async def _change(
-        self, resource: Any, changes: Callable[[TopicImage], dict[str, str | None]], validate_only: bool
-    ) -> tuple[int, str | None]:
+    async def _change(self, resource: Any, changes: Changes, validate_only: bool) -> tuple[int, str | None]:
         try:
+            if resource.resource_type == GROUP:
+                name = resource.resource_name
+                wanted = changes(self._groups.explicit(name), GROUP_CONFIGS)
+                await self._groups.alter(name, wanted, validate_only=validate_only)
+                return 0, None
             if resource.resource_type != TOPIC:
                 self._check_broker(resource.resource_type, resource.resource_name)
                 raise KafkaError(
@@ -198,7 +187,8 @@ class ConfigsApi:
             image = self._existing(resource.resource_name)
             if image.internal:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{image.name} is the broker's own")
-            await self._metadata.alter_config(image.name, changes(image), validate_only=validate_only)
+            wanted = changes(image.config, self._metadata.topic_configs.keys())
+            await self._metadata.alter_config(image.name, wanted, validate_only=validate_only)
         except KafkaError as error:
             return error.code, error.message
         return 0, None
@@ -213,7 +203,8 @@ class ConfigsApi:
         if resource_type != BROKER:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"resource type {resource_type} has no configuration here; 2 and 4 have",
+                f"resource type {resource_type} has no configuration here; "
+                f"{TOPIC} (topics), {BROKER} (brokers) and {GROUP} (groups) have",
             )
         if name not in ("", str(self._broker_id)):
             raise KafkaError(
@@ -236,6 +227,53 @@ def describe_topic(
             synonyms.append((broker.topic_synonym(name), configs.broker_defaults[name], _BROKER_SOURCE))
         default = INTERNAL_DEFAULTS.get(name, key.default) if image.internal else key.default
         synonyms.append((broker.topic_synonym(name), default, _DEFAULT_SOURCE))
+        entries.append(_entry(key, synonyms, read_only=False))
+    return entries
+
+
+def _incremental_changes(
+    config: Mapping[str, str], known: Mapping[str, ConfigKey], entries: list[AlterableConfig]
+) -> dict[str, str | None]:
+    changes: dict[str, str | None] = {}
+    for entry in entries:
+        if entry.name in changes:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{entry.name!r} is in the request twice")
+        if entry.config_operation == _DELETE:
+            changes[entry.name] = None
+            continue
+        if entry.value is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration {entry.name!r} has no value")
+        if entry.config_operation == _SET:
+            changes[entry.name] = entry.value
+        elif entry.config_operation in (_APPEND, _SUBTRACT):
+            key = known.get(entry.name)
+            if key is None or key.type != ConfigType.LIST:
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"{entry.name!r} is not a list; it can only be set or deleted",
+                )
+            changes[entry.name] = _changed_list(config.get(entry.name, key.default or ""), entry)
+        else:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"operation {entry.config_operation} on {entry.name!r} is unknown",
+            )
+    return changes
+
+
+def _describe_group(
+    groups: GroupConfigs, broker: BrokerConfig, group_id: str
+) -> list[DescribeConfigsResourceResult]:
+    explicit = groups.explicit(group_id)
+    entries = []
+    for name, key in GROUP_CONFIGS.items():
+        synonym = broker_synonym(name)
+        synonyms: list[tuple[str, str | None, int]] = []
+        if name in explicit:
+            synonyms.append((name, explicit[name], _GROUP_SOURCE))
+        if synonym in broker.explicit:
+            synonyms.append((synonym, broker.explicit[synonym], _BROKER_SOURCE))
+        synonyms.append((synonym, key.default, _DEFAULT_SOURCE))
         entries.append(_entry(key, synonyms, read_only=False))
     return entries
 

@@ -23,6 +23,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.groups import journal
@@ -44,6 +45,7 @@ from broker.groups.events import (
     TransactionalCommit,
     TransactionCommitted,
 )
+from broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfigs
 from broker.groups.model import (
     NEVER,
     CommittedOffset,
@@ -54,6 +56,7 @@ from broker.groups.model import (
     Phase,
     invariant,
 )
+from broker.groups.modern.patterns import PatternResolver
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from broker.groups.transactional import TransactionalOffsets
@@ -84,6 +87,10 @@ def limits_of(config: BrokerConfig) -> Limits:
         group_size_max=config["group.max.size"],
         offset_metadata_size_max=config["offset.metadata.max.bytes"],
         offsets_retention_ms=config["offsets.retention.minutes"] * 60_000,
+        consumer_session_timeout_ms=config["group.consumer.session.timeout.ms"],
+        consumer_heartbeat_interval_ms=config["group.consumer.heartbeat.interval.ms"],
+        consumer_group_size_max=config["group.consumer.max.size"],
+        consumer_assignors=tuple(config["group.consumer.assignors"]),
     )
 
 
@@ -103,6 +110,8 @@ class GroupCoordinator:
     def __init__(self, context: BrokerContext, limits: Limits | None = None) -> None:
         self.context = context
         self.limits = limits if limits is not None else limits_of(context.config)
+        self.configs = GroupConfigs(context.store, context.config)
+        self.patterns = PatternResolver(self)
         self.groups: dict[str, Group] = {}
         self.transactional = TransactionalOffsets()
         self._partitions: Sequence[Partition] = ()
@@ -120,13 +129,15 @@ class GroupCoordinator:
     def apis(self) -> Sequence[ApiDeclaration]:
         """The consumer group APIs, to be registered with the broker."""
         from broker.groups.handlers import GroupHandlers
+        from broker.groups.modern.handlers import ConsumerGroupHandlers
 
-        return GroupHandlers(self).declarations()
+        return [*GroupHandlers(self).declarations(), *ConsumerGroupHandlers(self).declarations()]
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to load the journal in the background; returns before it is loaded."""
+        await self.configs.load()
         if self.context.metadata.topic(journal.TOPIC) is not None:
             self._partitions = self.context.metadata.partitions(journal.TOPIC)
             self._loading = set(range(len(self._partitions)))
@@ -226,6 +237,21 @@ class GroupCoordinator:
         if waiter is not None and future.cancelled() and not self._stopped:
             self._run(waiter.group_id, Abandoned(token))
 
+    def tell(self, group_id: str, event: Event) -> None:
+        """Let something happen to a group that exists; nobody waits for an answer."""
+        if group_id in self.groups and not self._stopped:
+            self._run(group_id, event)
+
+    def limits_of_group(self, group_id: str) -> Limits:
+        """The broker's limits with what the group sets for itself."""
+        if not self.configs.explicit(group_id):
+            return self.limits
+        return replace(
+            self.limits,
+            consumer_session_timeout_ms=self.configs.value(group_id, SESSION_TIMEOUT),
+            consumer_heartbeat_interval_ms=self.configs.value(group_id, HEARTBEAT_INTERVAL),
+        )
+
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: drop what was committed for it."""
         for group_id, group in list(self.groups.items()):
@@ -275,7 +301,8 @@ class GroupCoordinator:
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
-        effects: deque[Effect] = deque(step(group, event, self.now(), self.limits))
+        limits, topics = self.limits_of_group(group_id), self.context.metadata
+        effects: deque[Effect] = deque(step(group, event, self.now(), limits, topics))
         while effects:
             effect = effects.popleft()
             if isinstance(effect, Reply):
@@ -283,7 +310,7 @@ class GroupCoordinator:
             else:
                 # The append may have taken a while: sessions begin when their members are answered.
                 appended = Appended(effect.pending, self._append_effect(group_id, effect))
-                effects.extendleft(reversed(step(group, appended, self.now(), self.limits)))
+                effects.extendleft(reversed(step(group, appended, self.now(), limits, topics)))
         if group.phase is Phase.DEAD or group.is_disposable:
             self.groups.pop(group_id, None)
             self._deadlines.forget(group_id)
@@ -351,7 +378,7 @@ class GroupCoordinator:
             partition.log  # noqa: B018  opened here, on the event loop, which owns it
             replay = Replay(index)
             groups = await asyncio.get_running_loop().run_in_executor(
-                self.context.executor, _read_groups, replay, partition, self.now()
+                self.context.executor, _read_groups, replay, partition, self.now(), self.limits
             )
         except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
             logger.error("%s-%d cannot be read; its groups are not served: %s", journal.TOPIC, index, error)
@@ -371,10 +398,7 @@ class GroupCoordinator:
         return [group for name, group in self.groups.items() if journal.partition_of(name, count) == index]
 
     def _rewrite_if_worth_it(self, index: int) -> None:
-        live = sum(
-            (group.journalled is not None) + sum(len(partitions) for partitions in group.offsets.values())
-            for group in self._groups_of(index)
-        )
+        live = sum(sum(1 for _ in live_records(group)) for group in self._groups_of(index))
         threshold = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * live)
         partition = self._partitions[index]
         kept = partition.high_watermark - partition.log.log_start_offset
@@ -429,9 +453,9 @@ class GroupCoordinator:
             self._arm_expiry()
 
 
-def _read_groups(replay: Replay, partition: Partition, now: Now) -> dict[str, Group]:
+def _read_groups(replay: Replay, partition: Partition, now: Now, limits: Limits) -> dict[str, Group]:
     replay.apply(journal.read_partition(partition))
-    return replay.groups(now)
+    return replay.groups(now, limits)
 
 
 def _as_it_is(result: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from broker.groups.model import CommittedOffset, JournalRecord, Member, StoredGroup
+from broker.groups.modern.model import Assignment, ConsumerGroup, ResolvedPattern
 from protocol.errors import ErrorCode
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -74,7 +75,39 @@ class Commit:
     member_id: str
     instance_id: str | None
     generation: int
+    """Or the member epoch, in a group of the consumer protocol."""
     offsets: Mapping[tuple[str, int], CommittedOffset]
+    knows_epochs: bool = True
+    """OffsetCommit v9+: the client can be told that its epoch is stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeat:
+    """ConsumerGroupHeartbeat (KIP-848). None, or -1, is what has not changed since the last one."""
+
+    token: int
+    member_id: str
+    epoch: int
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    topics: tuple[str, ...] | None
+    pattern: str | None
+    assignor: str | None
+    owned: Assignment | None
+    chooses_its_id: bool = True
+    """Version 1: the member brings its own id."""
+    resolved: ResolvedPattern | None = None
+    """The topics that `pattern` matches, if it is a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatternsResolved:
+    """Topics have changed: what the patterns of a group match now."""
+
+    patterns: Mapping[str, ResolvedPattern]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +223,26 @@ class PendingEmpty:
     stored: StoredGroup
 
 
+@dataclass(frozen=True, slots=True)
+class PendingConsumerChange:
+    """`state` is the consumer group once its records are stored."""
+
+    token: int | None
+    state: ConsumerGroup
+    result: ConsumerHeartbeatResult | LeaveResult | None
+    heard_of: str | None = None
+    """The member whose session begins anew."""
+    late: tuple[str, ...] = ()
+    """Members that are removed because their time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingConversion:
+    """An empty group of the consumer protocol becomes a classic one, which `join` joins."""
+
+    join: Join
+
+
 Pending = (
     PendingAssignment
     | PendingStaticMember
@@ -198,6 +251,8 @@ Pending = (
     | PendingOffsetDeletion
     | PendingGroupDeletion
     | PendingEmpty
+    | PendingConsumerChange
+    | PendingConversion
 )
 
 Event = (
@@ -208,6 +263,8 @@ Event = (
     | Commit
     | TransactionalCommit
     | TransactionCommitted
+    | ConsumerHeartbeat
+    | PatternsResolved
     | DeleteOffsets
     | DeleteGroup
     | Tick
@@ -247,6 +304,17 @@ class HeartbeatResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatResult:
+    error: ErrorCode
+    message: str | None = None
+    member_id: str | None = None
+    epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: Assignment | None = None
+    """None if it has not changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveResult:
     error: ErrorCode
     members: tuple[tuple[Leaver, ErrorCode], ...] = ()
@@ -265,7 +333,15 @@ class DeleteGroupResult:
     error: ErrorCode
 
 
-Result = JoinResult | SyncResult | HeartbeatResult | LeaveResult | OffsetsResult | DeleteGroupResult
+Result = (
+    JoinResult
+    | SyncResult
+    | HeartbeatResult
+    | ConsumerHeartbeatResult
+    | LeaveResult
+    | OffsetsResult
+    | DeleteGroupResult
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from broker.groups.events import (
     Sync,
     SyncResult,
 )
-from broker.groups.model import CommittedOffset, Group, Phase, invariant
+from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase, invariant
+from broker.groups.modern.heartbeat import fetch_error
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
@@ -261,7 +262,12 @@ class GroupHandlers:
             result: OffsetsResult = self._at_once(
                 request.group_id,
                 lambda token: Commit(
-                    token, request.member_id, request.group_instance_id, generation, offsets
+                    token,
+                    request.member_id,
+                    request.group_instance_id,
+                    generation,
+                    offsets,
+                    knows_epochs=context.api_version >= 9,
                 ),
             )
             error = result.error
@@ -308,7 +314,13 @@ class GroupHandlers:
             for group in request.groups:
                 if by_id:
                     self._name_topics(group.topics or ())
-                answer = self._fetch_group(group.group_id, _wanted(group.topics), request.require_stable)
+                answer = self._fetch_group(
+                    group.group_id,
+                    _wanted(group.topics),
+                    request.require_stable,
+                    group.member_id,
+                    group.member_epoch,
+                )
                 if by_id:
                     self._identify(answer, group.topics)
                 groups.append(answer)
@@ -362,12 +374,23 @@ class GroupHandlers:
                 for partition in topic.partitions:
                     partition.error_code = ErrorCode.UNKNOWN_TOPIC_ID
 
-    def _fetch_group(self, group_id: str, wanted: Wanted, require_stable: bool) -> OffsetFetchResponseGroup:
+    def _fetch_group(
+        self,
+        group_id: str,
+        wanted: Wanted,
+        require_stable: bool,
+        member_id: str | None = None,
+        member_epoch: int = -1,
+    ) -> OffsetFetchResponseGroup:
         """With `require_stable` a position that an open transaction may change is not given (KIP-447)."""
         error = self._coordinator.unavailable(group_id)
+        group = self._coordinator.groups.get(group_id)
+        if error is ErrorCode.NONE and group is not None and group.consumer is not None:
+            error = fetch_error(group.consumer, member_id, member_epoch)
+        elif error is ErrorCode.NONE and group is None and member_id and member_epoch >= 0:
+            error = ErrorCode.GROUP_ID_NOT_FOUND
         if error is not ErrorCode.NONE:
             return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
-        group = self._coordinator.groups.get(group_id)
         offsets = group.offsets if group is not None else {}
         if wanted is None:
             known_partitions = {topic: set(partitions) for topic, partitions in offsets.items()}
@@ -439,12 +462,13 @@ class GroupHandlers:
         if error is not ErrorCode.NONE:
             return DescribedGroup(group_id=group_id, error_code=error)
         group = self._coordinator.groups.get(group_id)
-        if group is not None:
+        if group is not None and group.consumer is None:
             return _described(group)
         described = DescribedGroup(group_id=group_id, group_state=Phase.DEAD.value)
         if version >= 6:
+            what = "not found" if group is None else "is not a classic group"
             described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-            described.error_message = f"there is no consumer group {group_id!r}"
+            described.error_message = f"Group {group_id} {what}."
         return described
 
     def list_groups(self, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
@@ -453,12 +477,12 @@ class GroupHandlers:
         groups = [
             ListedGroup(
                 group_id=group.group_id,
-                protocol_type=group.protocol_type or "",
-                group_state=group.phase.value,
-                group_type="classic",
+                protocol_type=CONSUMER_PROTOCOL_TYPE if group.consumer else group.protocol_type or "",
+                group_state=group.state_name,
+                group_type=_type_of(group),
             )
             for group in self._coordinator.groups.values()
-            if (not states or group.phase.value.lower() in states) and (not types or "classic" in types)
+            if (not states or group.state_name.lower() in states) and (not types or _type_of(group) in types)
         ]
         loading = self._coordinator.is_loading
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if loading else ErrorCode.NONE
@@ -480,6 +504,10 @@ class GroupHandlers:
             return ErrorCode.GROUP_ID_NOT_FOUND
         result: DeleteGroupResult = self._at_once(group_id, DeleteGroup)
         return result.error
+
+
+def _type_of(group: Group) -> str:
+    return "classic" if group.consumer is None else "consumer"
 
 
 def _commit_response(

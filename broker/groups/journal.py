@@ -2,8 +2,8 @@
 
 A group belongs to the partition that Java's `String.hashCode` of its name selects, as in Kafka, so a data
 directory means the same to both. Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or
-1 when an explicit expiry has to be kept. A null value is a tombstone. Records of kinds unknown here (Kafka
-4's KIP-848 groups) are skipped when reading.
+1 when an explicit expiry has to be kept. A null value is a tombstone. The records of the consumer protocol
+are in `broker.groups.modern.records`. Kinds unknown here (share and streams groups) are skipped when reading.
 
 The functions are pure except `read_partition` and `append`, which touch the log of one partition.
 """
@@ -24,6 +24,7 @@ from broker.groups.model import (
     StoredGroup,
     StoredMember,
 )
+from broker.groups.modern.records import decode_modern, encode_modern
 from broker.groups.transactional import InTransaction, TransactionEnd
 from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.messages.consumer_offsets import (
@@ -74,6 +75,8 @@ def encode_record(record: JournalRecord) -> tuple[bytes, bytes | None]:
             return _offset_key(group_id, topic, partition), _offset_value(committed)
         case DropOffset(group_id, topic, partition):
             return _offset_key(group_id, topic, partition), None
+        case _:
+            return encode_modern(record)
 
 
 def _group_key(group_id: str) -> bytes:
@@ -126,7 +129,7 @@ def decode_record(key: bytes | None, value: bytes | None) -> JournalRecord | Non
     if key is None:
         raise DecodeError("a record without a key does not belong on the journal of consumer groups")
     if peek_version(key) > _GROUP_KEY_VERSION:
-        return None
+        return decode_modern(key, value)
     decoded = decode_key(key)
     if isinstance(decoded, OffsetCommitKey):
         if value is None:

@@ -15,6 +15,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+from broker.groups.modern.model import ConsumerGroup, ModernRecord
+
+if TYPE_CHECKING:
+    from broker.groups.events import Event
 
 NEVER = math.inf
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -72,6 +78,12 @@ class Limits:
     """
     offset_metadata_size_max: int = 4_096
     offsets_retention_ms: int = 7 * 24 * 3_600_000
+    consumer_session_timeout_ms: int = 45_000
+    """In groups of the consumer protocol the broker sets the times (KIP-848)."""
+    consumer_heartbeat_interval_ms: int = 5_000
+    consumer_group_size_max: int = 2_147_483_647
+    consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    """Names of assignors that members may ask for; the first is for those who do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,7 @@ class DropOffset:
     partition: int
 
 
-JournalRecord = PutGroup | DropGroup | PutOffset | DropOffset
+JournalRecord = PutGroup | DropGroup | PutOffset | DropOffset | ModernRecord
 
 
 @dataclass(slots=True)
@@ -193,6 +205,10 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
+    """A group and the offsets committed to it. `consumer` is there while it is one of the consumer protocol
+    (KIP-848); what else concerns members is about the classic protocol, and empty then.
+    """
+
     group_id: str
     phase: Phase = Phase.EMPTY
     previous_phase: Phase = Phase.DEAD
@@ -221,6 +237,10 @@ class Group:
     offsets: dict[str, dict[int, CommittedOffset]] = field(default_factory=dict)
     journalled: StoredGroup | None = None
     """The group's record on the journal: what a crash would bring back, and what deletion must bury."""
+    consumer: ConsumerGroup | None = None
+    appending: bool = False
+    """A change of `consumer` is on its way to the journal; `backlog` waits for it."""
+    backlog: list[Event] = field(default_factory=list)
     next_wake: float = NEVER
     """Not after the earliest deadline. Deadlines move later without touching it: a tick that finds nothing is
     cheap.
@@ -241,7 +261,23 @@ class Group:
             and not self.offsets
             and not self.members
             and not self.pending_members
+            and (self.consumer is None or not self.consumer.stored)
+            and not self.appending
         )
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody is a member or about to become one."""
+        return (
+            self.phase is Phase.EMPTY
+            and not self.pending_members
+            and (self.consumer is None or not self.consumer.members)
+        )
+
+    @property
+    def state_name(self) -> str:
+        """The state as clients are shown it."""
+        return self.phase.value if self.consumer is None else self.consumer.state_name
 
     @property
     def all_members_joined(self) -> bool:
@@ -288,6 +324,8 @@ class Group:
 
     def is_subscribed_to(self, topic: str) -> bool:
         """Whether a member reads `topic`. If subscriptions cannot be read, a consumer group is taken to."""
+        if self.consumer is not None:
+            return topic in self.consumer.subscribed_topics()
         if self.subscribed_topics is not None:
             return topic in self.subscribed_topics
         return self.is_consumer_protocol
@@ -321,6 +359,14 @@ class Group:
         self.phase = phase
         self.state_timestamp_ms = now.time_ms
 
+    def become_consumer_group(self) -> None:
+        """An empty classic group is forgotten; its offsets stay."""
+        invariant(self.is_empty, f"group {self.group_id} has members of the classic protocol")
+        self.generation = 0
+        self.protocol_type = self.protocol = self.leader = None
+        self.subscribed_topics = self.journalled = None
+        self.state_timestamp_ms = -1
+
     def wake_by(self, deadline: float) -> float:
         """Remember that something is due at `deadline`, which is returned."""
         if deadline < self.next_wake:
@@ -335,7 +381,7 @@ class Group:
         for deadline in self.pending_members.values():
             if deadline < earliest:
                 earliest = deadline
-        return earliest
+        return earliest if self.consumer is None else min(earliest, self.consumer.earliest_deadline())
 
     def put_offset(self, topic: str, partition: int, committed: CommittedOffset) -> None:
         self.offsets.setdefault(topic, {})[partition] = committed

@@ -35,6 +35,8 @@ from broker.groups.model import (
     Phase,
     PutOffset,
 )
+from broker.groups.modern.heartbeat import commit_error as modern_commit_error
+from broker.groups.modern.model import tombstones_of
 from broker.groups.rebalance import Rebalance
 from protocol.errors import ErrorCode
 
@@ -45,6 +47,8 @@ def _commit_error(step: Rebalance, event: Commit) -> ErrorCode:
     group = step.group
     if group.phase is Phase.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if group.consumer is not None:
+        return modern_commit_error(step, event)
     if event.generation < 0 and group.phase is Phase.EMPTY:
         return ErrorCode.NONE
     if event.generation < 0 and event.member_id == "" and event.instance_id is None:
@@ -67,6 +71,11 @@ def _transactional_commit_error(step: Rebalance, event: Commit) -> ErrorCode:
     group = step.group
     if group.phase is Phase.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if group.consumer is not None:
+        if event.generation < 0 and _names_nobody(event):
+            return ErrorCode.NONE
+        error = modern_commit_error(step, event)
+        return ErrorCode.ILLEGAL_GENERATION if error is ErrorCode.STALE_MEMBER_EPOCH else error
     if event.generation < 0 and (group.phase is Phase.EMPTY or _names_nobody(event)):
         return ErrorCode.NONE
     error = step.member_error(event.member_id, event.instance_id)
@@ -159,9 +168,7 @@ def delete_offsets(step: Rebalance, event: DeleteOffsets) -> None:
     if group.phase in _LIVE and not group.is_consumer_protocol:
         step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NON_EMPTY_GROUP, {})))
         return
-    in_use = {
-        topic for topic, _ in event.partitions if group.phase in _LIVE and group.is_subscribed_to(topic)
-    }
+    in_use = {topic for topic, _ in event.partitions if not group.is_empty and group.is_subscribed_to(topic)}
     errors = {key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC for key in event.partitions if key[0] in in_use}
     doomed = tuple(
         (topic, partition)
@@ -185,7 +192,7 @@ def offsets_deleted(step: Rebalance, pending: PendingOffsetDeletion, error: Erro
 
 def delete_group(step: Rebalance, event: DeleteGroup) -> None:
     group = step.group
-    if group.phase is not Phase.EMPTY or group.pending_members:
+    if not group.is_empty:
         error = ErrorCode.GROUP_ID_NOT_FOUND if group.phase is Phase.DEAD else ErrorCode.NON_EMPTY_GROUP
         step.effects.append(Reply(event.token, DeleteGroupResult(error)))
         return
@@ -201,6 +208,9 @@ def _delete(step: Rebalance, token: int | None) -> None:
     ]
     if group.journalled is not None:
         records.append(DropGroup(group.group_id))
+    if group.consumer is not None and group.consumer.stored:
+        records.extend(tombstones_of(group.group_id, group.consumer))
+        group.appending = True
     pending = PendingGroupDeletion(token)
     if records:
         step.effects.append(Append(tuple(records), pending))
@@ -210,12 +220,14 @@ def _delete(step: Rebalance, token: int | None) -> None:
 
 def group_deleted(step: Rebalance, pending: PendingGroupDeletion, error: ErrorCode) -> None:
     group = step.group
+    if group.consumer is not None:
+        group.appending = False
     if error is ErrorCode.NONE:
         group.offsets.clear()
-        group.journalled = None
+        group.journalled = group.consumer = None
         # Somebody may have joined while the tombstone was on its way; the group then goes on, without its
         # past.
-        if group.phase is Phase.EMPTY and not group.pending_members:
+        if group.is_empty and not group.appending:
             group.transition_to(Phase.DEAD, step.now)
     if pending.token is not None:
         step.effects.append(Reply(pending.token, DeleteGroupResult(error)))
@@ -240,12 +252,12 @@ def expire_offsets(step: Rebalance) -> None:
     doomed = tuple(
         (topic, partition)
         for topic, partitions in group.offsets.items()
-        if not (group.phase in _LIVE and group.is_subscribed_to(topic))
+        if group.is_empty or not group.is_subscribed_to(topic)
         for partition, committed in partitions.items()
         if _is_expired(group, committed, step.now, step.limits.offsets_retention_ms)
     )
     remaining = sum(len(partitions) for partitions in group.offsets.values()) - len(doomed)
-    if group.phase is Phase.EMPTY and not group.pending_members and remaining == 0:
+    if group.is_empty and remaining == 0:
         _delete(step, None)
     elif doomed:
         _forget(step, doomed)

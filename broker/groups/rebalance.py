@@ -45,18 +45,20 @@ from broker.groups.events import (
     SyncResult,
 )
 from broker.groups.model import NEVER, Group, Limits, Member, Now, Phase, PutGroup, invariant
+from broker.groups.modern.model import Topics
 from protocol.errors import ErrorCode
 
 
 class Rebalance:
     """One step of one group. Lives for a call of `step`; collects effects in the order they must happen."""
 
-    __slots__ = ("effects", "group", "limits", "now")
+    __slots__ = ("effects", "group", "limits", "now", "topics")
 
-    def __init__(self, group: Group, now: Now, limits: Limits) -> None:
+    def __init__(self, group: Group, now: Now, limits: Limits, topics: Topics) -> None:
         self.group = group
         self.now = now
         self.limits = limits
+        self.topics = topics
         self.effects: list[Effect] = []
 
     # -- JoinGroup -------------------------------------------------------------------------------------------

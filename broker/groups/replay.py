@@ -10,12 +10,14 @@ from broker.groups.model import (
     DropOffset,
     Group,
     JournalRecord,
+    Limits,
     Now,
     PutGroup,
     PutOffset,
     StoredGroup,
 )
-from broker.groups.state import restore
+from broker.groups.modern.model import ConsumerGroup, DropEpoch, records_of
+from broker.groups.state import restore, restore_consumer_group
 from broker.groups.transactional import InTransaction, TransactionalOffsets, TransactionEnd
 
 
@@ -30,6 +32,7 @@ class Replay:
         self._index = index
         self._stored: dict[str, StoredGroup] = {}
         self._offsets: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
+        self._consumers: dict[str, ConsumerGroup] = {}
 
     def apply(self, records: Iterable[JournalRecord | InTransaction | TransactionEnd]) -> None:
         for record in records:
@@ -49,8 +52,12 @@ class Replay:
                     for group_id, offsets in self.transactional.end(self._index, producer_id).items():
                         if commit:
                             self._offsets.setdefault(group_id, {}).update(offsets)
+                case DropEpoch(group_id):
+                    self._consumers.pop(group_id, None)
+                case _:
+                    self._consumers.setdefault(record.group_id, ConsumerGroup()).apply(record)
 
-    def groups(self, now: Now) -> dict[str, Group]:
+    def groups(self, now: Now, limits: Limits) -> dict[str, Group]:
         groups = {group_id: restore(group_id, stored, now) for group_id, stored in self._stored.items()}
         for group_id, offsets in self._offsets.items():
             if not offsets:
@@ -60,6 +67,12 @@ class Replay:
                 group = groups[group_id] = restore(group_id, None, now)
             for (topic, partition), committed in offsets.items():
                 group.put_offset(topic, partition, committed)
+        for group_id, consumer in self._consumers.items():
+            if consumer.stored:
+                group = groups.get(group_id)
+                if group is None:
+                    group = groups[group_id] = restore(group_id, None, now)
+                restore_consumer_group(group, consumer, now, limits)
         return groups
 
 
@@ -67,6 +80,8 @@ def live_records(group: Group) -> Iterator[JournalRecord]:
     """The records from which `Replay` builds the durable part of this group again."""
     if group.journalled is not None:
         yield PutGroup(group.journalled)
+    if group.consumer is not None:
+        yield from records_of(group.group_id, group.consumer)
     for topic, partitions in group.offsets.items():
         for partition, committed in partitions.items():
             yield PutOffset(group.group_id, topic, partition, committed)

@@ -13,8 +13,10 @@ from broker.groups import offsets
 from broker.groups.consumer_protocol import subscribed_topics
 from broker.groups.events import (
     Abandoned,
+    Append,
     Appended,
     Commit,
+    ConsumerHeartbeat,
     DeleteGroup,
     DeleteOffsets,
     Effect,
@@ -23,27 +25,46 @@ from broker.groups.events import (
     ForgetTopic,
     Heartbeat,
     Join,
+    JoinResult,
     Leave,
+    PatternsResolved,
     PendingAssignment,
     PendingCommit,
+    PendingConsumerChange,
+    PendingConversion,
     PendingEmpty,
     PendingGroupDeletion,
     PendingOffsetDeletion,
     PendingStaticMember,
     PendingTransactionalCommit,
+    Reply,
     Sync,
     Tick,
     TransactionalCommit,
     TransactionCommitted,
 )
 from broker.groups.model import Group, Limits, Member, Now, Phase, StoredGroup
+from broker.groups.modern import heartbeat as modern
+from broker.groups.modern.model import ConsumerGroup, NoTopics, Topics, tombstones_of
 from broker.groups.rebalance import Rebalance
+from protocol.errors import ErrorCode
+
+_NO_TOPICS = NoTopics()
 
 
-def step(group: Group, event: Event, now: Now, limits: Limits) -> list[Effect]:
-    """Let `event` happen to `group`. The effects are to be carried out in order."""
-    rebalance = Rebalance(group, now, limits)
+def step(group: Group, event: Event, now: Now, limits: Limits, topics: Topics = _NO_TOPICS) -> list[Effect]:
+    """Let `event` happen to `group`. The effects are to be carried out in order.
+
+    `topics` is the metadata at this time; only groups of the consumer protocol look at it.
+    """
+    if group.appending and type(event) in _WAIT_FOR_JOURNAL:
+        group.backlog.append(event)
+        return []
+    rebalance = Rebalance(group, now, limits, topics)
     _HANDLERS[type(event)](rebalance, event)
+    while group.backlog and not group.appending:
+        waiting = group.backlog.pop(0)
+        _HANDLERS[type(waiting)](rebalance, waiting)
     return rebalance.effects
 
 
@@ -51,6 +72,7 @@ def _tick(step: Rebalance, event: Tick) -> None:
     group, now = step.group, step.now.monotonic
     if group.next_wake > now:
         return
+    modern.tick(step)
     if group.join_deadline <= now:
         step.join_deadline_passed()
     if group.sync_deadline <= now:
@@ -82,13 +104,56 @@ def _appended(step: Rebalance, event: Appended) -> None:
             offsets.group_deleted(step, pending, error)
         case PendingEmpty():
             step.empty_stored(pending, error)
+        case PendingConsumerChange():
+            modern.change_stored(step, pending, error)
+        case PendingConversion(join):
+            _converted(step, join, error)
 
+
+def _join(step: Rebalance, event: Join) -> None:
+    """An empty group of the consumer protocol becomes a classic one; a live one does not."""
+    group = step.group
+    if group.consumer is None:
+        step.join(event)
+    elif group.consumer.members:
+        step.effects.append(
+            Reply(event.token, JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, event.member_id))
+        )
+    elif group.consumer.stored:
+        group.appending = True
+        tombstones = tuple(tombstones_of(group.group_id, group.consumer))
+        step.effects.append(Append(tombstones, PendingConversion(event)))
+    else:
+        group.consumer = None
+        step.join(event)
+
+
+def _converted(step: Rebalance, join: Join, error: ErrorCode) -> None:
+    step.group.appending = False
+    if error is ErrorCode.NONE:
+        step.group.consumer = None
+        step.join(join)
+    else:
+        step.effects.append(Reply(join.token, JoinResult(error, join.member_id)))
+
+
+def _leave(step: Rebalance, event: Leave) -> None:
+    if step.group.consumer is None:
+        step.leave(event)
+    else:
+        modern.leave_group(step, event)
+
+
+_WAIT_FOR_JOURNAL = (ConsumerHeartbeat, PatternsResolved, Join, Leave, Tick, DeleteGroup, ExpireOffsets)
+"""Events that would decide on a state which is about to change."""
 
 _HANDLERS: dict[type, Callable[[Rebalance, Any], None]] = {
-    Join: Rebalance.join,
+    Join: _join,
     Sync: Rebalance.sync,
     Heartbeat: Rebalance.heartbeat,
-    Leave: Rebalance.leave,
+    Leave: _leave,
+    ConsumerHeartbeat: modern.heartbeat,
+    PatternsResolved: modern.patterns_resolved,
     Commit: offsets.commit,
     TransactionalCommit: offsets.commit_in_transaction,
     TransactionCommitted: offsets.transaction_committed,
@@ -135,3 +200,11 @@ def restore(group_id: str, stored: StoredGroup | None, now: Now) -> Group:
         group.leader = stored.leader if stored.leader in group.members else next(iter(group.members))
     group.subscribed_topics = subscribed_topics(group)
     return group
+
+
+def restore_consumer_group(group: Group, consumer: ConsumerGroup, now: Now, limits: Limits) -> None:
+    """`group` is one of the consumer protocol, as the journal knows it. Its members have one session timeout
+    to be heard of again.
+    """
+    group.consumer = consumer
+    modern.watch_all(Rebalance(group, now, limits, _NO_TOPICS))

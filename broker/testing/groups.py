@@ -7,13 +7,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from uuid import UUID
 
+from broker.cluster.partition import TopicImage
 from broker.groups.events import (
     Append,
     Appended,
     Commit,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatResult,
     Effect,
     Event,
     Heartbeat,
@@ -32,7 +36,16 @@ from broker.groups.events import (
 )
 from broker.groups.journal import decode_record, encode_record
 from broker.groups.model import NEVER, CommittedOffset, Group, JournalRecord, Limits, Now, Phase, invariant
-from broker.groups.replay import Replay
+from broker.groups.modern.model import (
+    Assignment,
+    ConsumerGroup,
+    MemberState,
+    PutCurrent,
+    PutPattern,
+    PutTarget,
+    ResolvedPattern,
+)
+from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from protocol.errors import ErrorCode
 
@@ -67,6 +80,9 @@ def check_group(group: Group, *, appending: bool = False) -> None:
     holds((group.leader in members) if members else group.leader is None, "the leader is not a member")
     holds(group.earliest_deadline() >= group.next_wake, "a deadline would be missed")
 
+    if group.consumer is not None:
+        holds(not members and group.journalled is None, "it is a group of both protocols")
+        check_consumer_group(group.consumer)
     if group.phase in (Phase.EMPTY, Phase.DEAD):
         holds(not members, "it has members")
     if group.phase in (Phase.COMPLETING_REBALANCE, Phase.STABLE):
@@ -96,6 +112,111 @@ def check_group(group: Group, *, appending: bool = False) -> None:
             )
 
 
+def check_consumer_group(consumer: ConsumerGroup) -> None:
+    """Raises GroupInvariantError if a group of the consumer protocol contradicts itself."""
+
+    def holds(condition: bool, text: str) -> None:
+        invariant(condition, f"consumer group at epoch {consumer.epoch}: {text}")
+
+    holders: dict[tuple[UUID, int], str] = {}
+    for name, member in consumer.members.items():
+        holds(name == member.member_id, "members are not filed by id")
+        holds(name in consumer.sessions, f"{name} has no session")
+        holds(member.current.epoch <= consumer.target_epoch, f"{name} is ahead of the target")
+        holds(
+            (member.current.state is MemberState.UNREVOKED_PARTITIONS) == bool(member.current.revoking),
+            f"{name} has partitions to give up and is {member.current.state.name}",
+        )
+        for held in (member.current.assigned, member.current.revoking):
+            for topic_id, partitions in held.items():
+                holds(bool(partitions), f"{name} has a topic without partitions")
+                for index in partitions:
+                    other = holders.setdefault((topic_id, index), name)
+                    holds(other == name, f"partition {index} belongs to {other} and to {name}")
+    filed = {
+        (topic_id, index): name
+        for topic_id, partitions in consumer.owners.items()
+        for index, name in partitions.items()
+    }
+    holds(filed == holders, "the owners are not those who have the partitions")
+    holds(consumer.sessions.keys() <= consumer.members.keys(), "somebody who is no member has a session")
+    holds(consumer.target.keys() <= consumer.members.keys(), "somebody who is no member has a target")
+    holds(
+        consumer.static_members
+        == {
+            member.subscription.instance_id: name
+            for name, member in consumer.members.items()
+            if member.subscription.instance_id is not None
+        },
+        "the static members are not the members with an instance id",
+    )
+    holds(consumer.target_epoch <= consumer.epoch, "the target is ahead of the group")
+    wanted: set[tuple[UUID, int]] = set()
+    for name, target in consumer.target.items():
+        for topic_id, indexes in target.items():
+            for index in indexes:
+                holds(
+                    (topic_id, index) not in wanted, f"the target gives partition {index} to two, {name} too"
+                )
+                wanted.add((topic_id, index))
+
+
+def durable(group: Group) -> list[object]:
+    """What a restart must find again, in an order that does not matter to anybody."""
+    return sorted(map(repr, (_normal(record) for record in live_records(group))))
+
+
+def _normal(record: object) -> object:
+    if isinstance(record, PutCurrent):
+        return (
+            record.member_id,
+            record.current.epoch,
+            record.current.previous_epoch,
+            record.current.state,
+            [
+                sorted((str(topic_id), sorted(held.items())) for topic_id, held in part.items())
+                for part in (record.current.assigned, record.current.revoking)
+            ],
+        )
+    if isinstance(record, PutTarget):
+        return record.member_id, sorted((str(name), sorted(held)) for name, held in record.assignment.items())
+    if isinstance(record, PutPattern):
+        return record.pattern, sorted(record.resolved.topics)
+    return record
+
+
+class FakeTopics:
+    """Topics by name; each creation gives another id."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._topics: dict[str, TopicImage] = {}
+        self._last_id = 0
+
+    def put(self, name: str, partitions: int) -> UUID:
+        """Create a topic, or give it more partitions."""
+        known = self._topics.get(name)
+        if known is None:
+            self._last_id += 1
+        topic_id = UUID(int=self._last_id) if known is None else known.topic_id
+        self._topics[name] = TopicImage(name, topic_id, partitions)
+        self.version += 1
+        return topic_id
+
+    def delete(self, name: str) -> None:
+        if self._topics.pop(name, None) is not None:
+            self.version += 1
+
+    def names(self) -> list[str]:
+        return sorted(self._topics)
+
+    def topic(self, name: str) -> TopicImage | None:
+        return self._topics.get(name)
+
+    def topic_by_id(self, topic_id: UUID) -> TopicImage | None:
+        return next((image for image in self._topics.values() if image.topic_id == topic_id), None)
+
+
 class GroupHarness:
     """Requests return their token; `results` has what was answered so far, each token once."""
 
@@ -104,6 +225,7 @@ class GroupHarness:
         self.seconds = 1_000.0
         self.group = Group(GROUP_ID)
         self.results: dict[int, Result] = {}
+        self.topics = FakeTopics()
         self.journal: list[tuple[bytes, bytes | None]] = []
         self.batches: list[tuple[JournalRecord, ...]] = []
         self.append_error = ErrorCode.NONE
@@ -122,7 +244,7 @@ class GroupHarness:
         return Now(self.seconds, START_MS + int(self.seconds * 1000))
 
     def send(self, event: Event) -> None:
-        effects: deque[Effect] = deque(step(self.group, event, self.now, self.limits))
+        effects: deque[Effect] = deque(step(self.group, event, self.now, self.limits, self.topics))
         while effects:
             effect = effects.popleft()
             if isinstance(effect, Append) and self.holds_appends:
@@ -130,7 +252,7 @@ class GroupHarness:
             elif isinstance(effect, Append):
                 self._append(effect.records)
                 appended = Appended(effect.pending, self.append_error)
-                effects.extendleft(reversed(step(self.group, appended, self.now, self.limits)))
+                effects.extendleft(reversed(step(self.group, appended, self.now, self.limits, self.topics)))
             else:
                 self._answer(effect)
         check_group(self.group, appending=bool(self.held))
@@ -183,8 +305,45 @@ class GroupHarness:
             record = decode_record(key, value)
             if record is not None:
                 replay.apply([record])
-        self.group = replay.groups(self.now).get(GROUP_ID) or Group(GROUP_ID)
+        self.group = replay.groups(self.now, self.limits).get(GROUP_ID) or Group(GROUP_ID)
         check_group(self.group)
+
+    def consumer_heartbeat(
+        self,
+        member_id: str,
+        epoch: int = 0,
+        *,
+        topics: Iterable[str] | None = None,
+        owned: Assignment | None = None,
+        pattern: str | None = None,
+        instance_id: str | None = None,
+        assignor: str | None = None,
+        rebalance_ms: int = -1,
+        resolved: ResolvedPattern | None = None,
+    ) -> ConsumerHeartbeatResult:
+        """A heartbeat of the consumer protocol; one that joins says all that a client says then."""
+        joins = epoch == 0
+        token = self.token()
+        self.send(
+            ConsumerHeartbeat(
+                token=token,
+                member_id=member_id,
+                epoch=epoch,
+                instance_id=instance_id,
+                rack_id=None,
+                client_id="client",
+                client_host="/127.0.0.1",
+                rebalance_timeout_ms=60_000 if joins and rebalance_ms < 0 else rebalance_ms,
+                topics=() if joins and topics is None else None if topics is None else tuple(topics),
+                pattern=pattern,
+                assignor=assignor,
+                owned={} if joins and owned is None else owned,
+                resolved=resolved,
+            )
+        )
+        result = self.results[token]
+        assert isinstance(result, ConsumerHeartbeatResult)
+        return result
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -255,13 +414,14 @@ class GroupHarness:
         instance_id: str | None = None,
         metadata: str = "",
         expire_ms: int = -1,
+        knows_epochs: bool = True,
     ) -> OffsetsResult:
         token = self.token()
         committed = {
             key: CommittedOffset(offset, -1, metadata, self.now.time_ms, expire_ms)
             for key, offset in offsets.items()
         }
-        self.send(Commit(token, member_id, instance_id, generation, committed))
+        self.send(Commit(token, member_id, instance_id, generation, committed, knows_epochs))
         result = self.results[token]
         assert isinstance(result, OffsetsResult)
         return result

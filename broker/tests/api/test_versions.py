@@ -89,7 +89,8 @@ def test_n4_n5_what_is_advertised(tmp_path) -> None:
             assert {key: advertised.get(key) for key in MUST} == MUST
             assert list(advertised) == sorted(advertised)
             assert advertised[24] == (0, 3), "4 and more are between brokers"
-            assert not response.finalized_features
+            finalized = {f.name: f.max_version_level for f in response.finalized_features}
+            assert finalized == {"group.version": 1}
 
     asyncio.run(test())
 

@@ -104,6 +104,11 @@ class Metadata:
         self.journal = [JournalPartition() for _ in range(partitions)]
 
 
+class Store:
+    async def children(self, path):
+        return []
+
+
 class Clock:
     ahead = 0.0
 
@@ -131,6 +136,7 @@ class Site:
             },
             clock=self.clock,
             entropy=SimpleNamespace(uuid=uuid.uuid4),
+            store=Store(),
             executor=self.executor,
             metadata=self.metadata,
             broker_id=7,

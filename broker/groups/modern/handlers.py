@@ -1,0 +1,206 @@
+"""ConsumerGroupHeartbeat (68) and ConsumerGroupDescribe (69) on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from broker.extension import ApiDeclaration, RequestContext
+from broker.groups.events import ConsumerHeartbeat, ConsumerHeartbeatResult
+from broker.groups.model import Group, invariant
+from broker.groups.modern.model import (
+    JOINING_EPOCH,
+    NOTHING,
+    Assignment,
+    ConsumerGroup,
+    ConsumerMember,
+    ResolvedPattern,
+)
+from broker.groups.modern.reconcile import without_epochs
+from protocol.errors import ErrorCode
+from protocol.messages import consumer_group_describe as describe_messages
+from protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    DescribedGroup,
+    Member,
+)
+from protocol.messages.consumer_group_heartbeat import Assignment as WireAssignment
+from protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+
+if TYPE_CHECKING:
+    from broker.groups.coordinator import GroupCoordinator
+
+CONSUMER_MEMBER_TYPE = 1
+
+
+class ConsumerGroupHandlers:
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+        self._context = coordinator.context
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, self.heartbeat),
+            ApiDeclaration(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, self.describe),
+        ]
+
+    # -- heartbeat -----------------------------------------------------------------------------------------
+
+    def heartbeat(
+        self, context: RequestContext, request: ConsumerGroupHeartbeatRequest
+    ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+        coordinator = self._coordinator
+        if not request.group_id.strip():
+            return _heartbeat_response(
+                ConsumerHeartbeatResult(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+            )
+        error = coordinator.unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return _heartbeat_response(ConsumerHeartbeatResult(error))
+        pattern = request.subscribed_topic_regex
+        if not coordinator.has_journal or (
+            pattern and not coordinator.patterns.is_known(request.group_id, pattern)
+        ):
+            return self._heartbeat_later(context, request)
+        return self._heartbeat(context, request, None)
+
+    async def _heartbeat_later(
+        self, context: RequestContext, request: ConsumerGroupHeartbeatRequest
+    ) -> ConsumerGroupHeartbeatResponse:
+        """The first use of the journal creates it; a new pattern is matched outside of the event loop."""
+        if request.member_epoch == JOINING_EPOCH:
+            await self._coordinator.ensure_topic()
+        pattern, resolved = request.subscribed_topic_regex, None
+        if pattern:
+            resolved = await self._coordinator.patterns.resolve(pattern)
+        answer = self._heartbeat(context, request, resolved)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _heartbeat(
+        self,
+        context: RequestContext,
+        request: ConsumerGroupHeartbeatRequest,
+        resolved: ResolvedPattern | None,
+    ) -> ConsumerGroupHeartbeatResponse | asyncio.Future[ConsumerGroupHeartbeatResponse]:
+        member_id = request.member_id
+        if not member_id and context.api_version == 0 and request.member_epoch == JOINING_EPOCH:
+            member_id = str(self._context.entropy.uuid())
+        topics, owned = request.subscribed_topic_names, request.topic_partitions
+        answer = self._coordinator.submit(
+            request.group_id,
+            lambda token: ConsumerHeartbeat(
+                token=token,
+                member_id=member_id,
+                epoch=request.member_epoch,
+                instance_id=request.instance_id,
+                rack_id=request.rack_id,
+                client_id=context.client_id or "",
+                client_host=f"/{context.client_host}",
+                rebalance_timeout_ms=request.rebalance_timeout_ms,
+                topics=None if topics is None else tuple(topics),
+                pattern=request.subscribed_topic_regex,
+                assignor=request.server_assignor,
+                owned=None if owned is None else _owned(owned),
+                chooses_its_id=context.api_version >= 1,
+                resolved=resolved,
+            ),
+            _heartbeat_response,
+        )
+        self._coordinator.patterns.refresh(request.group_id)
+        return answer
+
+    # -- describe ------------------------------------------------------------------------------------------
+
+    def describe(
+        self, context: RequestContext, request: ConsumerGroupDescribeRequest
+    ) -> ConsumerGroupDescribeResponse:
+        return ConsumerGroupDescribeResponse(
+            groups=[self._describe(group_id) for group_id in request.group_ids]
+        )
+
+    def _describe(self, group_id: str) -> DescribedGroup:
+        error = self._coordinator.unavailable(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
+        if error is not ErrorCode.NONE:
+            return DescribedGroup(group_id=group_id, error_code=error)
+        group = self._coordinator.groups.get(group_id)
+        if group is None or group.consumer is None:
+            what = "not found" if group is None else "is not a consumer group"
+            return DescribedGroup(
+                group_id=group_id,
+                error_code=ErrorCode.GROUP_ID_NOT_FOUND,
+                error_message=f"Group {group_id} {what}.",
+            )
+        return self._described(group, group.consumer)
+
+    def _described(self, group: Group, consumer: ConsumerGroup) -> DescribedGroup:
+        return DescribedGroup(
+            group_id=group.group_id,
+            group_state=group.state_name,
+            group_epoch=consumer.epoch,
+            assignment_epoch=consumer.target_epoch,
+            assignor_name=consumer.assignor(self._coordinator.limits.consumer_assignors[0]),
+            members=[self._member(consumer, member) for member in consumer.members.values()],
+        )
+
+    def _member(self, consumer: ConsumerGroup, member: ConsumerMember) -> Member:
+        subscription = member.subscription
+        return Member(
+            member_id=member.member_id,
+            instance_id=subscription.instance_id,
+            rack_id=subscription.rack_id,
+            member_epoch=member.current.epoch,
+            client_id=subscription.client_id,
+            client_host=subscription.client_host,
+            subscribed_topic_names=list(subscription.topics),
+            subscribed_topic_regex=subscription.pattern,
+            assignment=self._named(without_epochs(member.current.assigned)),
+            target_assignment=self._named(consumer.target.get(member.member_id, NOTHING)),
+            member_type=CONSUMER_MEMBER_TYPE,
+        )
+
+    def _named(self, assignment: Assignment) -> describe_messages.Assignment:
+        entries = []
+        for topic_id, partitions in assignment.items():
+            image = self._context.metadata.topic_by_id(topic_id)
+            if image is not None:
+                entries.append(
+                    describe_messages.TopicPartitions(
+                        topic_id=topic_id, topic_name=image.name, partitions=sorted(partitions)
+                    )
+                )
+        return describe_messages.Assignment(topic_partitions=entries)
+
+
+def _owned(topics: list[TopicPartitions]) -> Assignment:
+    owned: dict[UUID, frozenset[int]] = {}
+    for topic in topics:
+        if topic.partitions:
+            owned[topic.topic_id] = owned.get(topic.topic_id, frozenset()) | frozenset(topic.partitions)
+    return owned
+
+
+def _heartbeat_response(result: Any) -> ConsumerGroupHeartbeatResponse:
+    invariant(isinstance(result, ConsumerHeartbeatResult), "a heartbeat got another request's answer")
+    assignment = result.assignment
+    return ConsumerGroupHeartbeatResponse(
+        error_code=result.error,
+        error_message=result.message,
+        member_id=result.member_id,
+        member_epoch=result.epoch,
+        heartbeat_interval_ms=result.heartbeat_interval_ms,
+        assignment=None
+        if assignment is None
+        else WireAssignment(
+            topic_partitions=[
+                TopicPartitions(topic_id=topic_id, partitions=sorted(partitions))
+                for topic_id, partitions in assignment.items()
+            ]
+        ),
+    )

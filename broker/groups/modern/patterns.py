@@ -1,0 +1,86 @@
+"""Which topics the patterns of consumer groups match: found out in the executor, told to the groups.
+
+A new pattern is resolved before its heartbeat takes effect. After topics have come or gone, a group's
+patterns are resolved again at one of its heartbeats, with so long a pause between two times that it costs
+about one percent of the processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from broker.groups.events import PatternsResolved
+from broker.groups.modern.model import ResolvedPattern
+from broker.groups.modern.topic_pattern import PatternError, compile_pattern
+
+if TYPE_CHECKING:
+    from broker.groups.coordinator import GroupCoordinator
+
+PAUSE_SECONDS_MIN = 1.0
+PAUSE_FACTOR = 100.0
+
+
+class PatternResolver:
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+        self._context = coordinator.context
+        self._seen: dict[str, int] = {}
+        """Group -> the metadata version its patterns were last matched against."""
+        self._not_before: dict[str, float] = {}
+        self._busy: set[str] = set()
+
+    def is_known(self, group_id: str, pattern: str) -> bool:
+        group = self._coordinator.groups.get(group_id)
+        return group is not None and group.consumer is not None and pattern in group.consumer.patterns
+
+    async def resolve(self, pattern: str) -> ResolvedPattern | None:
+        """None if it is not a pattern; the group will say what is wrong with it."""
+        version, now_ms = self._context.metadata.version, self._context.clock.time_ms()
+        names = [image.name for image in self._context.metadata.topics()]
+        try:
+            topics = await asyncio.get_running_loop().run_in_executor(
+                self._context.executor, _matching, pattern, names
+            )
+        except PatternError:
+            return None
+        return ResolvedPattern(topics, version, now_ms)
+
+    def refresh(self, group_id: str) -> None:
+        """Match the group's patterns again if topics have changed and it is time."""
+        group = self._coordinator.groups.get(group_id)
+        version = self._context.metadata.version
+        if group is None or group.consumer is None or not group.consumer.patterns:
+            if self._seen:
+                self._seen.pop(group_id, None)
+                self._not_before.pop(group_id, None)
+            return
+        if (
+            self._seen.get(group_id) == version
+            or group_id in self._busy
+            or self._context.clock.monotonic() < self._not_before.get(group_id, 0.0)
+        ):
+            return
+        self._busy.add(group_id)
+        self._context.start_task(self._refresh(group_id), f"match the patterns of group {group_id}")
+
+    async def _refresh(self, group_id: str) -> None:
+        clock, version = self._context.clock, self._context.metadata.version
+        started = clock.monotonic()
+        try:
+            group = self._coordinator.groups.get(group_id)
+            resolved = {}
+            for pattern in list(group.consumer.patterns) if group is not None and group.consumer else ():
+                if (found := await self.resolve(pattern)) is not None:
+                    resolved[pattern] = found
+            if group is not None and self._coordinator.groups.get(group_id) is group:
+                self._coordinator.tell(group_id, PatternsResolved(resolved))
+        finally:
+            self._busy.discard(group_id)
+        self._seen[group_id] = version
+        took = clock.monotonic() - started
+        self._not_before[group_id] = clock.monotonic() + max(PAUSE_SECONDS_MIN, PAUSE_FACTOR * took)
+
+
+def _matching(pattern: str, names: list[str]) -> frozenset[str]:
+    return compile_pattern(pattern).matching(names)
