@@ -161,7 +161,7 @@ def check_consumer_group(consumer: ConsumerGroup) -> None:
                 wanted.add((topic_id, index))
 
 
-def durable(group: Group) -> list[object]:
+def durable(group: Group) -> list[str]:
     """What a restart must find again, in an order that does not matter to anybody."""
     return sorted(map(repr, (_normal(record) for record in live_records(group))))
 

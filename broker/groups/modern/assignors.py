@@ -132,9 +132,9 @@ def _uniform_mixed(subscribers: list[Subscriber], counts: Mapping[UUID, int]) ->
             break
     result: dict[str, dict[UUID, set[int]]] = {name: {} for name in names}
     for topic_id in topics:
-        for index, name in enumerate(owner[topic_id]):
-            if name is not None:
-                result[name].setdefault(topic_id, set()).add(index)
+        for index, holder in enumerate(owner[topic_id]):
+            if holder is not None:
+                result[holder].setdefault(topic_id, set()).add(index)
     return {name: _frozen(mine) for name, mine in result.items()}
 
 

@@ -251,10 +251,10 @@ class _Parser:
             name = self.peek()
             self.position += 1
         negated = (char == "P") != name.startswith("^")
-        chars = _category(name.removeprefix("^"))
-        if chars is None:
+        category = _category(name.removeprefix("^"))
+        if category is None:
             raise self.fail(f"an unknown category {name!r}")
-        chars = _folded(chars, flags)
+        chars = _folded(category, flags)
         return ALPHABET - chars if negated else chars
 
     def character_escape(self) -> str:
