@@ -1,0 +1,112 @@
+"""Medians, spread and ratios, on the screen and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.peers import HEADRACE, KAFKA
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure has to reach: Headrace / Kafka at most or at least, or Headrace alone at most."""
+
+    ratio_max: float | None = None
+    ratio_min: float | None = None
+    value_max: float | None = None
+
+    def is_met(self, ours: float, theirs: float | None) -> bool:
+        if self.value_max is not None and ours > self.value_max:
+            return False
+        if theirs is None:
+            return True
+        ratio = ours / max(1e-9, theirs)
+        return not (
+            (self.ratio_max is not None and ratio > self.ratio_max)
+            or (self.ratio_min is not None and ratio < self.ratio_min)
+        )
+
+    def __str__(self) -> str:
+        parts = []
+        if self.ratio_max is not None:
+            parts.append(f"ratio <= {self.ratio_max:g}")
+        if self.ratio_min is not None:
+            parts.append(f"ratio >= {self.ratio_min:g}")
+        if self.value_max is not None:
+            parts.append(f"<= {self.value_max:g}")
+        return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class Samples:
+    """Per figure and server one value a round."""
+
+    values: dict[str, dict[str, list[float]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    goals: dict[str, Goal] = field(default_factory=dict)
+
+    def add(self, figure: str, server: str, value: float, goal: Goal | None = None) -> None:
+        self.values[figure][server].append(value)
+        if goal is not None:
+            self.goals[figure] = goal
+
+    def as_json(self) -> dict[str, object]:
+        shown: dict[str, object] = {}
+        for figure, by_server in self.values.items():
+            theirs, ours = by_server.get(KAFKA), by_server.get(HEADRACE)
+            entry: dict[str, object] = dict(by_server)
+            if ours and theirs:
+                entry["ratio"] = statistics.median(ours) / max(1e-9, statistics.median(theirs))
+            goal = self.goals.get(figure)
+            if goal is not None and ours:
+                entry["goal"] = str(goal)
+                entry["met"] = goal.is_met(
+                    statistics.median(ours), statistics.median(theirs) if theirs else None
+                )
+            shown[figure] = entry
+        return shown
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def spread(values: list[float]) -> str:
+    return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
+
+
+def show_comparison(console: Console, samples: Samples) -> None:
+    table = Table(title="Headrace beside Apache Kafka: median (lowest-highest)")
+    for heading in ("figure", KAFKA, HEADRACE, "ratio", "goal", ""):
+        table.add_column(heading, justify="left" if heading in ("figure", "goal") else "right")
+    for figure, by_server in samples.values.items():
+        theirs, ours = by_server.get(KAFKA), by_server.get(HEADRACE)
+        if not ours:
+            continue
+        median, goal = statistics.median(ours), samples.goals.get(figure)
+        against = statistics.median(theirs) if theirs else None
+        met = "" if goal is None else ("met" if goal.is_met(median, against) else "missed")
+        table.add_row(
+            figure,
+            spread(theirs) if theirs else "",
+            spread(ours),
+            "" if against is None else f"{median / max(1e-9, against):.2f}",
+            "" if goal is None else str(goal),
+            met,
+        )
+    console.print(table)
+
+
+def show_tables(console: Console, figures: dict[str, list[float]]) -> None:
+    table = Table(title="Tables, one bucket: median (lowest-highest)")
+    table.add_column("figure")
+    table.add_column("Headrace", justify="right")
+    for figure, values in figures.items():
+        table.add_row(figure, spread(values))
+    console.print(table)
