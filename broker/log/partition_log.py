@@ -335,10 +335,6 @@ class PartitionLog:
                 self._disk.make_directory(self.directory)
             if leader_epoch > epochs.latest:
                 epochs.assign(leader_epoch, base_offset)
-            if len(epochs.written) != len(epochs.entries) or epochs.written[-1:] != tuple(
-                epochs.entries[-1:]
-            ):
-                self._write_epochs(sync=False)
             self._ready_epoch = leader_epoch
         except OSError as error:
             raise self._storage_error("append to", error) from error
