@@ -18,8 +18,9 @@ from protocol.messages.api_versions import (
     SupportedFeatureKey,
 )
 
-# Features by name and level. 1 of group.version: clients may use the consumer protocol (KIP-848).
-FEATURES = {"group.version": 1}
+# Features by name and level. 1 of group.version: clients may use the consumer protocol (KIP-848). 2 of
+# transaction.version: writes announce their partitions, every end of a transaction raises the epoch (KIP-890).
+FEATURES = {"group.version": 1, "transaction.version": 2}
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 

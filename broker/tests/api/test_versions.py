@@ -90,7 +90,7 @@ def test_n4_n5_what_is_advertised(tmp_path) -> None:
             assert list(advertised) == sorted(advertised)
             assert advertised[24] == (0, 3), "4 and more are between brokers"
             finalized = {f.name: f.max_version_level for f in response.finalized_features}
-            assert finalized == {"group.version": 1}
+            assert finalized == {"group.version": 1, "transaction.version": 2}
 
     asyncio.run(test())
 
