@@ -1,0 +1,568 @@
+"""Transactions through the APIs of a whole broker: the rules as a client meets them, restarts included."""
+
+import asyncio
+import random
+
+import pytest
+
+from broker.testing.direct import direct_broker, values_of
+from broker.testing.log import StillClock
+from protocol.errors import ErrorCode
+from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from protocol.messages.describe_transactions import DescribeTransactionsRequest
+from protocol.messages.end_txn import EndTxnRequest
+from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from protocol.messages.list_transactions import ListTransactionsRequest
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+from protocol.records.control import read_end_marker
+from protocol.records.encode import Record, build_batch
+from protocol.records.header import iter_headers
+
+TV1, TV2 = 1, 2
+PRODUCE = {TV1: 11, TV2: 12}
+END = {TV1: 4, TV2: 5}
+COMMIT_OFFSETS = {TV1: 4, TV2: 5}
+
+
+class Client:
+    """A transactional producer over the wire, of either version of transactions."""
+
+    def __init__(self, broker, name="tx", version=TV1):
+        self.broker, self.name, self.version = broker, name, version
+        self.identity = (-1, -1)
+        self.sequences = {}
+
+    async def init(self, timeout_ms=60_000, version=5, **more):
+        request = InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=timeout_ms, **more)
+        answer = await self.broker.send(request, version)
+        if not answer.error_code:
+            self.identity = (answer.producer_id, answer.producer_epoch)
+            self.sequences = {}
+        return ErrorCode(answer.error_code)
+
+    async def add(self, *partitions, version=3):
+        topics = [AddPartitionsToTxnTopic(name=name, partitions=[index]) for name, index in partitions]
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.identity[0],
+            v3_and_below_producer_epoch=self.identity[1],
+            v3_and_below_topics=topics,
+        )
+        answer = await self.broker.send(request, version)
+        return [
+            ErrorCode(result.partition_error_code)
+            for topic in answer.results_by_topic_v3_and_below
+            for result in topic.results_by_partition
+        ]
+
+    async def send(self, values, topic="a", partition=0, *, sequence=None, transactional=True, version=None):
+        key = (topic, partition)
+        first = self.sequences.get(key, 0) if sequence is None else sequence
+        batch = build_batch(
+            [Record(None, value) for value in values],
+            producer_id=self.identity[0],
+            producer_epoch=self.identity[1],
+            base_sequence=first,
+            attributes=0x10 if transactional else 0,
+        )
+        data = TopicProduceData(
+            name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
+        )
+        request = ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=1000, topic_data=[data])
+        answer = await self.broker.send(request, version or PRODUCE[self.version])
+        result = answer.responses[0].partition_responses[0]
+        if not result.error_code:
+            self.sequences[key] = first + len(values)
+        return result
+
+    async def commit_offsets(self, group, offsets, **member):
+        topics = [
+            TxnOffsetCommitRequestTopic(
+                name=topic,
+                partitions=[TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset)],
+            )
+            for (topic, index), offset in offsets.items()
+        ]
+        request = TxnOffsetCommitRequest(
+            transactional_id=self.name,
+            group_id=group,
+            producer_id=self.identity[0],
+            producer_epoch=self.identity[1],
+            topics=topics,
+            **member,
+        )
+        answer = await self.broker.send(request, COMMIT_OFFSETS[self.version])
+        return [ErrorCode(p.error_code) for topic in answer.topics for p in topic.partitions]
+
+    async def end(self, commit, version=None):
+        request = EndTxnRequest(
+            transactional_id=self.name,
+            producer_id=self.identity[0],
+            producer_epoch=self.identity[1],
+            committed=commit,
+        )
+        answer = await self.broker.send(request, version or END[self.version])
+        if self.version == TV2 and not answer.error_code:
+            self.identity = (answer.producer_id, answer.producer_epoch)
+            self.sequences = {}
+        return ErrorCode(answer.error_code)
+
+
+async def committed_values(broker, topic="a", partition=0):
+    """What a read_committed consumer makes of the partition: it leaves out what is aborted, and markers."""
+    values, offset = [], 0
+    aborting = set()
+    while True:
+        part = await broker.fetch(topic, offset, partition=partition, isolation_level=1)
+        assert part.error_code == 0
+        data = bytes(part.records or b"") if not hasattr(part.records, "read") else part.records.read()
+        if not data:
+            return values
+        starts = sorted((entry.first_offset, entry.producer_id) for entry in part.aborted_transactions)
+        for position, header in iter_headers(data):
+            while starts and starts[0][0] <= header.last_offset:
+                aborting.add(starts.pop(0)[1])
+            batch = data[position : position + header.size]
+            if header.is_control:
+                if not read_end_marker(batch).commit:
+                    aborting.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in aborting):
+                values += [value for at, value in values_of(batch) if at >= offset]
+            offset = header.next_offset
+
+
+async def position(broker, group="g", topic="a", partition=0, stable=False):
+    wanted = [OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
+    request = OffsetFetchRequest(
+        groups=[OffsetFetchRequestGroup(group_id=group, topics=wanted)], require_stable=stable
+    )
+    found = (await broker.send(request, 9)).groups[0]
+    if found.error_code:
+        return ErrorCode(found.error_code)
+    answer = found.topics[0].partitions[0]
+    return answer.committed_offset if not answer.error_code else ErrorCode(answer.error_code)
+
+
+async def until(ask, is_wanted):
+    """Ask until the answer is as wanted, and give it."""
+    for _ in range(500):
+        answer = await ask()
+        if is_wanted(answer):
+            return answer
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"still {answer!r}")
+
+
+def loaded(answer):
+    return answer is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+async def latest(broker, isolation_level, topic="a"):
+    wanted = ListOffsetsTopic(name=topic, partitions=[ListOffsetsPartition(partition_index=0, timestamp=-1)])
+    request = ListOffsetsRequest(isolation_level=isolation_level, topics=[wanted])
+    return (await broker.send(request, 9)).topics[0].partitions[0].offset
+
+
+def scenario(function, *, versions=(TV1, TV2)):
+    @pytest.mark.parametrize("version", versions)
+    def test(tmp_path, version):
+        async def main():
+            async with direct_broker(tmp_path) as broker:
+                await broker.create_topic("a", 2)
+                await broker.create_topic("b", 1)
+                client = Client(broker, version=version)
+                assert await client.init() is ErrorCode.NONE
+                await function(broker, client)
+
+        asyncio.run(main())
+
+    return test
+
+
+async def begin(client, *partitions):
+    if client.version == TV1:
+        assert set(await client.add(*partitions)) <= {ErrorCode.NONE}
+
+
+async def _t5(broker, client):
+    await broker.produce("a", [b"plain"])
+    await begin(client, ("a", 0))
+    assert (await client.send([b"x", b"y"])).error_code == 0
+    await broker.produce("a", [b"behind"])
+    part = await broker.fetch("a", 0, isolation_level=1)
+    assert (part.high_watermark, part.last_stable_offset) == (4, 1)
+    assert await latest(broker, 0) == 4
+    assert await latest(broker, 1) == 1
+    assert await committed_values(broker) == [b"plain"]
+    uncommitted = await broker.fetch("a", 0)
+    assert uncommitted.aborted_transactions is None
+    assert uncommitted.last_stable_offset == 1
+    assert await client.end(False) is ErrorCode.NONE
+    part = await broker.fetch("a", 0, isolation_level=1)
+    assert [(e.producer_id, e.first_offset) for e in part.aborted_transactions] == [(0, 1)]
+    assert part.last_stable_offset == 5
+    assert await committed_values(broker) == [b"plain", b"behind"]
+    await begin(client, ("a", 0))
+    await client.send([b"kept"])
+    assert await client.end(True) is ErrorCode.NONE
+    assert await committed_values(broker) == [b"plain", b"behind", b"kept"]
+
+
+test_t5_read_committed_sees_whole_transactions_only = scenario(_t5)
+
+
+async def _t5_wakes(broker, client):
+    await begin(client, ("a", 0))
+    await client.send([b"x"])
+    waiting = asyncio.ensure_future(broker.fetch("a", 0, isolation_level=1, max_wait_ms=5_000))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await client.end(True)
+    part = await asyncio.wait_for(waiting, 2)
+    assert part.last_stable_offset == 2
+
+
+test_t5_a_waiting_read_committed_fetch_is_woken_by_the_marker = scenario(_t5_wakes)
+
+
+async def _t2(broker, client):
+    await begin(client, ("a", 0))
+    assert (await client.send([b"x"])).error_code == 0
+    refused = await client.send([b"x"], partition=1, version=PRODUCE[TV1])
+    assert refused.error_code == ErrorCode.TRANSACTION_ABORTABLE
+    assert "was not added" in refused.error_message
+    refused = await client.send([b"x"], partition=1, version=9)
+    assert refused.error_code == ErrorCode.INVALID_TXN_STATE
+    assert (await client.send([b"x"], partition=1, version=PRODUCE[TV2])).error_code == 0
+    stranger = Client(broker, "other")
+    await stranger.init()
+    assert (await stranger.send([b"x"])).error_code == ErrorCode.TRANSACTION_ABORTABLE
+
+
+test_t2_a_partition_outside_of_the_transaction_is_not_written_to = scenario(_t2)
+
+
+async def _p3_tv2(broker, client):
+    gap = await client.send([b"x"], sequence=4)
+    assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (await client.send([b"x"])).error_code == 0
+
+
+test_p3_version_2_begins_with_sequence_zero = scenario(_p3_tv2, versions=[TV2])
+
+
+async def _p4(broker, client):
+    await begin(client, ("a", 0))
+    await client.send([b"x"])
+    refused = await client.send([b"y"], transactional=False)
+    assert refused.error_code == ErrorCode.INVALID_TXN_STATE
+
+
+test_p4_a_write_outside_of_the_open_transaction_is_refused = scenario(_p4)
+
+
+async def _fencing(broker, client):
+    await begin(client, ("a", 0))
+    await client.send([b"zombie"])
+    heir = Client(broker, version=client.version)
+    assert await heir.init() is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert await heir.init() is ErrorCode.NONE
+    assert (await client.send([b"zombie"])).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert await client.end(True) is ErrorCode.PRODUCER_FENCED
+    assert await client.end(True, version=1) is ErrorCode.INVALID_PRODUCER_EPOCH, "what old clients know"
+    if client.version == TV1:
+        assert await client.add(("a", 0)) == [ErrorCode.PRODUCER_FENCED]
+    expected = dict(zip(("producer_id", "producer_epoch"), client.identity, strict=True))
+    assert await client.init(**expected) is ErrorCode.PRODUCER_FENCED
+    assert await client.init(version=3, **expected) is ErrorCode.INVALID_PRODUCER_EPOCH
+    await begin(heir, ("a", 0))
+    await heir.send([b"heir"])
+    await heir.end(True)
+    assert await committed_values(broker) == [b"heir"]
+
+
+test_t1_a_new_owner_fences_the_old_one = scenario(_fencing)
+
+
+async def _refusals(broker, client):
+    assert await client.init(timeout_ms=900_001) is ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    assert await Client(broker, "").init() is ErrorCode.INVALID_REQUEST
+    unknown = await client.add(("a", 0), ("nowhere", 0), ("a", 9), ("__transaction_state", 0))
+    assert unknown == [
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+    ]
+    assert await Client(broker, "never seen").end(True) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert await client.end(True, version=4) is ErrorCode.INVALID_TXN_STATE
+
+
+test_t1_t3_what_makes_no_sense_is_refused = scenario(_refusals)
+
+
+async def add_offsets(client, group="g"):
+    if client.version == TV1:
+        request = AddOffsetsToTxnRequest(
+            transactional_id=client.name,
+            producer_id=client.identity[0],
+            producer_epoch=client.identity[1],
+            group_id=group,
+        )
+        assert (await client.broker.send(request)).error_code == 0
+
+
+async def _offsets(broker, client):
+    await broker.produce("a", [b"1", b"2", b"3"])
+    await begin(client, ("b", 0))
+    await client.send([b"out"], "b")
+    if client.version == TV1:
+        assert await client.commit_offsets("g", {("a", 0): 2}) == [ErrorCode.TRANSACTION_ABORTABLE]
+    await add_offsets(client)
+    assert await client.commit_offsets("g", {("a", 0): 2, ("a", 7): 1}) == [
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert await position(broker) == -1
+    assert await position(broker, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
+    assert await position(broker, partition=1, stable=True) == -1
+    assert await client.end(True) is ErrorCode.NONE
+    assert await position(broker) == await position(broker, stable=True) == 2
+    await begin(client, ("b", 0))
+    await add_offsets(client)
+    await client.commit_offsets("g", {("a", 0): 3})
+    assert await client.end(False) is ErrorCode.NONE
+    assert await position(broker, stable=True) == 2, "T6: an abort discards"
+    assert await client.commit_offsets("g", {("a", 0): 3}, generation_id=5, member_id="x") in (
+        [ErrorCode.TRANSACTION_ABORTABLE],
+        [ErrorCode.UNKNOWN_MEMBER_ID],
+    )
+
+
+test_t6_e5_offsets_of_a_group_commit_with_the_transaction = scenario(_offsets)
+
+
+@pytest.mark.parametrize("version", [TV1, TV2])
+@pytest.mark.parametrize("commit", [True, False])
+def test_e5_e7_an_open_transaction_goes_on_after_a_restart(tmp_path, version, commit):
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 2)
+            client = Client(broker, version=version)
+            await client.init()
+            plain = [OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
+            request = OffsetCommitRequest(
+                group_id="g", topics=[OffsetCommitRequestTopic(name="a", partitions=plain)]
+            )
+            await broker.send(request, 8)
+            await begin(client, ("a", 0), ("a", 1))
+            await client.send([b"x"])
+            await client.send([b"y"], partition=1)
+            await add_offsets(client)
+            await client.commit_offsets("g", {("a", 0): 7})
+        async with direct_broker(tmp_path) as broker:
+            client.broker = broker
+            await until(lambda: position(broker), loaded)
+            assert await position(broker, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
+            assert await position(broker) == 1
+            assert await committed_values(broker) == []
+            assert await until(lambda: client.end(commit), loaded) is ErrorCode.NONE
+        async with direct_broker(tmp_path) as broker:
+            await until(lambda: position(broker), loaded)
+            assert await position(broker, stable=True) == (7 if commit else 1)
+            assert await committed_values(broker) == ([b"x"] if commit else [])
+            assert await committed_values(broker, partition=1) == ([b"y"] if commit else [])
+
+    asyncio.run(main())
+
+
+def test_t4_a_transaction_that_hangs_is_aborted_by_its_timeout(tmp_path):
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 1)
+            client = Client(broker)
+            await client.init(timeout_ms=150)
+            await client.add(("a", 0))
+            await client.send([b"x"])
+            await until(lambda: latest(broker, 1), lambda offset: offset > 0)
+            assert await committed_values(broker) == []
+            assert (await client.send([b"y"])).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+            assert await client.end(True) is ErrorCode.PRODUCER_FENCED
+
+    asyncio.run(main())
+
+
+def test_many_partitions_are_ended_in_turns(tmp_path):
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("wide", 70)
+            client = Client(broker, version=TV2)
+            await client.init()
+            for partition in range(70):
+                assert (await client.send([b"x"], "wide", partition)).error_code == 0
+            assert await client.end(True) is ErrorCode.NONE
+            await until(lambda: client.end(True), lambda error: error is ErrorCode.INVALID_TXN_STATE)
+            for partition in range(70):
+                assert await committed_values(broker, "wide", partition) == [b"x"]
+
+    asyncio.run(main())
+
+
+def test_administrators_see_transactions_and_can_end_one_that_hangs(tmp_path):
+    async def main():
+        clock = StillClock()
+        async with direct_broker(tmp_path, clock=clock) as broker:
+            await broker.create_topic("a", 1)
+            client, other = Client(broker), Client(broker, "other")
+            await client.init()
+            await other.init()
+            await client.add(("a", 0))
+            await client.send([b"x", b"y"])
+            request = DescribeTransactionsRequest(transactional_ids=["tx", "other", "none", ""])
+            states = (await broker.send(request)).transaction_states
+            assert [s.error_code for s in states] == [
+                0,
+                0,
+                ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                ErrorCode.INVALID_REQUEST,
+            ]
+            assert (states[0].transaction_state, states[0].transaction_timeout_ms) == ("Ongoing", 60_000)
+            assert [(t.topic, t.partitions) for t in states[0].topics] == [("a", [0])]
+            assert states[1].transaction_state == "Empty"
+
+            async def listed(**filters):
+                answer = await broker.send(ListTransactionsRequest(**filters))
+                return {s.transactional_id: s.transaction_state for s in answer.transaction_states}
+
+            clock.now_ms += 500
+            assert await listed() == {"tx": "Ongoing", "other": "Empty"}
+            assert await listed(state_filters=["Ongoing"]) == {"tx": "Ongoing"}
+            assert await listed(producer_id_filters=[other.identity[0]]) == {"other": "Empty"}
+            assert await listed(duration_filter=499) == {"tx": "Ongoing"}
+            assert await listed(duration_filter=500) == {}
+            assert await listed(transactional_id_pattern="o.*") == {"other": "Empty"}
+            answer = await broker.send(ListTransactionsRequest(state_filters=["Nonsense"]))
+            assert (answer.unknown_state_filters, answer.transaction_states) == (["Nonsense"], [])
+            answer = await broker.send(ListTransactionsRequest(transactional_id_pattern="("))
+            assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+
+            wanted = DescribeProducersRequest(topics=[TopicRequest(name="a", partition_indexes=[0, 5])])
+            partitions = (await broker.send(wanted)).topics[0].partitions
+            assert partitions[1].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            (producer,) = partitions[0].active_producers
+            assert (producer.producer_id, producer.last_sequence) == (client.identity[0], 1)
+            assert (producer.current_txn_start_offset, producer.coordinator_epoch) == (0, -1)
+
+            def abort(epoch, version=0):
+                topics = [WritableTxnMarkerTopic(name="a", partition_indexes=[0, 5])]
+                marker = WritableTxnMarker(
+                    producer_id=client.identity[0],
+                    producer_epoch=epoch,
+                    coordinator_epoch=0,
+                    transaction_version=version,
+                    topics=topics,
+                )
+                return broker.send(WriteTxnMarkersRequest(markers=[marker]), 2)
+
+            late = await abort(0, version=2)
+            assert late.markers[0].topics[0].partitions[0].error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+            codes = [p.error_code for p in (await abort(0)).markers[0].topics[0].partitions]
+            assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+            assert await latest(broker, 1) == 3
+            assert await committed_values(broker) == []
+
+    asyncio.run(main())
+
+
+def test_ids_that_were_not_used_for_long_are_forgotten(tmp_path):
+    async def main():
+        clock = StillClock()
+        async with direct_broker(tmp_path, clock=clock) as broker:
+            client = Client(broker)
+            await client.init()
+            clock.now_ms += 7 * 86_400_000
+            coordinator = next(
+                api.handler.__self__._coordinator
+                for api in broker.broker.dispatcher._declarations.values()
+                if api.request is EndTxnRequest
+            )
+            await coordinator.expire()
+            answer = await broker.send(DescribeTransactionsRequest(transactional_ids=["tx"]))
+            assert answer.transaction_states[0].error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            await client.init()
+            assert client.identity == (1, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", [TV1, TV2])
+def test_a_long_journal_is_rewritten_and_says_the_same(tmp_path, version, monkeypatch):
+    monkeypatch.setattr("broker.transactions.coordinator.REWRITE_RECORDS_MIN", 20)
+    monkeypatch.setattr("broker.groups.coordinator.REWRITE_RECORDS_MIN", 20)
+
+    async def main():
+        rng = random.Random(version)
+        expected, offset = [], -1
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 1)
+            client, hanging = Client(broker, version=version), Client(broker, "hanging", version)
+            await client.init()
+            await hanging.init()
+            for number in range(40):
+                if number == 20:
+                    await add_offsets(hanging, "g")
+                    assert await hanging.commit_offsets("g", {("a", 0): 1000}) == [ErrorCode.NONE]
+                await begin(client, ("a", 0))
+                await client.send([b"%d" % number])
+                await add_offsets(client, "g")
+                await client.commit_offsets("g", {("a", 0): number})
+                commit = rng.random() < 0.6
+                if commit:
+                    expected.append(b"%d" % number)
+                    offset = number
+                assert await client.end(commit) is ErrorCode.NONE
+                await asyncio.sleep(0)
+            starts = [
+                p.log.log_start_offset
+                for topic in ("__transaction_state", "__consumer_offsets")
+                for p in broker.context.metadata.partitions(topic)
+            ]
+            assert max(starts[:8]) > 0
+            assert max(starts[8:]) > 0
+        async with direct_broker(tmp_path) as broker:
+            client.broker = hanging.broker = broker
+            await until(lambda: position(broker), loaded)
+            assert await position(broker) == offset
+            assert await position(broker, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
+            assert await committed_values(broker) == expected
+            assert await until(lambda: hanging.end(True), loaded) is ErrorCode.NONE
+            assert await position(broker, stable=True) == 1000
+            assert await client.end(True, version=4 if version == TV1 else 5) in (
+                ErrorCode.NONE,
+                ErrorCode.INVALID_TXN_STATE,
+            )
+
+    asyncio.run(main())
