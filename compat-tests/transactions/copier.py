@@ -1,0 +1,60 @@
+"""Consume, transform, produce, exactly once: `copier.py ADDRESS INPUT OUTPUT GROUP ID COUNT`.
+
+Copies records of one topic into another in transactions that also hold its positions, a few at a time, until
+the group has passed COUNT records. Can be killed and started again at any moment.
+"""
+
+import sys
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+PER_TRANSACTION = 20
+TIMEOUT = 20
+
+
+def main(address, source, target, group, transactional_id, count):
+    producer = Producer(
+        {
+            "bootstrap.servers": address,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": 10_000,
+        }
+    )
+    producer.init_transactions(TIMEOUT)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    (position,) = consumer.committed([TopicPartition(source, 0)], TIMEOUT)
+    at = max(position.offset, 0)
+    consumer.assign([TopicPartition(source, 0, at)])
+    print("begins", at, flush=True)
+    while at < count:
+        messages = [m for m in consumer.consume(PER_TRANSACTION, 1.0) if not m.error()]
+        if not messages:
+            continue
+        producer.begin_transaction()
+        for message in messages:
+            producer.produce(target, message.value(), partition=0)
+        at = messages[-1].offset() + 1
+        producer.send_offsets_to_transaction(
+            [TopicPartition(source, 0, at)], consumer.consumer_group_metadata(), TIMEOUT
+        )
+        try:
+            producer.commit_transaction(TIMEOUT)
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
+            producer.abort_transaction(TIMEOUT)
+            raise
+        print("copied", at, flush=True)
+    consumer.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:6], int(sys.argv[6]))

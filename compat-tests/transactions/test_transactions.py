@@ -1,0 +1,205 @@
+"""Transactions with real clients and a real server: all or nothing, fencing, offsets, kills at any moment."""
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from foreign_clients import DEADLINE_SECONDS
+
+COPIER = Path(__file__).with_name("copier.py")
+RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "1000"))
+KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "5"))
+SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
+
+
+def create(address, *names, **config):
+    admin = AdminClient({"bootstrap.servers": address})
+    for future in admin.create_topics([NewTopic(name, 1, 1, config=config) for name in names]).values():
+        future.result(DEADLINE_SECONDS)
+
+
+def read(address, topic, isolation="read_committed"):
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": f"reader-{topic}",
+            "isolation.level": isolation,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values, deadline = [], time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        if message.error():
+            break
+        values.append(message.value().decode())
+    else:
+        pytest.fail(f"the end of {topic} was not reached; {len(values)} records were")
+    consumer.close()
+    return values
+
+
+def committed(address, group, topic):
+    consumer = Consumer({"bootstrap.servers": address, "group.id": group})
+    (position,) = consumer.committed([TopicPartition(topic, 0)], DEADLINE_SECONDS)
+    consumer.close()
+    return position.offset
+
+
+def transactional(address, name, **more):
+    producer = Producer({"bootstrap.servers": address, "transactional.id": name, **more})
+    producer.init_transactions(DEADLINE_SECONDS)
+    return producer
+
+
+def test_confluent_commits_aborts_and_commits_offsets(server, unique):
+    source, target, group = unique("in"), unique("out"), unique("group")
+    create(server.address, source, target)
+    producer = transactional(server.address, unique("tx"))
+    consumer = Consumer({"bootstrap.servers": server.address, "group.id": group})
+    for number in range(6):
+        producer.begin_transaction()
+        producer.produce(target, f"{number}", partition=0)
+        positions = [TopicPartition(source, 0, number)]
+        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), DEADLINE_SECONDS)
+        if number % 2:
+            producer.abort_transaction(DEADLINE_SECONDS)
+        else:
+            producer.commit_transaction(DEADLINE_SECONDS)
+        assert committed(server.address, group, source) == number - number % 2
+    consumer.close()
+    assert read(server.address, target) == ["0", "2", "4"]
+    assert len(read(server.address, target, "read_uncommitted")) >= 3
+
+
+def test_confluent_a_new_owner_fences_the_old_one(server, unique):
+    topic, name = unique("topic"), unique("tx")
+    create(server.address, topic)
+    old = transactional(server.address, name)
+    old.begin_transaction()
+    old.produce(topic, "zombie", partition=0)
+    assert old.flush(DEADLINE_SECONDS) == 0
+    heir = transactional(server.address, name)
+    with pytest.raises(KafkaException) as error:
+        old.commit_transaction(DEADLINE_SECONDS)
+    assert error.value.args[0].fatal()
+    heir.begin_transaction()
+    heir.produce(topic, "heir", partition=0)
+    heir.commit_transaction(DEADLINE_SECONDS)
+    assert read(server.address, topic) == ["heir"]
+
+
+def test_kafka_python(server, unique):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from kafka import KafkaProducer
+        from kafka.structs import OffsetAndMetadata
+        from kafka.structs import TopicPartition as Place
+    topic, group = unique("topic"), unique("group")
+    create(server.address, topic)
+    producer = KafkaProducer(bootstrap_servers=server.address, transactional_id=unique("tx"))
+    producer.init_transactions()
+    for number in range(4):
+        producer.begin_transaction()
+        producer.send(topic, f"{number}".encode(), partition=0)
+        producer.send_offsets_to_transaction({Place(topic, 0): OffsetAndMetadata(number, "", -1)}, group)
+        (producer.abort_transaction if number % 2 else producer.commit_transaction)()
+    producer.close()
+    assert read(server.address, topic) == ["0", "2"]
+    assert committed(server.address, group, topic) == 2
+
+
+def test_aiokafka(server, unique):
+    from aiokafka import AIOKafkaProducer
+    from aiokafka.structs import TopicPartition as Place
+
+    topic, group = unique("topic"), unique("group")
+    create(server.address, topic)
+
+    async def main():
+        producer = AIOKafkaProducer(bootstrap_servers=server.address, transactional_id=unique("tx"))
+        await producer.start()
+        try:
+            for number in range(4):
+                await producer.begin_transaction()
+                await producer.send_and_wait(topic, f"{number}".encode(), partition=0)
+                await producer.send_offsets_to_transaction({Place(topic, 0): number}, group)
+                await (producer.abort_transaction if number % 2 else producer.commit_transaction)()
+        finally:
+            await producer.stop()
+
+    asyncio.run(main())
+    assert read(server.address, topic) == ["0", "2"]
+    assert committed(server.address, group, topic) == 2
+
+
+def test_a_table_takes_no_part_and_loses_nothing(server, unique):
+    from tablelayer.client import connect
+
+    name = f"t{unique('x').replace('-', '_')}"
+    with connect(server.address) as connection:
+        connection.execute(f"CREATE TABLE {name} (k BIGINT NOT NULL, v STRING, PRIMARY KEY (k) NOT ENFORCED)")
+        table = connection.table(f"default.{name}")
+        table.upsert([{"k": 1, "v": "before"}])
+        producer = transactional(server.address, unique("tx"))
+        producer.begin_transaction()
+        producer.produce(f"default.{name}", '{"k": 2, "v": "torn"}', partition=0)
+        with pytest.raises(KafkaException) as error:
+            producer.commit_transaction(DEADLINE_SECONDS)
+        assert error.value.args[0].txn_requires_abort()
+        assert "Policy violation" in str(error.value)
+        table.upsert([{"k": 3, "v": "after"}])
+        assert sorted(table.to_arrow().column("k").to_pylist()) == [1, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_e5_a_copier_and_its_broker_are_killed_and_nothing_is_lost_or_doubled(own_server):
+    """Both are killed with -9 at random moments; the output is the input, in order, under read_committed."""
+    address, rng = own_server.address, random.Random(SEED)
+    print(f"HEADRACE_COPIER_SEED={SEED}")
+    create(address, "in", "out")
+    producer = Producer({"bootstrap.servers": address, "enable.idempotence": True})
+    for number in range(RECORDS):
+        producer.produce("in", f"{number}", partition=0)
+    assert producer.flush(DEADLINE_SECONDS) == 0
+
+    def start():
+        command = [sys.executable, str(COPIER), address, "in", "out", "copiers", "copier", str(RECORDS)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    copier = start()
+    try:
+        for number in range(KILLS):
+            for _ in range(rng.randint(1, 4)):
+                if not copier.stdout.readline():
+                    break
+            time.sleep(rng.random() * 0.05)
+            if number % 2:
+                own_server.restart()
+            if not number % 2 or copier.poll() is not None:
+                copier.kill()
+                copier.wait()
+                copier.stdout.close()
+                copier = start()
+        while copier.wait(120) != 0:  # it may have met the end of the last broker
+            copier.stdout.close()
+            copier = start()
+    finally:
+        copier.kill()
+        copier.wait()
+        copier.stdout.close()
+    assert read(address, "out") == [f"{number}" for number in range(RECORDS)]
+    assert committed(address, "copiers", "in") == RECORDS
