@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
 
@@ -92,3 +92,40 @@ def test_kafka_reads_segments_indexes_and_producer_snapshots(own_server, dump_to
     snapshots = sorted(map(str, folder.glob("*.snapshot")))
     assert snapshots
     assert "producerId: " in dump_tool("--files", ",".join(snapshots))
+
+
+def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_server, dump_tool) -> None:
+    admin = AdminClient({"bootstrap.servers": own_server.address})
+    admin.create_topics([NewTopic("plain", 1, 1)])["plain"].result(DEADLINE_SECONDS)
+    producer = Producer({"bootstrap.servers": own_server.address, "transactional.id": "dumped"})
+    producer.init_transactions(DEADLINE_SECONDS)
+    consumer = Consumer({"bootstrap.servers": own_server.address, "group.id": "g"})
+    for number in range(4):
+        producer.begin_transaction()
+        producer.produce("plain", f"{number}", partition=0)
+        positions = [TopicPartition("plain", 0, number)]
+        producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), DEADLINE_SECONDS)
+        end = producer.abort_transaction if number % 2 else producer.commit_transaction
+        end(DEADLINE_SECONDS)
+    consumer.close()
+    assert own_server.stop() == 0
+    data = own_server.directory / "data"
+
+    printed = dump_tool("--files", str(data / "plain-0" / f"{0:020d}.log"), "--print-data-log")
+    assert printed.count("endTxnMarker: COMMIT") == printed.count("endTxnMarker: ABORT") == 2
+    assert "isvalid: false" not in printed
+    index = dump_tool("--files", str(data / "plain-0" / f"{0:020d}.txnindex"))
+    found = re.findall(r"firstOffset\D+(\d+)\D+lastOffset\D+(\d+)\D+lastStableOffset\D+(\d+)", index)
+    assert found == [("2", "3", "4"), ("6", "7", "8")], index
+
+    def journal(topic: str, decoder: str) -> str:
+        files = [str(path) for path in data.glob(f"{topic}-*/*.log") if path.stat().st_size]
+        return dump_tool("--files", ",".join(files), decoder)
+
+    states = journal("__transaction_state", "--transaction-log-decoder")
+    assert states.count('"transactionalId":"dumped"') >= 12
+    for status in (0, 1, 2, 3, 4, 5):
+        assert f'"transactionStatus":{status}' in states, states
+    offsets = journal("__consumer_offsets", "--offsets-decoder")
+    assert offsets.count("isTransactional: true isControl: false") == 4
+    assert offsets.count("endTxnMarker: ABORT") == 2
