@@ -15,7 +15,8 @@ import pyarrow as pa
 from broker.testing.direct import DirectBroker, direct_broker
 from tablelayer.model import messages as m
 from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
-from tablelayer.model.ddl import parse_columns
+from tablelayer.model.ddl import AlterTable, parse, parse_columns
+from tablelayer.model.evolution import changes_to_json
 from tablelayer.model.ipc import decode_ipc, encode_ipc
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.server.extension import TableExtension
@@ -87,6 +88,32 @@ class Table:
     def table_id(self) -> UUID:
         assert self.definition.table_id is not None
         return self.definition.table_id
+
+    async def alter(self, clauses: str) -> Table:
+        """ALTER TABLE; the table in its new schema. This object goes on with the old one."""
+        (statement,) = parse(f"ALTER TABLE `{self.definition.path.table}` {clauses}")
+        assert isinstance(statement, AlterTable)
+        answer = await self.alter_answer(changes_to_json(statement.changes))
+        assert answer.error_code == 0, answer.error_message
+        return Table(self.broker, TableDefinition.from_json(answer.definition))
+
+    async def alter_answer(self, changes: str, expected_schema_id: int = -1) -> m.AlterTableResponse:
+        path = self.definition.path
+        answer: m.AlterTableResponse = await self.broker.send(
+            m.AlterTableRequest(
+                database=path.database,
+                table=path.table,
+                changes=changes,
+                expected_schema_id=expected_schema_id,
+            )
+        )
+        return answer
+
+    async def latest(self) -> TableDefinition:
+        path = self.definition.path
+        answer = await self.broker.send(m.DescribeTableRequest(database=path.database, table=path.table))
+        assert answer.error_code == 0, answer.error_message
+        return TableDefinition.from_json(answer.definition)
 
     @property
     def partition(self) -> Any:
@@ -167,6 +194,7 @@ class Table:
                     table_id=self.table_id,
                     columns=ids,
                     buckets=[m.ScanLogBucket(bucket=bucket, offset=offset)],
+                    schema_id=schema.schema_id,
                 )
             )
             result = answer.buckets[0]
@@ -182,8 +210,11 @@ class Table:
 
     async def changelog(self, offset: int = 0, bucket: int = 0) -> list[Change]:
         changes: list[Change] = []
+        versions = (await self.latest()).versions
         for batch in await self.scan(offset, bucket=bucket):
-            rows = batch.to_record_batch(self.definition.schema.arrow(), untrusted=True).to_pylist()
+            stored = batch.to_record_batch(versions.get(batch.schema_id).arrow(), untrusted=True)
+            conversion = versions.conversion(batch.schema_id, self.definition.schema)
+            rows = conversion.of(stored).to_pylist()
             types = [0] * len(rows) if batch.change_types is None else batch.change_types.tolist()
             changes += [(ChangeType(change).short, row) for change, row in zip(types, rows, strict=True)]
         return changes
@@ -205,6 +236,7 @@ class Table:
                     bucket=bucket, keys=encode_ipc(pa.RecordBatch.from_pylist(list(keys), schema=key_schema))
                 )],
                 insert_if_absent=insert_if_absent, timeout_ms=5000,
+                schema_id=schema.schema_id,
             )
         )  # fmt: skip
         assert answer.error_code == 0, answer.error_message
@@ -230,12 +262,30 @@ class Table:
         scan_id, more = m.OPEN_SCAN, True
         while more:
             answer = await self.broker.send(
-                m.ScanSnapshotRequest(table_id=self.table_id, bucket=bucket, scan_id=scan_id, max_bytes=1)
+                m.ScanSnapshotRequest(
+                    table_id=self.table_id,
+                    bucket=bucket,
+                    scan_id=scan_id,
+                    max_bytes=1,
+                    schema_id=self.definition.schema.schema_id,
+                )
             )
             assert answer.error_code == 0, answer.error_message
             scan_id, more = answer.scan_id, answer.has_more
             rows += self.rows(answer.rows)
         return rows
+
+    async def limit(self, count: int, columns: Sequence[str] | None = None, bucket: int = 0) -> list[Row]:
+        schema = self.definition.schema
+        ids = None if columns is None else [schema.column(each).id for each in columns]
+        answer = await self.broker.send(
+            m.LimitScanRequest(
+                table_id=self.table_id, columns=ids, limit=count, buckets=[bucket], schema_id=schema.schema_id
+            )
+        )
+        assert answer.error_code == 0, answer.error_message
+        assert answer.buckets[0].error_code == 0, answer.buckets[0].error_message
+        return self.rows(answer.buckets[0].rows, columns)
 
     async def count(self, bucket: int = 0) -> int:
         answer = await self.broker.send(m.CountRowsRequest(table_id=self.table_id, buckets=[bucket]))
