@@ -26,6 +26,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema import MAX_SCHEMA_ID, Column, Schema
 from tablelayer.model.table import (
     HISTORY_CONFIG,
+    PRIMARY_KEY_CONFIG,
     RETENTION_CONFIG,
     SCHEMA_CONFIG,
     TableDefinition,
@@ -410,10 +411,6 @@ def check_successor(before: TableDefinition, after: TableDefinition) -> None:
     renames: dict[str, str] = {}
     if after.schema != before.schema or after.history != before.history:
         if after.history != (*before.history, before.schema):
-            if after.history == before.history:
-                raise _invalid(
-                    f"the schema of table {path} is changed by ALTER TABLE, not by its configuration"
-                )
             raise TableError(
                 TableErrorCode.SCHEMA_CHANGED,
                 f"table {path} has schema {before.schema.schema_id} by now; the change was made for another one",
@@ -492,6 +489,14 @@ def changed_topic_config(
     if wanted.get(SCHEMA_CONFIG) == old.get(SCHEMA_CONFIG) and HISTORY_CONFIG in old:
         wanted.setdefault(HISTORY_CONFIG, old[HISTORY_CONFIG])  # who sets everything anew need not repeat it
     before = TableDefinition.from_topic_config(path, None, partitions, old)
+    if wanted.get(HISTORY_CONFIG) == old.get(HISTORY_CONFIG):
+        # The schema may be given in other words, but it must be the one that is there.
+        alone = {name: value for name, value in wanted.items() if name != HISTORY_CONFIG}
+        given = TableDefinition.from_topic_config(path, None, partitions, alone)
+        if given.schema not in (before.schema, before.as_created().schema):
+            raise _invalid(f"the schema of table {path} is changed by ALTER TABLE, not by its configuration")
+        wanted[SCHEMA_CONFIG] = old[SCHEMA_CONFIG]
+        wanted.pop(PRIMARY_KEY_CONFIG, None)
     after = TableDefinition.from_topic_config(path, None, partitions, wanted)
     check_successor(before, after)
     return after.to_topic_config()

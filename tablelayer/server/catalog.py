@@ -76,7 +76,7 @@ class Database:
 
 class Catalog:
     def __init__(self) -> None:
-        self._altering_databases = asyncio.Lock()
+        self._altering = asyncio.Lock()
         self._context: BrokerContext | None = None
         self._databases: dict[str, Database] = {DEFAULT_DATABASE: Database()}
         self._definitions: dict[UUID, tuple[TopicImage, TableDefinition]] = {}
@@ -183,7 +183,7 @@ class Catalog:
         reset_properties: Sequence[str],
     ) -> None:
         """`comment` None: as it is, '' takes it away. Raises TableError."""
-        async with self._altering_databases:
+        async with self._altering:
             old = self.database(name)
             kept = {key: value for key, value in old.properties.items() if key not in reset_properties}
             new = Database(
@@ -298,9 +298,16 @@ class Catalog:
     ) -> TableDefinition:
         """Carry out all changes, or none; the table as it is then. Raises TableError.
 
-        Two ALTERs at once are carried out one after the other: the metadata accepts a change only if it was
-        made from the schema that the table has at that moment, and one that comes too late begins again.
+        Two ALTERs at once are carried out one after the other. Whoever else changes the topic's configuration
+        meanwhile is found out by the metadata, which accepts a change of the schema only if it was made from
+        the one that the table has at that moment; then it is worked out again.
         """
+        async with self._altering:
+            return await self._alter_table(path, changes, expected_schema_id)
+
+    async def _alter_table(
+        self, path: TablePath, changes: Sequence[Change], expected_schema_id: int
+    ) -> TableDefinition:
         while True:
             before = self.by_path(path)
             if expected_schema_id not in (-1, before.schema.schema_id):

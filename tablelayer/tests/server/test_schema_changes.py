@@ -175,9 +175,8 @@ async def check_keyed(table: Table, model: Model, rng: random.Random) -> None:
             for _, key_text, value, _ in await consume(table)
         }
         living = {number: value for number, value in values.items() if value is not None}
-        assert {number: list(value) for number, value in living.items()} == dict.fromkeys(
-            expected, definition.schema.names
-        )
+        names_seen = {number: list(value) for number, value in living.items()}
+        assert names_seen == dict.fromkeys(expected, definition.schema.names)
         numeric = [
             c.name for c in definition.schema.columns if c.type.kind in (TypeKind.INT, TypeKind.STRING)
         ]
@@ -520,13 +519,10 @@ def test_the_schema_is_not_changed_by_a_kafka_admin_and_its_history_stays(tmp_pa
             table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
             table = await table.alter("ADD w INT")
             metadata = table.broker.context.metadata
-            for changes in (
-                {"table.schema": "k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED"},
-                {"table.schema.history": None},
-            ):
-                with pytest.raises(KafkaError) as caught:
-                    await metadata.alter_config("default.t", changes)
-                assert caught.value.code.name == "INVALID_CONFIG"
+            changes = {"table.schema": "k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED"}
+            with pytest.raises(KafkaError, match="is changed by ALTER TABLE"):
+                await metadata.alter_config("default.t", changes)
+            await metadata.alter_config("default.t", {"table.schema.history": None})
             await metadata.alter_config("default.t", {"table.log.ttl": "1 d"})
             assert (await table.latest()).history == table.definition.history
             with pytest.raises(KafkaError, match=r"it has no 'table.schema.history'"):
