@@ -14,6 +14,9 @@ remove it; the tag `headrace_tiered` keeps the last one alive, and is believed w
 history or is the one the server was told of. Otherwise tiering stops with an error, because starting over
 would duplicate rows.
 
+Columns are known by id on both sides: `iceberg_columns.py` keeps which field of the lake table is which column, and
+carries ADD, DROP, RENAME and widening over before a round is written.
+
 Bucket i of the table is bucket i of the lake table when the bucket key is one column. A Hadoop catalog on a
 local folder commits by renaming, which does not exclude two writers; tierers of one machine therefore take
 turns with a file lock for every change of the table's metadata.
@@ -29,12 +32,18 @@ from pathlib import Path
 from typing import Any
 
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
-from tablelayer.model.schema import Column
+from tablelayer.lake.iceberg_columns import (
+    evolve_columns,
+    needs_evolution,
+    new_table_properties,
+    read_columns,
+    spark_ddl_type,
+)
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
 from tablelayer.spark.splits import DELETED_COLUMN
-from tablelayer.spark.types import spark_schema, spark_type
+from tablelayer.spark.types import spark_schema
 
 OFFSETS_PROPERTY = "headrace.offsets"
 TABLE_ID_PROPERTY = "headrace.table-id"
@@ -58,21 +67,6 @@ _TABLE_PROPERTIES = {
 
 # Iceberg's bucket transform does not take these.
 _WITHOUT_BUCKETS = frozenset({TypeKind.BOOLEAN, TypeKind.FLOAT, TypeKind.DOUBLE})
-
-
-def iceberg_type(column: Column) -> str:
-    """The column's type in Iceberg's DDL. Raises LakeError for types that Iceberg tables of Spark do not
-    have.
-    """
-    kind = column.type.kind
-    if kind is TypeKind.TIME:
-        raise LakeError(
-            f"column '{column.name}' is {column.type}: Spark's Iceberg tables have no TIME,"
-            " so the table cannot be tiered"
-        )
-    if kind in (TypeKind.TINYINT, TypeKind.SMALLINT):
-        return "int"
-    return str(spark_type(column.type, column.name).simpleString())
 
 
 class IcebergTable:
@@ -116,13 +110,17 @@ class IcebergTable:
             return
         schema = self.definition.schema
         columns = ", ".join(
-            f"`{c.name}` {iceberg_type(c)}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns
+            f"`{c.name}` {spark_ddl_type(c)}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns
         )
         bucket_key = self.definition.bucket_key
         partitioned = ""
         if len(bucket_key) == 1 and schema.column(bucket_key[0]).type.kind not in _WITHOUT_BUCKETS:
             partitioned = f"PARTITIONED BY (bucket({self.definition.bucket_count}, `{bucket_key[0]}`))"
-        listed = {**_TABLE_PROPERTIES, TABLE_ID_PROPERTY: self.table_id}
+        listed = {
+            **_TABLE_PROPERTIES,
+            TABLE_ID_PROPERTY: self.table_id,
+            **new_table_properties(self.definition),
+        }
         properties = ", ".join(f"'{name}'='{value}'" for name, value in listed.items())
         with self._turn():
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.namespace}")
@@ -130,6 +128,17 @@ class IcebergTable:
                 f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}) USING iceberg {partitioned}"
                 f" TBLPROPERTIES ({properties})"
             )
+
+    def evolve(self) -> None:
+        """Give the lake table the columns that the table has now. Raises RoundLostError when it has those of a newer
+        schema: another tierer was here.
+        """
+        table = self._load()
+        if table is None or not needs_evolution(table, self.definition):
+            return
+        with self._turn():
+            evolve_columns(self.spark, self._load(), self.definition)
+            self.spark.sql(f"REFRESH TABLE {self.name}")
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
         """See `LakeTable`. One read of the table's metadata, so head and offsets belong together."""
@@ -195,6 +204,7 @@ class IcebergTable:
     def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
         """See `LakeTable`."""
         self.create()
+        self.evolve()
         branch = f"{BRANCH_PREFIX}{epoch}"
         properties = {
             OFFSETS_PROPERTY: json.dumps({str(b): offset for b, offset in sorted(offsets.items())}),
@@ -328,23 +338,10 @@ class IcebergTable:
             raise LakeError(
                 f"there is no lake table {self._plain_name} yet: run `headrace tier --once` first"
             )
-        return read_iceberg(self.spark, self.name, self.definition, snapshot)
+        return read_columns(self.spark, self._load(), self.name, self.definition, snapshot)
 
     def _row_schema(self) -> Any:
         return spark_schema(self.definition.schema.columns)
-
-
-def read_iceberg(spark: Any, name: str, definition: TableDefinition, snapshot: int | None) -> Any:
-    """The lake table's rows in the table's own types (Iceberg has no TINYINT and no SMALLINT)."""
-    from pyspark.sql import functions
-
-    reader = spark.read if snapshot is None else spark.read.option("versionAsOf", str(snapshot))
-    return reader.table(name).select(
-        *[
-            functions.col(f"`{c.name}`").cast(spark_type(c.type, c.name)).alias(c.name)
-            for c in definition.schema.columns
-        ]
-    )
 
 
 def _lock_file(properties: Mapping[str, str], definition: TableDefinition) -> Path | None:

@@ -1,0 +1,252 @@
+"""A table's columns as fields of its Iceberg table: matched by id, carried over, and read back.
+
+Iceberg knows a field by its id as we know a column by its own. Which field is which column stands in the lake
+table's properties, in the same commit as every change of its schema:
+
+    headrace.columns      {"0": 1, ...}   our column id -> Iceberg's field id
+    headrace.schema-id    the table's schema that the fields were made from
+
+So a column that was dropped and added again is a new field, and old values stay behind. A column that was added
+with a default for the rows that were there has it as Iceberg's initial default, for which the lake table's format
+is raised to version 3; other tables stay at version 2. The order of columns is not carried over: new fields are
+the last ones.
+
+A snapshot is read in the schema that it was written under, so a read pads, renames and casts by id like every
+other reader of the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tablelayer.lake.adapter import LakeError, RoundLostError
+from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition
+from tablelayer.model.types import DataType, TypeKind
+from tablelayer.model.values import literal_sql
+from tablelayer.spark.types import spark_type
+
+COLUMNS_PROPERTY = "headrace.columns"
+SCHEMA_ID_PROPERTY = "headrace.schema-id"
+_FORMAT_PROPERTY = "format-version"
+_FORMAT_WITH_DEFAULTS = 3
+
+_PRIMITIVES = {
+    TypeKind.BOOLEAN: "boolean",
+    TypeKind.TINYINT: "int",
+    TypeKind.SMALLINT: "int",
+    TypeKind.INT: "int",
+    TypeKind.BIGINT: "long",
+    TypeKind.FLOAT: "float",
+    TypeKind.DOUBLE: "double",
+    TypeKind.CHAR: "string",
+    TypeKind.STRING: "string",
+    TypeKind.DATE: "date",
+    TypeKind.TIMESTAMP: "timestamp",
+    TypeKind.TIMESTAMP_LTZ: "timestamptz",
+    TypeKind.BINARY: "binary",
+    TypeKind.BYTES: "binary",
+}
+
+
+def spark_ddl_type(column: Column) -> str:
+    """The column's type in Spark's DDL for Iceberg. Raises LakeError for types that Iceberg tables of Spark do
+    not have.
+    """
+    if column.type.kind is TypeKind.TIME:
+        raise LakeError(
+            f"column '{column.name}' is {column.type}: Spark's Iceberg tables have no TIME,"
+            " so the table cannot be tiered"
+        )
+    if column.type.kind in (TypeKind.TINYINT, TypeKind.SMALLINT):
+        return "int"
+    return str(spark_type(column.type, column.name).simpleString())
+
+
+def _iceberg_type(column: Column) -> str:
+    """Iceberg's own name of the type. Raises LakeError."""
+    spark_ddl_type(column)
+    if column.type.kind is TypeKind.DECIMAL:
+        return f"decimal({column.type.precision}, {column.type.scale})"
+    return _PRIMITIVES[column.type.kind]
+
+
+def new_table_properties(definition: TableDefinition) -> dict[str, str]:
+    """The properties of a table that is made with these columns in order: Iceberg numbers them from 1."""
+    fields = {column.id: index + 1 for index, column in enumerate(definition.schema.columns)}
+    return _properties(definition, fields)
+
+
+def _properties(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
+    listed = {str(column): field for column, field in sorted(fields.items())}
+    return {
+        COLUMNS_PROPERTY: json.dumps(listed, separators=(",", ":")),
+        SCHEMA_ID_PROPERTY: str(definition.schema.schema_id),
+    }
+
+
+def _fields_of(table: Any, definition: TableDefinition) -> dict[int, int]:
+    """Iceberg's field id of each column that the lake table knows."""
+    text = table.properties().get(COLUMNS_PROPERTY)
+    if text is None:  # made before schemas could change
+        first = definition.versions.schemas[0]
+        return {column.id: index + 1 for index, column in enumerate(first.columns)}
+    return {int(column): int(field) for column, field in json.loads(text).items()}
+
+
+def _schema_id_of(table: Any, definition: TableDefinition) -> int:
+    text = table.properties().get(SCHEMA_ID_PROPERTY)
+    return definition.versions.schemas[0].schema_id if text is None else int(text)
+
+
+def needs_evolution(table: Any, definition: TableDefinition) -> bool:
+    """Whether the lake table was made from another schema. Raises RoundLostError if that is a newer one."""
+    known = _schema_id_of(table, definition)
+    if known > definition.schema.schema_id:
+        raise RoundLostError(
+            f"the lake table of {definition.path} has the columns of schema {known} already, this round began with"
+            f" schema {definition.schema.schema_id}: another tierer was first"
+        )
+    return known != definition.schema.schema_id
+
+
+def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
+    """Carry the table's schema over, in one commit of Iceberg. Raises LakeError, RoundLostError."""
+    if not needs_evolution(table, definition):
+        return
+    java = spark._jvm
+    by_id = {field.fieldId(): field for field in table.schema().columns()}
+    fields = _fields_of(table, definition)
+    columns = {column.id: column for column in definition.schema.columns}
+    for column_id, field_id in fields.items():
+        if column_id in columns and field_id not in by_id:
+            raise LakeError(
+                f"the lake table of {definition.path} has lost column '{columns[column_id].name}': somebody else"
+                " dropped it. Drop or rename the lake table to have it built again"
+            )
+    new = [column for column in definition.schema.columns if column.id not in fields]
+    transaction = table.newTransaction()
+    _set_properties(transaction, _format_properties(table, new))
+    update = transaction.updateSchema()
+    for column_id, field_id in fields.items():
+        if field_id not in by_id:
+            continue
+        name = by_id[field_id].name()
+        if column_id in columns:
+            _change(java, update, by_id[field_id], columns[column_id])
+        else:
+            update.deleteColumn(name)
+    update.commit()
+    if new:
+        update = transaction.updateSchema()  # of its own: a new name may have been another column's
+        for column in new:
+            _add(java, update, column)
+        update.commit()
+    after = {field.name(): field.fieldId() for field in transaction.table().schema().columns()}
+    kept = {column.id: after[column.name] for column in definition.schema.columns}
+    _set_properties(transaction, _properties(definition, kept))
+    transaction.commitTransaction()
+
+
+def _format_properties(table: Any, new: list[Column]) -> dict[str, str]:
+    if all(column.initial is None for column in new):
+        return {}
+    if int(table.operations().current().formatVersion()) >= _FORMAT_WITH_DEFAULTS:
+        return {}
+    return {_FORMAT_PROPERTY: str(_FORMAT_WITH_DEFAULTS)}
+
+
+def _set_properties(transaction: Any, properties: Mapping[str, str]) -> None:
+    if not properties:
+        return
+    update = transaction.updateProperties()
+    for name, value in properties.items():
+        update.set(name, value)
+    update.commit()
+
+
+def _change(java: Any, update: Any, field: Any, column: Column) -> None:
+    """Names are those of before the update, in all of its parts."""
+    name, wanted = field.name(), _primitive(java, column)
+    if not field.type().equals(wanted):
+        update.updateColumn(name, wanted)
+    if field.isRequired() and column.nullable:
+        update.makeColumnOptional(name)
+    if field.doc() != column.comment and not (field.doc() is None and column.comment is None):
+        update.updateColumnDoc(name, column.comment)
+    if name != column.name:
+        update.renameColumn(name, column.name)
+
+
+def _add(java: Any, update: Any, column: Column) -> None:
+    arguments = [_primitive(java, column)]
+    if column.comment is not None:  # a null could be another argument of theirs
+        arguments.append(column.comment)
+    if column.initial is not None:
+        arguments.append(_literal(java, column.initial, column.type).to(arguments[0]))
+    if column.nullable or column.initial is None:
+        update.addColumn(column.name, *arguments)
+    else:
+        update.addRequiredColumn(column.name, *arguments)
+
+
+def _primitive(java: Any, column: Column) -> Any:
+    return java.org.apache.iceberg.types.Types.fromPrimitiveString(_iceberg_type(column))
+
+
+def _literal(java: Any, text: str, data_type: DataType) -> Any:
+    """A default as Iceberg's literal."""
+    literal = java.org.apache.iceberg.expressions.Literal
+    kind = data_type.kind
+    if kind is TypeKind.BOOLEAN:
+        return literal.of(text == "true")
+    if kind in (TypeKind.TINYINT, TypeKind.SMALLINT, TypeKind.INT, TypeKind.BIGINT):
+        return literal.of(int(text))
+    if kind in (TypeKind.FLOAT, TypeKind.DOUBLE):
+        return literal.of(float(text))
+    if kind in (TypeKind.BINARY, TypeKind.BYTES):
+        return literal.of(java.java.nio.ByteBuffer.wrap(bytearray.fromhex(text)))
+    if kind in (TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ):
+        return literal.of(text.replace(" ", "T"))
+    return literal.of(text)
+
+
+def read_columns(spark: Any, table: Any, name: str, definition: TableDefinition, snapshot: int | None) -> Any:
+    """The lake table's rows at a snapshot (None: now) with the table's own columns and types.
+
+    Iceberg has no TINYINT and no SMALLINT; what the snapshot does not know yet is filled in.
+    """
+    from pyspark.sql import functions
+
+    reader = spark.read if snapshot is None else spark.read.option("versionAsOf", str(snapshot))
+    schema = table.schema()
+    if snapshot is not None:
+        written_under = table.snapshot(snapshot).schemaId()
+        schema = table.schemas().get(written_under) or schema
+    names = {field.fieldId(): field.name() for field in schema.columns()}
+    fields = _fields_of(table, definition)
+    chosen = []
+    for column in definition.schema.columns:
+        wanted = spark_type(column.type, column.name)
+        source = names.get(fields.get(column.id, -1))
+        if source is not None and _was_shorter(definition, column):
+            found = functions.expr(f"rpad(`{source}`, {column.type.length}, X'00')")
+        elif source is not None:
+            found = functions.col(f"`{source}`")
+        elif column.initial is None:
+            found = functions.lit(None)
+        else:
+            found = functions.expr(literal_sql(column.initial, column.type))
+        chosen.append(found.cast(wanted).alias(column.name))
+    return reader.table(name).select(*chosen)
+
+
+def _was_shorter(definition: TableDefinition, column: Column) -> bool:
+    """BINARY(n) that was made longer: in the lake it has no length, and old values have their old one."""
+    return column.type.kind is TypeKind.BINARY and any(
+        other.id == column.id and other.type != column.type
+        for schema in definition.history
+        for other in schema.columns
+    )
