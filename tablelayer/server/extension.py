@@ -8,23 +8,27 @@ the coordination store (`/databases`, `/lake`).
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from broker.config_key import ConfigKey, ConfigType
+from broker.extension import ApiDeclaration
+from tablelayer.model import messages as m
 from tablelayer.model.options import DECLARED
 from tablelayer.model.table import DEFINITION_CONFIGS
 from tablelayer.server.catalog import Catalog, is_table
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.limits import Limits
+from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition, TopicImage
-    from broker.extension import ApiDeclaration, BrokerContext, PartitionHooks
-    from tablelayer.server.handlers import Handlers
-    from tablelayer.server.services import Services
+    from broker.extension import BrokerContext, PartitionHooks, RequestContext
+    from protocol.schema import ApiMessage
+    from tablelayer.server.handlers import Handler
     from tablelayer.server.snapshot_scans import SnapshotScans
 
 logger = logging.getLogger("headrace.tables")
@@ -58,7 +62,7 @@ class TableExtension:
         self._lake: LakeRounds | None = None
         self._services: Services | None = None
         self._scans: SnapshotScans | None = None
-        self._handlers: Handlers | None = None
+        self._handlers: list[Handler] | None = None
 
     # -- declarations --------------------------------------------------------------------------------------
 
@@ -75,9 +79,41 @@ class TableExtension:
         return [*definitions, *options]
 
     def apis(self) -> Sequence[ApiDeclaration]:
+        return [
+            ApiDeclaration(
+                request,
+                response,
+                self._deferred(index),
+                # A scan at the log's end only waits; nobody needs its answer once the client is gone.
+                cancel_on_disconnect=request is m.ScanLogRequest,
+            )
+            for index, (request, response) in enumerate(zip(m.REQUESTS, m.RESPONSES, strict=True))
+        ]
+
+    def _deferred(self, index: int) -> Handler:
+        """The handler of that request. The first one that is called loads them all, in a thread: they need
+        numba and RocksDB, half of the memory that a broker without tables would have.
+        """
+
+        async def answer(context: RequestContext, request: Any) -> ApiMessage | None:
+            handlers = self._handlers
+            if handlers is None:
+                handlers = await self._load_handlers()
+            return await handlers[index](context, request)
+
+        return answer
+
+    async def _load_handlers(self) -> list[Handler]:
+        assert self._services is not None
+        assert self._lake is not None
+        await self._services.run(importlib.import_module, "tablelayer.server.handlers")
         if self._handlers is None:
-            raise RuntimeError("the extension's APIs are declared when it is started")
-        return self._handlers.declarations()
+            from tablelayer.server.handlers import Handlers
+            from tablelayer.server.snapshot_scans import SnapshotScans
+
+            self._scans = SnapshotScans(self._services)
+            self._handlers = Handlers(self._services, self.catalog, self._lake, self._scans).all()
+        return self._handlers
 
     def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         return self.catalog.validate_topic(topic, partitions, config)
@@ -90,17 +126,10 @@ class TableExtension:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self, context: BrokerContext) -> None:
-        # Imported here because these load numba and RocksDB, which whoever only asks for names need not wait for.
-        from tablelayer.server.handlers import Handlers
-        from tablelayer.server.services import Services
-        from tablelayer.server.snapshot_scans import SnapshotScans
-
         await self.catalog.load(context)
-        self._lake = lake = LakeRounds(context.store, context.clock, self.limits.lake_lease_ms)
-        await lake.load()
+        self._lake = LakeRounds(context.store, context.clock, self.limits.lake_lease_ms)
+        await self._lake.load()
         self._services = Services(context, self.limits, context.extension_dir(self.name), self._tiered_offset)
-        self._scans = SnapshotScans(self._services)
-        self._handlers = Handlers(self._services, self.catalog, lake, self._scans)
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         if not is_table(topic.config):
@@ -115,21 +144,27 @@ class TableExtension:
 
     async def run(self, context: BrokerContext) -> None:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
-        from tablelayer.server.key_bucket import KeyBucket
-
-        assert self._scans is not None
         assert self._lake is not None
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
-            self._scans.expire()
-            for definition in self.catalog.all_tables():
-                for partition in context.metadata.partitions(definition.path.topic):
-                    bucket: object = partition.hooks
-                    if isinstance(bucket, KeyBucket):
-                        bucket.flush_if_due()
+            if self._scans is not None:
+                self._scans.expire()
+            self._flush_due(context)
             for table_id in self._lake.known_tables():
                 if context.metadata.topic_by_id(table_id) is None:
                     await self._lake.forget(table_id)
+
+    def _flush_due(self, context: BrokerContext) -> None:
+        tables = self.catalog.all_tables()
+        if not tables:
+            return
+        from tablelayer.server.key_bucket import KeyBucket
+
+        for definition in tables:
+            for partition in context.metadata.partitions(definition.path.topic):
+                bucket: object = partition.hooks
+                if isinstance(bucket, KeyBucket):
+                    bucket.flush_if_due()
 
     def _tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
         """How far the lake has a bucket; None if the table is not tiered, so that nothing waits for it."""

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from broker.extension import ApiDeclaration, RequestContext
+from broker.extension import RequestContext
 from broker.log.partition_log import AppendInfo
 from broker.net.reply import CloseConnection
 from protocol.errors import DecodeError, ErrorCode, KafkaError
@@ -37,7 +37,7 @@ from tablelayer.server.writes import check_insertable
 logger = logging.getLogger("headrace.tables")
 
 Bucket = TypeVar("Bucket", bound=TableBucket)
-_Handler = Callable[[RequestContext, Any], Awaitable["ApiMessage | None"]]
+Handler = Callable[[RequestContext, Any], Awaitable["ApiMessage | None"]]
 _LAKE_PROPERTIES = "datalake."
 
 
@@ -48,7 +48,8 @@ class Handlers:
         self._lake = lake
         self._scans = scans
 
-    def declarations(self) -> list[ApiDeclaration]:
+    def all(self) -> list[Handler]:
+        """One for each of `messages.REQUESTS`, in that order."""
         handlers: Sequence[Callable[[Any], Awaitable[ApiMessage | None]]] = (
             self._create_database, self._drop_database, self._list_databases,
             self._create_table, self._drop_table, self._list_tables, self._describe_table,
@@ -58,14 +59,7 @@ class Handlers:
             self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
         )  # fmt: skip
         return [
-            ApiDeclaration(
-                request,
-                response,
-                _answering(handler, response),
-                # A scan at the log's end only waits; nobody needs its answer once the client is gone.
-                cancel_on_disconnect=request is m.ScanLogRequest,
-            )
-            for request, response, handler in zip(m.REQUESTS, m.RESPONSES, handlers, strict=True)
+            _answering(handler, response) for response, handler in zip(m.RESPONSES, handlers, strict=True)
         ]
 
     # -- catalog -------------------------------------------------------------------------------------------
@@ -443,7 +437,7 @@ class Handlers:
         return hooks
 
 
-def _answering(handler: Callable[[Any], Awaitable[ApiMessage | None]], response: type[Any]) -> _Handler:
+def _answering(handler: Callable[[Any], Awaitable[ApiMessage | None]], response: type[Any]) -> Handler:
     """A handler of the broker; errors of tables become the response's own."""
 
     @functools.wraps(handler)
