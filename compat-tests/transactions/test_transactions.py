@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
 
 COPIER = Path(__file__).with_name("copier.py")
-RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "1000"))
-KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "5"))
+RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "600"))
+KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "4"))
 SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
 
 

@@ -19,8 +19,10 @@ from broker.extension import (
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage, int32, string
@@ -190,6 +192,37 @@ def test_hooks_take_over_produce_and_fetch_and_plain_topics_stay_plain(tmp_path)
             assert values_of((await broker.fetch("loud")).records) == [(0, b"A"), (1, b"B"), (2, b"C")]
             assert values_of((await broker.fetch("loud", max_bytes=1)).records) == [(0, b"A"), (1, b"B")]
             assert values_of((await broker.fetch("plain")).records) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+    asyncio.run(test())
+
+
+def test_transactions_do_not_include_topics_of_extensions(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+            await broker.create_topic("loud", shout="true")
+            await broker.create_topic("plain")
+            init = InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=60_000)
+            given = await broker.send(init)
+            request = AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id="tx",
+                v3_and_below_producer_id=given.producer_id,
+                v3_and_below_producer_epoch=given.producer_epoch,
+                v3_and_below_topics=[
+                    AddPartitionsToTxnTopic(name=name, partitions=[0]) for name in ("loud", "plain")
+                ],
+            )
+            answer = await broker.send(request, 3)
+            codes = [
+                t.results_by_partition[0].partition_error_code for t in answer.results_by_topic_v3_and_below
+            ]
+            assert codes == [ErrorCode.POLICY_VIOLATION, ErrorCode.OPERATION_NOT_ATTEMPTED]
+            options = {"producer_id": given.producer_id, "producer_epoch": 0, "base_sequence": 0}
+            for version in (11, 12):
+                refused = await broker.produce("loud", [b"a"], version=version, attributes=0x10, **options)
+                assert refused.error_code == ErrorCode.POLICY_VIOLATION
+                assert "without transactional.id" in refused.error_message
+            assert not (await broker.fetch("loud")).records
+            assert (await broker.produce("loud", [b"a"])).error_code == 0
 
     asyncio.run(test())
 
