@@ -320,7 +320,10 @@ class PartitionLog:
         return self._producers
 
     def _prepare_to_write(self, leader_epoch: int, base_offset: int) -> None:
-        """What must be on disk before a batch: no clean marker, and the epoch it is stamped with."""
+        """What must be so before a batch: no clean marker, a folder, and its epoch known.
+
+        The epoch reaches its file with the next flush or close; until then a recovery finds it in the batch.
+        """
         epochs = self._epochs
         if leader_epoch < epochs.latest:
             raise KafkaError(
@@ -477,7 +480,7 @@ class PartitionLog:
     # -- leader epochs -------------------------------------------------------------------------------------
 
     def assign_epoch(self, epoch: int) -> None:
-        """Leader epoch `epoch` begins at the log's end. Reaches the disk with its first batch."""
+        """Leader epoch `epoch` begins at the log's end. Reaches its file with a flush or a close."""
         self._ready_epoch = -1
         self._epochs.assign(epoch, self.log_end_offset)
 
