@@ -104,6 +104,7 @@ class MetadataApi:
         for topic in missing:
             name = topic.name or ""
             try:
+                self._metadata.check_collision(name)
                 await self._metadata.create_topic(name)
             except KafkaError as error:
                 if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:  # somebody else was faster

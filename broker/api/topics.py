@@ -80,6 +80,7 @@ class TopicsApi:
             if entry.value is None:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, f"configuration {entry.name!r} has no value")
             config[entry.name] = entry.value
+        self._metadata.check_collision(topic.name)
         image = await self._metadata.create_topic(
             topic.name, partitions, config, validate_only=request.validate_only
         )

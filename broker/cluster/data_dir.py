@@ -89,7 +89,7 @@ class DataDirectory:
         """
         path = self.partition_dir(image.name, index)
         if path.is_dir():
-            owner = _read_topic_id(path)
+            owner = read_topic_id(path)
             if owner == image.topic_id:
                 return path
             if owner is not None:
@@ -102,7 +102,7 @@ class DataDirectory:
         """Rename the folders of a deleted topic, so that its name is free at once."""
         for index in range(image.partition_count):
             path = self.partition_dir(image.name, index)
-            if path.is_dir() and _read_topic_id(path) == image.topic_id:
+            if path.is_dir() and read_topic_id(path) == image.topic_id:
                 path.rename(self._deleted_dir(image.topic_id, index))
 
     def remove_set_aside(self, image: TopicImage) -> None:
@@ -167,7 +167,7 @@ def _to_base64(value: uuid.UUID) -> str:
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
-def _read_topic_id(path: Path) -> uuid.UUID | None:
+def read_topic_id(path: Path) -> uuid.UUID | None:
     """None if the folder does not say (a crash between its creation and this file)."""
     try:
         for line in (path / _PARTITION_METADATA).read_text().splitlines():

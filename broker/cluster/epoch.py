@@ -23,3 +23,12 @@ async def next_leader_epoch(store: CoordinationStore, *, clean: bool) -> int:
         return epoch
     await store.transact([SetNode(_PATH, str(epoch + 1).encode(), node.version)])
     return epoch + 1
+
+
+async def raise_leader_epoch(store: CoordinationStore, epoch: int) -> None:
+    """Have the next runs lead with `epoch` at least: logs that come from elsewhere have been written with it."""
+    node = await store.get(_PATH)
+    if node is None:
+        await store.transact([CreateNode(_PATH, str(max(epoch, 0)).encode())])
+    elif int(node.data) < epoch:
+        await store.transact([SetNode(_PATH, str(epoch).encode(), node.version)])

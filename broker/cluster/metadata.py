@@ -97,6 +97,21 @@ class TopicManager:
     def topic(self, name: str) -> TopicImage | None:
         return self._topics.get(name)
 
+    def check_collision(self, name: str) -> None:
+        """Kafka's rule for topics that clients create: names that differ only in '.' and '_' make the same metric.
+
+        Raises KafkaError(INVALID_TOPIC_EXCEPTION).
+        """
+        if "." not in name and "_" not in name:
+            return
+        same = name.replace(".", "_")
+        for other in self._topics:
+            if len(other) == len(name) and other != name and other.replace(".", "_") == same:
+                raise KafkaError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION,
+                    f"topic {name!r} collides with {other!r}: '.' and '_' count as the same in a topic's name",
+                )
+
     def topic_by_id(self, topic_id: uuid.UUID) -> TopicImage | None:
         return self._topics_by_id.get(topic_id)
 
@@ -163,7 +178,7 @@ class TopicManager:
             image = TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
             if validate_only:
                 return image
-            await self._store.transact([CreateNode(f"/topics/{name}", _to_json(image))])
+            await self._store.transact([CreateNode(f"/topics/{name}", encode_topic(image))])
             await self._serve(image, range(count))
             logger.info("created topic %s with %d partitions, id %s", name, count, image.topic_id)
             return image
@@ -177,7 +192,7 @@ class TopicManager:
             image = self._existing(name)
             tombstone = f"/deleted/{image.topic_id}"
             await self._store.transact(
-                [DeleteNode(f"/topics/{name}"), CreateNode(tombstone, _to_json(image))]
+                [DeleteNode(f"/topics/{name}"), CreateNode(tombstone, encode_topic(image))]
             )
             partitions = self._partitions.pop(name)
             del self._topics[name], self._topics_by_id[image.topic_id]
@@ -214,7 +229,7 @@ class TopicManager:
             image = TopicImage(name, old.topic_id, total, config, old.internal)
             if validate_only:
                 return image
-            await self._store.transact([SetNode(f"/topics/{name}", _to_json(image))])
+            await self._store.transact([SetNode(f"/topics/{name}", encode_topic(image))])
             for partition in self._partitions[name]:
                 partition.topic = image
             await self._serve(image, range(old.partition_count, total))
@@ -239,7 +254,7 @@ class TopicManager:
             image = TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)
             if validate_only:
                 return image
-            await self._store.transact([SetNode(f"/topics/{name}", _to_json(image))])
+            await self._store.transact([SetNode(f"/topics/{name}", encode_topic(image))])
             log_config = self.topic_configs.log_config(image)
             self._put(image)
             for partition in self._partitions[name]:
@@ -358,7 +373,8 @@ class TopicManager:
             await self._remove_files(image)
 
 
-def _to_json(image: TopicImage) -> bytes:
+def encode_topic(image: TopicImage) -> bytes:
+    """What the store holds of a topic."""
     return json.dumps(
         {
             "name": image.name,

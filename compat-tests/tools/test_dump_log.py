@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,40 @@ def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_
     offsets = journal("__consumer_offsets", "--offsets-decoder")
     assert offsets.count("isTransactional: true isControl: false") == 4
     assert offsets.count("endTxnMarker: ABORT") == 2
+
+
+def test_kafka_reads_compacted_segments(server_process_class, dump_tool, tmp_path) -> None:
+    server = server_process_class(
+        tmp_path, **{"log.initial.task.delay.ms": "0", "log.cleaner.backoff.ms": "100"}
+    ).start()
+    admin = AdminClient({"bootstrap.servers": server.address})
+    config = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "65536",
+        "index.interval.bytes": "1024",
+        "min.cleanable.dirty.ratio": "0.01",
+    }
+    admin.create_topics([NewTopic("compacted", 1, 1, config=config)])["compacted"].result(DEADLINE_SECONDS)
+    for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
+        produce(server.address, "compacted", compression)
+    checkpoint = tmp_path / "data" / "cleaner-offset-checkpoint"
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not checkpoint.exists() or int(checkpoint.read_text().split()[-1]) < 3 * RECORDS:
+        assert time.monotonic() < deadline, server.log()
+        time.sleep(0.1)
+    assert server.stop() == 0
+
+    folder = tmp_path / "data" / "compacted-0"
+    segments = sorted(map(str, folder.glob("*.log")))
+    printed = dump_tool("--files", ",".join(segments), "--print-data-log", "--deep-iteration")
+    offsets = [int(text) for text in re.findall(r"^\| offset: (\d+) ", printed, re.MULTILINE)]
+    assert offsets == sorted(set(offsets))
+    assert offsets[-1] == 5 * RECORDS - 1
+    assert len(offsets) < 4 * RECORDS
+    assert "isvalid: false" not in printed
+    keys = re.findall(r" key: (\d+) ", printed)
+    assert set(keys) == {str(number) for number in range(RECORDS)}
+    indexes = sorted(map(str, [*folder.glob("*.index"), *folder.glob("*.timeindex")]))
+    walked = dump_tool("--files", ",".join(indexes), "--verify-index-only")
+    for complaint in ("mismatch", "Found timestamp", "out of order", "should be in"):
+        assert complaint not in walked.lower(), walked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,6 +46,65 @@ def list_topics(
     write_rows(
         ("topic", "partitions", "offsets kept", "id"), rows, output, numeric=(False, True, True, False)
     )
+
+
+@topics.command("import")
+def import_from_kafka(
+    kafka_data: Annotated[
+        Path,
+        typer.Option(
+            "--kafka-data", metavar="DIR", help="A log.dirs folder of an Apache Kafka that is stopped."
+        ),
+    ],
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="The data directory of this server, which is stopped.")
+    ],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.", show_default=False)
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A configuration of the imported topics; repeatable."
+        ),
+    ] = None,
+    node_id: Annotated[int, typer.Option(min=0, help="The node.id of this server.")] = 0,
+) -> None:
+    """Take topics over from Apache Kafka: records, offsets, epochs and ids, byte for byte.
+
+    Configurations of topics and offsets of groups do not come along: Kafka keeps them elsewhere.
+
+    \b
+    headrace topics import --kafka-data /var/lib/kafka --data ./data
+    headrace topics import --kafka-data /var/lib/kafka --data ./data clicks --set cleanup.policy=compact
+    """
+    import asyncio
+
+    from broker.cluster.kafka_import import import_topics
+    from broker.cluster.topic_config import TopicConfigs
+    from broker.config_key import ConfigError
+    from broker.ports import SystemEntropy
+    from protocol.errors import KafkaError
+    from tablelayer.cli.serve import parse_sets
+
+    try:
+        imported = asyncio.run(
+            import_topics(
+                kafka_data,
+                data,
+                names or [],
+                parse_sets(sets or []),
+                configs=TopicConfigs({}),
+                entropy=SystemEntropy(),
+                node_id=node_id,
+            )
+        )
+    except (ConfigError, KafkaError, OSError) as error:
+        raise CommandError(str(error)) from error
+    for name, partitions in imported.items():
+        kept = sum(partition.end_offset - partition.log_start_offset for partition in partitions)
+        size = sum(partition.size_bytes for partition in partitions)
+        typer.echo(f"{name}: {len(partitions)} partitions, {kept} offsets, {size} bytes")
 
 
 @topics.command()

@@ -103,6 +103,7 @@ class Catalog:
             return dict(config)
         try:
             path = _table_path(topic)
+            _refuse_record_options(config)
             self._check_database(path.database)
             definition = TableDefinition.from_topic_config(path, None, partitions, config)
             if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
@@ -132,6 +133,7 @@ class Catalog:
                 f"table {topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
             )
         try:
+            _refuse_record_options(config)
             return changed_topic_config(TablePath.parse(topic.name), partitions, topic.config, config)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
@@ -354,6 +356,20 @@ def _table_path(topic: str) -> TablePath:
             f"'{DEFAULT_DATABASE}.{topic.replace('.', '_')}'; '{topic}' is not",
         )
     return TablePath.parse(topic)
+
+
+_RECORD_OPTIONS = {"cleanup.policy": "delete", "compression.type": "producer"}
+"""Configurations about Kafka records, which a table's log does not hold, and the value that asks for nothing."""
+
+
+def _refuse_record_options(config: Mapping[str, str]) -> None:
+    for name, harmless in _RECORD_OPTIONS.items():
+        if config.get(name, harmless).strip() != harmless:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"{name}={config[name]} is about the records of a plain topic; a table cannot have it. "
+                "A table with a primary key keeps the last row of each key by itself",
+            )
 
 
 def _refuse_table_options(topic: str, config: Mapping[str, str]) -> None:

@@ -227,6 +227,50 @@ async def described(broker: DirectBroker, kind: int, name: str, keys=None, versi
     return result.error_code, {entry.name: entry for entry in result.configs}
 
 
+def test_names_that_make_the_same_metric_collide_and_others_do_not(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            for name in ("a.b_c", "a.b-c", "aXb_c", "A.B_C", "a" * 249, "._-" + "z" * 246):
+                (result,) = await create(broker, creatable(name))
+                assert result.error_code == 0, name
+                await broker.produce(name, [b"x"])
+            for name in ("a_b_c", "a.b.c", "_.-" + "z" * 246):
+                (result,) = await create(broker, creatable(name))
+                assert result.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+                assert "collides" in result.error_message
+            (result,) = await create(broker, creatable("a.b_c"))
+            assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+    asyncio.run(test())
+
+
+KAFKAS_TOPIC_CONFIGS = """cleanup.policy compression.gzip.level compression.lz4.level compression.type
+compression.zstd.level delete.retention.ms file.delete.delay.ms flush.messages flush.ms
+follower.replication.throttled.replicas index.interval.bytes leader.replication.throttled.replicas
+local.retention.bytes local.retention.ms max.compaction.lag.ms max.message.bytes message.timestamp.after.max.ms
+message.timestamp.before.max.ms message.timestamp.type min.cleanable.dirty.ratio min.compaction.lag.ms
+min.insync.replicas preallocate remote.log.copy.disable remote.log.delete.on.disable remote.storage.enable
+retention.bytes retention.ms segment.bytes segment.index.bytes segment.jitter.ms segment.ms
+unclean.leader.election.enable"""
+
+
+def test_the_topic_configurations_are_those_of_kafka_4_3(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            _, entries = await described(broker, TOPIC, "t", include_documentation=True)
+            assert set(KAFKAS_TOPIC_CONFIGS.split()) == set(entries)
+            for name, entry in entries.items():  # its own default is always accepted
+                assert entry.documentation
+                assert await alter(broker, (name, SET, entry.value)) == 0, name
+            _, of_broker = await described(broker, BROKER, "0")
+            for name in entries:
+                synonym = broker.context.config.topic_synonym(name)
+                assert synonym == name or synonym in of_broker
+
+    asyncio.run(test())
+
+
 def test_describe_configs_gives_every_configuration_with_its_source(tmp_path) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path, {"log.segment.bytes": "5000000"}) as broker:

@@ -111,6 +111,8 @@ def test_kafka_admins_create_tables_with_a_schema_config(tmp_path: Path) -> None
                 ("default.x", {"table.schema": "id BIGNIT"}, "BIGNIT"),
                 ("default.x", {"table.schema": "id BIGINT", "table.delete.behavior": "ALLOW"}, "primary key"),
                 ("plain", {"table.comment": "no schema"}, "table.schema"),
+                ("default.x", {"table.schema": "id INT", "cleanup.policy": "compact"}, "plain topic"),
+                ("default.x", {"table.schema": "id INT", "compression.type": "zstd"}, "plain topic"),
             ):
                 with pytest.raises(KafkaError) as caught:
                     await create(name, 1, config)
