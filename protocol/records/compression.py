@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import cramjam
 import numpy as np
@@ -41,6 +41,8 @@ _LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x40\x82"
 _LZ4_BLOCK: Final = 64 * 1024
 _LZ4_STORED: Final = 1 << 31
 _LZ4_SIZE: Final = Struct("<I")
+_LZ4_FLAGS_POSITION: Final = 4
+_LZ4_HAS_CONTENT_SIZE: Final = 0x08
 _NO_ROOM: Final = "failed to write whole buffer"
 
 
@@ -133,19 +135,28 @@ def _compress_xerial(data: Buffer) -> Buffer:
 
 def _compress_lz4_frame(data: Buffer, level: int | None) -> Buffer:
     view = memoryview(data)
-    options: dict[str, Any] = {"store_size": False}
-    if level is not None and level != LZ4_DEFAULT_LEVEL:
-        options |= {"mode": "high_compression", "compression": level}
+    is_fast = level is None or level == LZ4_DEFAULT_LEVEL
     parts: list[bytes | memoryview] = [_LZ4_HEADER]
     for start in range(0, len(view), _LZ4_BLOCK):
         raw = view[start : start + _LZ4_BLOCK]
-        block = memoryview(cramjam.lz4.compress_block(raw, **options))
+        if is_fast:
+            block = memoryview(cramjam.lz4.compress_block(raw, store_size=False))
+        else:
+            block = _lz4_block(memoryview(cramjam.lz4.compress(raw, level=level)), raw)
         if len(block) < len(raw):
             parts += (_LZ4_SIZE.pack(len(block)), block)
         else:
             parts += (_LZ4_SIZE.pack(len(raw) | _LZ4_STORED), raw)
     parts.append(_LZ4_SIZE.pack(0))
     return b"".join(parts)
+
+
+def _lz4_block(frame: memoryview, raw: memoryview) -> memoryview:
+    """The only block of a frame: the library has levels for frames only, and its frames link their blocks."""
+    flags = frame[_LZ4_FLAGS_POSITION]
+    start = _LZ4_FLAGS_POSITION + 3 + (8 if flags & _LZ4_HAS_CONTENT_SIZE else 0)
+    (size,) = _LZ4_SIZE.unpack_from(frame, start)
+    return raw if size & _LZ4_STORED else frame[start + _LZ4_SIZE.size : start + _LZ4_SIZE.size + size]
 
 
 def _decompress_snappy(data: Buffer, max_bytes: int) -> Bytes:
