@@ -51,14 +51,43 @@ def log_rows(start: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def upsert_all(connection: Connection, table: str, order: np.ndarray, seed: int) -> float:
-    """Upsert the ids in this order; rows a second until all are acknowledged (so visible to lookups)."""
+AGGREGATION = {
+    "a": "sum", "b": "max", "c": "sum", "d": "min", "e": "sum", "f": "max", "g": "last_value", "i": "sum",
+}  # fmt: skip
+PARTIAL_COLUMNS = ["id", "a", "g"]
+
+
+def upsert_all(
+    connection: Connection, table: str, order: np.ndarray, seed: int, columns: list[str] | None = None
+) -> float:
+    """Write the ids in this order, all columns or these; rows a second until all are acknowledged (so visible to
+    lookups)."""
     handle = connection.table(table)
     starts = range(0, len(order), WRITE_ROWS)
     data = pa.Table.from_batches([pk_rows(order[start : start + WRITE_ROWS], seed) for start in starts])
     started = time.perf_counter()
-    handle.upsert(data)
+    if columns is None:
+        handle.upsert(data)
+    else:
+        handle.partial(data.select(columns), columns)
     return len(order) / (time.perf_counter() - started)
+
+
+def measure_engines(
+    connection: Connection, figures: dict[str, list[float]], name: str, order: np.ndarray
+) -> None:
+    """`first_row` and aggregation: keys that are new, then all of them again."""
+    functions = ", ".join(f"'fields.{column}.agg'='{function}'" for column, function in AGGREGATION.items())
+    for engine, options in (("first_row", ""), ("aggregation", f", {functions}")):
+        table = f"bench.{engine}{name}"
+        connection.execute(
+            f"CREATE TABLE {table} ({PK_COLUMNS}) WITH ('table.merge-engine'='{engine}'{options})"
+        )
+        figures[f"{engine}, fresh keys, rows/s"].append(upsert_all(connection, table, order, 1))
+        figures[f"{engine}, existing keys, rows/s"].append(
+            upsert_all(connection, table, order[::-1].copy(), 2)
+        )
+        connection.execute(f"DROP TABLE {table}")
 
 
 def lookup_all(connection: Connection, table: str, keys: np.ndarray) -> float:
@@ -97,6 +126,10 @@ def measure(address: str, rounds: int, scale: float) -> dict[str, list[float]]:
             figures["upsert of existing keys, rows/s"].append(
                 upsert_all(connection, pk, order[::-1].copy(), 2)
             )
+            figures["partial update of 2 of 9 columns, rows/s"].append(
+                upsert_all(connection, pk, order, 3, PARTIAL_COLUMNS)
+            )
+            measure_engines(connection, figures, str(round_), order)
             figures["lookups, 5,000 a call, keys/s"].append(lookup_all(connection, pk, order[: rows // 2]))
             handle = connection.table(log)
             data = pa.Table.from_batches(

@@ -236,3 +236,48 @@ def test_the_prompt(server, shop, database, monkeypatch, capsys, tmp_path):
     assert prompts[0] == "default> "
     assert f"{database}> " in prompts
     assert "   ...> " in prompts
+
+
+def test_r9_update_sets_what_an_aggregation_would_add_and_delete_says_that_it_is_ignored(sql, database):
+    def run(text):
+        return sql(text, "-d", database)
+
+    run(
+        "CREATE TABLE hits (k INT, n INT, PRIMARY KEY (k) NOT ENFORCED) WITH ('table.merge-engine' = 'aggregation', "
+        "'fields.n.agg' = 'sum'); INSERT INTO hits VALUES (1, 2), (1, 3)"
+    )
+    assert run("SELECT n FROM hits") == [{"n": 5}]
+    run("UPDATE hits SET n = 7 WHERE k = 1")
+    assert run("SELECT n FROM hits") == [{"n": 7}]
+    refused = sql.raw("DELETE FROM hits WHERE k = 1", "-d", database)
+    assert refused.exit_code != 0
+    assert "ignores deletes" in refused.output
+
+
+def test_r7_insert_fills_up_and_update_is_refused_with_first_row(sql, database):
+    def run(text):
+        return sql(text, "-d", database)
+
+    run(
+        "CREATE TABLE f (k INT, n INT, s STRING, PRIMARY KEY (k) NOT ENFORCED) "
+        "WITH ('table.merge-engine' = 'first_row')"
+    )
+    run("INSERT INTO f (k, n) VALUES (1, 2); INSERT INTO f VALUES (1, 9, 'late')")
+    assert run("SELECT * FROM f") == [{"k": 1, "n": 2, "s": None}]
+    refused = sql.raw("UPDATE f SET n = 1 WHERE k = 1", "-d", database)
+    assert refused.exit_code != 0
+    assert "first_row" in refused.output
+
+
+def test_r10_the_dictionary_table_of_the_documentation(sql, database):
+    def run(text):
+        return sql(text, "-d", database)
+
+    run(
+        "CREATE TABLE uid_mapping (user_id STRING, uid BIGINT, PRIMARY KEY (user_id) NOT ENFORCED) "
+        "WITH ('auto-increment.fields' = 'uid', 'bucket.num' = '2')"
+    )
+    run("INSERT INTO uid_mapping (user_id) VALUES ('user1'), ('user2'), ('user3'), ('user4'), ('user5')")
+    numbers = sorted(row["uid"] for row in run("SELECT uid FROM uid_mapping"))
+    assert len(set(numbers)) == 5
+    assert all(1 <= number <= 5 or 100_001 <= number <= 100_005 for number in numbers)
