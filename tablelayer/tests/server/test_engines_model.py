@@ -22,7 +22,7 @@ from tablelayer.model.table import TableDefinition
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.oracle import Change, Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import KEY, random_batch, random_definition
-from tablelayer.tests.server.tables import Row, Table, run, tables
+from tablelayer.tests.server.tables import Row, Table, copy_as_killed, run, tables
 
 REFUSED = (TableErrorCode.DELETION_DISABLED, TableErrorCode.INVALID_ROW)
 
@@ -143,8 +143,8 @@ def live(seed: int, tmp_path: Path, restarts: int, batches: int) -> int:
                     if rng.random() < 0.2:
                         await session.retry(table)
                 await session.check(table)
-                if crash_to is not None:  # the files as kill -9 leaves them
-                    shutil.copytree(directory, crash_to, ignore=shutil.ignore_patterns(".lock"))
+                if crash_to is not None:
+                    copy_as_killed(directory, crash_to)
             directory = crash_to or directory
 
     run(work)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Row, Table, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, copy_as_killed, replay, run, tables
 
 COLUMNS = (
     "k1 INT, k2 STRING, a INT, b DECIMAL(10, 2), c STRING, d TIMESTAMP(3), PRIMARY KEY (k1, k2) NOT ENFORCED"
@@ -98,8 +98,8 @@ def test_random_operations_with_restarts_and_crashes_equal_a_dict(tmp_path: Path
                     await check(table, model)
                     assert in_key_order(await table.state())
             await check(table, model)
-            if crash_to is not None:  # the files as kill -9 leaves them
-                shutil.copytree(directory, crash_to, ignore=shutil.ignore_patterns(".lock"))
+            if crash_to is not None:
+                copy_as_killed(directory, crash_to)
 
     async def work() -> None:
         directory = tmp_path / "0"
