@@ -109,7 +109,7 @@ class Broker:
         """Each part registers how it is stopped as soon as it is started; `_undo` runs these in reverse."""
         loop = asyncio.get_running_loop()
         config, undo = self.config, self._undo
-        network = self._bind(loop)
+        network = self._network = self._bind(loop)
         undo.callback(network.close)
 
         self._directory = DataDirectory(self._data_dir, config["node.id"], self._entropy.uuid())

@@ -86,7 +86,7 @@ def struct_minimum_size(structure: type[Struct], version: int, flexible: bool) -
     )
 
 
-_VALUE_COST = {"int8": 0, "boolean": 0, "uuid": 120, "string": 56, "binary": 40, "records": 200, "array": 64}
+_VALUE_COST = {"int8": 0, "boolean": 0, "uuid": 120, "string": 56, "binary": 40, "records": 256, "array": 64}
 
 
 def value_cost(field: Field, version: int) -> int:
@@ -95,16 +95,30 @@ def value_cost(field: Field, version: int) -> int:
     """
     if field.kind == "struct":
         assert field.structure is not None
-        return 0 if field.is_tagged(version) else struct_cost(field.structure, version)
+        return struct_cost(field.structure, version)
     return _VALUE_COST.get(field.kind, 32)
+
+
+def _default_cost(field: Field, version: int) -> int:
+    """The same of the value that a field has when its version does not carry it, or no tag does."""
+    if field.default is STRUCT_DEFAULT:
+        assert field.structure is not None
+        return struct_cost(field.structure, version)
+    return _VALUE_COST["array"] if field.default == [] else 0
 
 
 def struct_cost(structure: type[Struct], version: int) -> int:
     """Bytes of memory that an object takes once it is decoded, without what its strings, arrays and the
-    like contain.
+    like contain. A tagged field counts as absent: what it takes is charged when it is there.
     """
-    return 48 + sum(
-        8 + value_cost(field, version) for field in structure.FIELDS.values() if version in field.versions
+    return 32 + sum(
+        8
+        + (
+            value_cost(field, version)
+            if version in field.versions and not field.is_tagged(version)
+            else _default_cost(field, version)
+        )
+        for field in structure.FIELDS.values()
     )
 
 

@@ -183,8 +183,11 @@ class _DecoderCompiler:
         line(f"{stop} = pos + {size}")
         line(f"if {stop} > end: raise too_long({path!r}, {size}, end - pos)")
         if field.kind == "string":
-            line(f"left -= 4 * {size}")
-            line(assign.format(f"str(buf[pos:{stop}], 'utf-8')"))
+            text = self.source.fresh("s")
+            line(f"{text} = str(buf[pos:{stop}], 'utf-8')")
+            # One character beyond Latin-1 makes all of them two or four bytes wide.
+            line(f"left -= {size} if {text}.isascii() else 4 * {size}")
+            line(assign.format(text))
         elif field.kind == "binary":
             line(f"left -= {size}")
             line(assign.format(f"bytes(buf[pos:{stop}])"))
@@ -274,9 +277,7 @@ class _DecoderCompiler:
         for name, field in tagged:
             line(f"{keyword} {tag} == {field.tag}:")
             self.source.depth += 1
-            if field.kind == "struct":
-                assert field.structure is not None
-                self.charge(str(struct_cost(field.structure, self.version)))
+            self.charge(str(value_cost(field, self.version)))
             self.value(field, f"{target}.{name} = {{}}", f"{path}.{name}")
             self.flush()
             line(f"if pos != {stop}: raise bad_end({path + '.' + name!r}, {stop}, pos)")

@@ -180,6 +180,8 @@ class ConfigsApi:
                 return 0, None
             if resource.resource_type != TOPIC:
                 self._check_broker(resource.resource_type, resource.resource_name)
+                if all(getattr(entry, "config_operation", None) == _DELETE for entry in resource.configs):
+                    return 0, None  # nothing is ever set at run time, so it is gone already
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST,
                     "the broker's configuration cannot be changed while it runs; set it when you start it",

@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from broker.extension import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
+from protocol.budget import DecodeBudget
 from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.headers import decode_request_header, encode_response_header, peek_request
 from protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
@@ -32,6 +33,10 @@ from protocol.schema import ApiMessage
 logger = logging.getLogger("headrace.api")
 
 _API_VERSIONS_KEY = 18
+MEMORY_PER_BYTE, MEMORY_BASE = 8, 1 << 20
+"""What decoding a request may allocate: eight times its frame and 1 MiB. A fetch of 20,000 partitions needs less;
+a frame of nothing but empty elements, which could take a hundred times its size, is refused.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,8 @@ class Dispatcher:
             if route is None:
                 return self._unknown(api_key, version, correlation_id)
             header, position = decode_request_header(frame, route.request_header_version)
-            request = route.request.decode(frame, version, None, position, ignore_rest=True)
+            budget = DecodeBudget(MEMORY_PER_BYTE * len(frame) + MEMORY_BASE)
+            request = route.request.decode(frame, version, budget, position, ignore_rest=True)
         except DecodeError as error:
             raise CloseConnection(f"a request cannot be decoded: {error}") from None
         context = RequestContext(

@@ -6,10 +6,7 @@ Kafka's published jars are fetched on the first run (`python -m bench.kafka_peer
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
+from java_tools import JavaTools
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = 3_000
@@ -27,19 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="session")
 def dump_tool():
     """Runs Kafka's DumpLogSegments on files; gives what it printed."""
-    jars = subprocess.run(
-        [sys.executable, "-m", "bench.kafka_peer"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else "java"
-
-    def run(*arguments: str) -> str:
-        command = [java, "-cp", f"{jars}/*", "org.apache.kafka.tools.DumpLogSegments", *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    return run
+    java = JavaTools()
+    return lambda *arguments: java.run("DumpLogSegments", *arguments)
 
 
 def produce(address: str, topic: str, compression: str) -> None:

@@ -1,0 +1,47 @@
+"""Kafka's own command-line tools, from its published jars: `JavaTools().run("TopicCommand", "--list", ...)`.
+
+The jars are fetched on the first use (`python -m bench.kafka_peer`); Java is needed. A tool takes two to three
+seconds, nearly all of it the start of the virtual machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Started often and for a moment: no large heap, no second compiler.
+OPTIONS = ["-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+TOOLS = "org.apache.kafka.tools."
+SECONDS_MAX = 120
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    output: str
+
+
+class JavaTools:
+    def __init__(self) -> None:
+        self.jars = subprocess.run(
+            [sys.executable, "-m", "bench.kafka_peer"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        home = os.environ.get("JAVA_HOME")
+        self.java = str(Path(home) / "bin" / "java") if home else "java"
+
+    def try_run(self, tool: str, *arguments: str) -> Result:
+        """Run a tool, named by its class, in `org.apache.kafka.tools` unless it begins with `kafka.`."""
+        name = tool if tool.startswith("kafka.") else TOOLS + tool
+        command = [self.java, *OPTIONS, "-cp", f"{self.jars}/*", name, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+        return Result(result.returncode, result.stdout + result.stderr)
+
+    def run(self, tool: str, *arguments: str) -> str:
+        """What a tool printed; it must have succeeded."""
+        result = self.try_run(tool, *arguments)
+        assert result.code == 0, f"{tool} {' '.join(arguments)}\n{result.output}"
+        return result.output
