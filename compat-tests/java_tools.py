@@ -22,7 +22,12 @@ SECONDS_MAX = 120
 @dataclass(frozen=True)
 class Result:
     code: int
-    output: str
+    printed: str
+    complaints: str
+
+    @property
+    def output(self) -> str:
+        return self.printed + self.complaints
 
 
 class JavaTools:
@@ -38,10 +43,10 @@ class JavaTools:
         name = tool if tool.startswith("kafka.") else TOOLS + tool
         command = [self.java, *OPTIONS, "-cp", f"{self.jars}/*", name, *arguments]
         result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
-        return Result(result.returncode, result.stdout + result.stderr)
+        return Result(result.returncode, result.stdout, result.stderr)
 
     def run(self, tool: str, *arguments: str) -> str:
-        """What a tool printed; it must have succeeded."""
+        """What a tool printed, without what it complained about; it must have succeeded."""
         result = self.try_run(tool, *arguments)
         assert result.code == 0, f"{tool} {' '.join(arguments)}\n{result.output}"
-        return result.output
+        return result.printed

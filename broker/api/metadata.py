@@ -1,8 +1,7 @@
 """Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): who leads what.
 
-One broker leads every partition. The answer "all topics" is encoded once per version of the topic image,
-because clients of large clusters ask for it again and again; answers for some topics are put together from
-parts that are kept per topic.
+One broker leads every partition. Clients of large clusters ask the same again and again, so answers are encoded
+once per version of the topic image: the one for all topics, and the last few for some topics that were large.
 """
 
 from __future__ import annotations
@@ -42,6 +41,10 @@ CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 DESCRIBED_PARTITIONS_MAX = 2000  # Kafka's max.request.partition.size.limit
 
 
+KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing what was asked
+KEPT_ANSWERS_MAX, KEPT_BYTES_MAX = 32, 1 << 20
+
+
 class _Encoded:
     """A response that is encoded already; stands where a message would."""
 
@@ -61,6 +64,8 @@ class MetadataApi:
         self._auto_create: bool = context.config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicImage, MetadataResponseTopic]] = {}
         self._all: dict[int, tuple[int, bytes]] = {}  # by API version: image version and encoded body
+        self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
+        self._some_of = -1
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -87,7 +92,34 @@ class MetadataApi:
         ]
         if missing:
             return self._create_and_answer(context, request, missing)
-        return self._some_topics(context, request, topics)
+        return self._encoded_topics(context, request, topics)
+
+    def _encoded_topics(
+        self, context: RequestContext, request: MetadataRequest, wanted: list[MetadataRequestTopic]
+    ) -> MetadataResponse | _Encoded:
+        if self._some_of != self._metadata.version:
+            self._some.clear()
+            self._some_of = self._metadata.version
+        version = context.api_version
+        key = (
+            version,
+            request.include_cluster_authorized_operations,
+            request.include_topic_authorized_operations,
+            *((topic.name, topic.topic_id) for topic in wanted),
+        )
+        known = self._some.get(key)
+        if known is not None:
+            return _Encoded(known)
+        response = self._some_topics(context, request, wanted)
+        partitions = sum(len(topic.partitions) for topic in response.topics)
+        if partitions < KEPT_PARTITIONS_MIN:
+            return response
+        body = response.encode(version)
+        if len(body) <= KEPT_BYTES_MAX:
+            if len(self._some) >= KEPT_ANSWERS_MAX:
+                del self._some[next(iter(self._some))]
+            self._some[key] = body
+        return _Encoded(body)
 
     def _may_create(self, name: str, request: MetadataRequest) -> bool:
         return (

@@ -1,10 +1,10 @@
 """One client connection: bytes in, frames out to the answerer, answers back in the order of their requests.
 
 Reading. What arrives goes into a scratch buffer shared by all connections, so that an idle one costs no
-memory. Whole frames are cut out of it; a frame that continues beyond it gets a buffer of its own size and the
-rest is received straight into that. One request is under way at a time. While it is, or while the peer does
-not take its answers, reading stops as soon as one frame waits: a peer that sends without end fills its own
-socket, not our memory.
+memory. Whole frames are cut out of it; a frame that continues beyond it gets a buffer of its own, which grows
+with what has come, and the rest is received straight into that. One request is under way at a time. While it
+is, or while the peer does not take its answers, reading stops as soon as one frame waits: a peer that sends
+without end fills its own socket, not our memory.
 
 Writing. Answers are queues of buffers and file regions, sent with `sendmsg` and `sendfile` as far as the
 socket takes them; the rest waits for the socket to become writable. Nothing is copied on the way.
@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from broker.net.pool import SMALLEST
 from broker.net.reply import CloseConnection, Part, Peer, Pending, Region
 
 if TYPE_CHECKING:
@@ -41,11 +42,13 @@ class Connection:
     """See the module's contract. Made by `Network`, which owns it."""
 
     __slots__ = (
+        "_announced",
         "_assembling",
         "_current",
         "_fd",
         "_filled",
         "_frames",
+        "_largest",
         "_may_cancel",
         "_network",
         "_pending",
@@ -72,6 +75,8 @@ class Connection:
         self._prefix = b""  # the first bytes of a length that was cut off
         self._assembling: memoryview | None = None  # a frame of which the first `_filled` bytes are here
         self._filled = 0
+        self._announced = 0  # the size that frame will have
+        self._largest = 0  # of the frames that came whole
         self._pending: asyncio.Future[Any] | None = None
         self._may_cancel = False
         self._unsent: deque[Part] = deque()
@@ -118,7 +123,11 @@ class Connection:
                 self._filled += count
                 if self._filled < len(view):
                     return
+                if self._filled < self._announced:
+                    self._grow(view)
+                    return
                 self._assembling = None
+                self._largest = max(self._largest, self._announced)
                 self._frames.append(view)
             else:
                 self._split(count)
@@ -149,11 +158,26 @@ class Connection:
                 self._frames.append(bytes(scratch[position:end]))
                 position = end
                 continue
-            self._assembling = memoryview(network.pool.acquire(size))[:size]
+            self._announced = size
             self._filled = count - position
+            self._assembling = self._room()
             self._assembling[: self._filled] = scratch[position:count]
             return
         self._prefix = bytes(scratch[position:count])
+
+    def _room(self) -> memoryview:
+        """A buffer for the frame that is arriving.
+
+        Its whole size at once only for a peer that has sent as much before: four bytes that announce 100 MiB must
+        not cost 100 MiB. Others get room as they fill it.
+        """
+        size = min(self._announced, max(SMALLEST, 4 * self._filled, self._largest))
+        return memoryview(self._network.pool.acquire(size))[:size]
+
+    def _grow(self, view: memoryview) -> None:
+        self._assembling = self._room()
+        self._assembling[: self._filled] = view
+        self._recycle(view)
 
     def _stop_reading(self) -> None:
         if self._reading:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -16,7 +15,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
 from java_tools import JavaTools
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = 3_000
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

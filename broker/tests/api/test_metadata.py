@@ -65,6 +65,29 @@ def test_answers_follow_changes_although_they_are_kept(tmp_path) -> None:
     asyncio.run(test())
 
 
+def test_large_answers_for_named_topics_are_kept_and_follow_changes(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("wide", 60)
+            for _ in range(2):
+                (topic,) = (await broker.send(named("wide"), 12)).topics
+                assert len(topic.partitions) == 60
+            with_operations = named("wide")
+            with_operations.include_topic_authorized_operations = True
+            (topic,) = (await broker.send(with_operations, 12)).topics
+            assert topic.topic_authorized_operations > 0
+            (topic,) = (await broker.send(named("wide"), 12)).topics
+            assert topic.topic_authorized_operations < 0
+            await broker.context.metadata.create_partitions("wide", 61)
+            assert len((await broker.send(named("wide"), 12)).topics[0].partitions) == 61
+            await broker.context.metadata.delete_topic("wide")
+            request = named("wide")
+            request.allow_auto_topic_creation = False
+            assert (await broker.send(request, 12)).topics[0].error_code
+
+    asyncio.run(test())
+
+
 def test_n11_n13_broker_ids_epochs_and_operations(tmp_path) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path, {"node.id": "7"}) as broker:

@@ -142,7 +142,7 @@ def test_f1_damaged_requests_never_raise_anything_else_in_a_handler(tmp_path, ca
                     continue
                 if isinstance(answer, Pending):
                     outcome = asyncio.ensure_future(answer.outcome)
-                    await asyncio.wait([outcome], timeout=0.05)
+                    await asyncio.wait([outcome], timeout=0.02)
                     if not outcome.done():
                         outcome.cancel()
                         await asyncio.wait([outcome])
@@ -176,9 +176,8 @@ def test_f4_truncated_anywhere_nothing_is_answered_wrongly(tmp_path) -> None:
     asyncio.run(test())
 
 
-def bomb_of(kind: type[ApiMessage], count: int) -> bytes | None:
-    """A frame whose first array of structs in the newest version has `count` of the smallest elements."""
-    version = kind.MAX_VERSION
+def bomb_of(kind: type[ApiMessage], version: int, count: int) -> bytes | None:
+    """A frame whose first array of structs has `count` of the smallest elements."""
     flexible = kind.is_flexible(version)
     for name, field in kind.FIELDS.items():
         if version not in field.versions or field.is_tagged(version):
@@ -207,14 +206,14 @@ def bomb_of(kind: type[ApiMessage], count: int) -> bytes | None:
 
 
 def test_f4_what_a_request_may_allocate_is_bounded_by_its_frame(tmp_path) -> None:
-    """Arrays of the smallest elements, 300,000 of them: at most 8 times the frame and 1 MiB, and then closed."""
+    """Arrays of the smallest elements, 200,000 of them: at most 8 times the frame and 1 MiB, and then closed."""
 
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
             dispatcher = broker.broker.dispatcher
             bombs = 0
             for declaration in dispatcher._declarations.values():
-                frame = bomb_of(declaration.request, 300_000)
+                frame = bomb_of(declaration.request, declaration.max_version, 200_000)
                 if frame is None:
                     continue
                 tracemalloc.start()
@@ -237,7 +236,7 @@ def test_f4_the_check_of_allocations_notices_a_missing_budget(tmp_path, monkeypa
 
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
-            frame = bomb_of(ListOffsetsRequest, 60_000)
+            frame = bomb_of(ListOffsetsRequest, 9, 20_000)
             tracemalloc.start()
             try:
                 with contextlib.suppress(CloseConnection):
