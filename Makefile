@@ -41,8 +41,8 @@ quick: setup  ## the tests that take seconds
 soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign clients (hours)
 	@$(BIN)/python -m pytest -m soak --timeout 0
 
-compat: setup  ## clients of other languages (Java; Go and Node where installed); writes compat-tests/COMPATIBILITY.md
-	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -m soak compat-tests/foreign
+compat: setup  ## clients of other languages, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md
+	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -m soak compat-tests/foreign compat-tests/spark
 
 check: setup  ## format, lint, types, layers, container files
 	@$(BIN)/ruff format --check .
