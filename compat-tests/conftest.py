@@ -26,6 +26,8 @@ MODULE = ["tablelayer.cli.main", "serve"]
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
+    "group.consumer.session.timeout.ms": "1500",
+    "group.consumer.heartbeat.interval.ms": "200",
     "auto.create.topics.enable": "true",
 }
 

@@ -30,7 +30,8 @@ class Stop:
         self.wanted = True
 
 
-def run_confluent(address, group, topic, instance):
+def run_confluent(address, group, topic, instance, **settings):
+    """`settings` choose another assignor or protocol, under which assignments come as differences."""
     from confluent_kafka import Consumer
 
     stop = Stop()
@@ -39,16 +40,24 @@ def run_confluent(address, group, topic, instance):
         "group.id": group,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        "session.timeout.ms": SESSION_MS,
-        "heartbeat.interval.ms": HEARTBEAT_MS,
         "topic.metadata.refresh.interval.ms": 1_000,
+        **(settings or {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": HEARTBEAT_MS}),
     }
     if instance:
         config["group.instance.id"] = instance
     consumer = Consumer(config)
-    consumer.subscribe([topic], on_assign=lambda _, parts: assigned(part.partition for part in parts))
+    said = None
+
+    def changed(_, parts):
+        if not settings:
+            assigned(part.partition for part in parts)
+
+    consumer.subscribe([topic], on_assign=changed)
     while not stop.wanted:
         message = consumer.poll(0.1)
+        if settings and said != (now := {part.partition for part in consumer.assignment()}):
+            said = now
+            assigned(now)
         if message is None or message.error():
             continue
         say("got", message.partition(), message.offset(), message.value().decode())
@@ -57,7 +66,27 @@ def run_confluent(address, group, topic, instance):
     consumer.close()
 
 
-def run_kafka_python(address, group, topic, instance):
+def run_confluent_cooperative(address, group, topic, instance):
+    timing = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": HEARTBEAT_MS}
+    run_confluent(
+        address, group, topic, instance, **timing, **{"partition.assignment.strategy": "cooperative-sticky"}
+    )
+
+
+def run_confluent_consumer(address, group, topic, instance):
+    """The consumer group protocol (KIP-848): the broker has the times and assigns."""
+    run_confluent(address, group, topic, instance, **{"group.protocol": "consumer"})
+
+
+def run_kafka_python_cooperative(address, group, topic, instance):
+    from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+
+    run_kafka_python(
+        address, group, topic, instance, partition_assignment_strategy=[CooperativeStickyAssignor]
+    )
+
+
+def run_kafka_python(address, group, topic, instance, **options):
     from kafka import ConsumerRebalanceListener, KafkaConsumer
 
     class Listener(ConsumerRebalanceListener):
@@ -65,10 +94,12 @@ def run_kafka_python(address, group, topic, instance):
             pass
 
         def on_partitions_assigned(self, parts):
-            assigned(part.partition for part in parts)
+            if not cooperates:
+                assigned(part.partition for part in parts)
 
-    stop = Stop()
-    options = {"group_instance_id": instance} if instance else {}
+    stop, cooperates, said = Stop(), bool(options), None
+    if instance:
+        options["group_instance_id"] = instance
     consumer = KafkaConsumer(
         bootstrap_servers=address,
         group_id=group,
@@ -80,7 +111,11 @@ def run_kafka_python(address, group, topic, instance):
     )
     consumer.subscribe([topic], listener=Listener())
     while not stop.wanted:
-        for records in consumer.poll(timeout_ms=100).values():
+        polled = consumer.poll(timeout_ms=100)
+        if cooperates and said != (now := {part.partition for part in consumer.assignment()}):
+            said = now
+            assigned(now)
+        for records in polled.values():
             for record in records:
                 say("got", record.partition, record.offset, record.value.decode())
             consumer.commit()
@@ -125,6 +160,12 @@ def run_aiokafka(address, group, topic, instance):
 if __name__ == "__main__":
     client, *arguments = sys.argv[1:]
     arguments += [None] * (4 - len(arguments))
-    {"confluent": run_confluent, "kafka-python": run_kafka_python, "aiokafka": run_aiokafka}[client](
-        *arguments
-    )
+    CLIENTS = {
+        "confluent": run_confluent,
+        "confluent-cooperative": run_confluent_cooperative,
+        "confluent-consumer": run_confluent_consumer,
+        "kafka-python": run_kafka_python,
+        "kafka-python-cooperative": run_kafka_python_cooperative,
+        "aiokafka": run_aiokafka,
+    }
+    CLIENTS[client](*arguments)

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, ConsumerGroupState, Producer, TopicPartiti
 from confluent_kafka.admin import AdminClient, NewTopic
 
 CLIENTS = ["confluent", "kafka-python", "aiokafka"]
+VARIANTS = ["confluent-consumer", "confluent-cooperative", "kafka-python-cooperative"]
 PARTITIONS = {0, 1, 2, 3}
 
 
@@ -106,7 +107,7 @@ def share(first, second):
     return a and b and not (a & b) and a | b == PARTITIONS
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", CLIENTS + VARIANTS)
 def test_members_join_leave_and_die(server, unique, members, wait_until, client):
     topic, group = unique("topic"), unique("group")
     admin = create(server, topic)
@@ -116,9 +117,13 @@ def test_members_join_leave_and_die(server, unique, members, wait_until, client)
     wait_until(lambda: first.assignment == PARTITIONS, "the only member to have everything")
     second = members(client, server, group, topic)
     wait_until(lambda: share(first, second), "two members to share")
-    described = admin.describe_consumer_groups([group])[group].result(10)
-    assert described.state == ConsumerGroupState.STABLE
-    assert len(described.members) == 2
+
+    def stable():
+        described = admin.describe_consumer_groups([group])[group].result(10)
+        return described if described.state == ConsumerGroupState.STABLE else None
+
+    # A cooperative member joins once more after it has given something up.
+    assert len(wait_until(stable, "the group to be stable").members) == 2
 
     second.leave()
     wait_until(lambda: first.assignment == PARTITIONS, "the member that stays to have everything again")
@@ -174,9 +179,11 @@ def test_static_member_comes_back_to_its_partitions(server, unique, members, wai
         assert sum(words[0] == "assigned" for words in list(first.lines)) == rebalances
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", [*CLIENTS, "confluent-consumer"])
 def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wait_until, client):
     topic, group = unique("topic"), unique("group")
+    own_server.settings["group.consumer.session.timeout.ms"] = "30000"
+    own_server.restart()
     create(own_server, topic)
     produce(own_server, topic, [f"a{index}" for index in range(40)])
     # The session has to outlast the restart: whose it does not, may read again what it could not commit.
@@ -193,3 +200,42 @@ def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wai
     wait_until(lambda: len(member.got) >= 80, "the member to go on after the restart")
     values = [value for _, _, value in member.got]
     assert len(values) == len(set(values)) == 80, "nothing twice, nothing lost"
+
+
+@pytest.mark.parametrize(
+    "client", ["confluent", "confluent-consumer", "confluent-cooperative", "kafka-python"]
+)
+def test_kill_9_of_the_broker_in_a_rebalance(own_server, unique, members, wait_until, client):
+    """Members come while the broker dies: in the end everything has one owner, and nothing is lost."""
+    topic, group = unique("topic"), unique("group")
+    create(own_server, topic)
+    produce(own_server, topic, [f"a{index}" for index in range(20)])
+    first = members(client, own_server, group, topic, session_ms=6_000)
+    wait_until(lambda: first.assignment == PARTITIONS, "the first member to have everything")
+    second = members(client, own_server, group, topic, session_ms=6_000)
+    wait_until(lambda: first.assignment != PARTITIONS, "the rebalance to begin")
+    own_server.restart()
+    wait_until(lambda: share(first, second), "both to share after the restart", seconds=60)
+    produce(own_server, topic, [f"b{index}" for index in range(20)])
+    expected = {f"{letter}{index}" for letter in "ab" for index in range(20)}
+    wait_until(
+        lambda: {value for member in (first, second) for _, _, value in member.got} == expected,
+        "every record to be seen",
+    )
+
+
+def test_static_member_of_the_consumer_protocol_restarts_without_a_rebalance(
+    own_server, unique, members, wait_until
+):
+    own_server.settings["group.consumer.session.timeout.ms"] = "20000"
+    own_server.restart()
+    topic, group = unique("topic"), unique("group")
+    create(own_server, topic)
+    first = members("confluent-consumer", own_server, group, topic, instance="one")
+    second = members("confluent-consumer", own_server, group, topic, instance="two")
+    wait_until(lambda: share(first, second), "two static members to share")
+    said, kept = len(first.lines), second.assignment
+    second.leave()
+    again = members("confluent-consumer", own_server, group, topic, instance="two")
+    wait_until(lambda: again.assignment == kept, "the static member to get its partitions back")
+    assert len(first.lines) == said, "the other member was disturbed"
