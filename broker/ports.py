@@ -80,6 +80,13 @@ class DiskFile(Protocol):
         """Make data and size durable. After an OSError nothing may be assumed about what was written
         before."""
 
+    def settle(self) -> None:
+        """`sync`, then forget what is cached: from now on reads give what the medium has.
+
+        For what a process before this one has written, whose fsync may have failed: the system counts such pages as
+        written, and would go on showing them. Where the system cannot forget, it is a `sync`.
+        """
+
     def close(self) -> None: ...
 
 

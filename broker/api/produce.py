@@ -2,7 +2,8 @@
 
 Record data is never copied or looked into here: a batch goes from the frame to the log as a view. Plain
 partitions are appended to at once, on the event loop; the answer is made in the same call. Partitions with
-hooks are awaited, all of a request together; so are large batches of topics that look into what they are sent.
+hooks are awaited, all of a request together; so are large batches of topics that look into what they are sent,
+and, unless acks is 0, the fsync that `durability=power` asks for.
 
 Version 0 is advertised and never accepted: old clients take the advertised minimum as a sign of what the
 broker can do (KAFKA-18659), and send 3 or newer.
@@ -99,9 +100,12 @@ class ProduceApi:
                         )
                     if partition.hooks is None:
                         if len(data.records) > _INLINE_BYTES_MAX and partition.log.config.looks_into_batches:
-                            waiting.append(self._prepare_and_append(partition, data.records, answer))
+                            waiting.append(self._prepare_and_append(partition, data.records, request, answer))
                         else:
-                            _fill(answer, partition.append(data.records, AppendOrigin.CLIENT))
+                            info = partition.append(data.records, AppendOrigin.CLIENT)
+                            _fill(answer, info)
+                            if acks and partition.high_watermark <= info.last_offset:
+                                waiting.append(_wait_durable(partition, info, request.timeout_ms, answer))
                     else:
                         waiting.append(_hand_over(partition, data.records, acks, request.timeout_ms, answer))
                 except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
@@ -147,15 +151,23 @@ class ProduceApi:
             response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
 
     async def _prepare_and_append(
-        self, partition: Partition, records: memoryview, answer: PartitionProduceResponse
+        self,
+        partition: Partition,
+        records: memoryview,
+        request: ProduceRequest,
+        answer: PartitionProduceResponse,
     ) -> None:
         """The batch is looked into and perhaps recompressed in a thread. A connection's next request waits."""
         try:
             loop = asyncio.get_running_loop()
             prepared = await loop.run_in_executor(self._executor, partition.log.prepare, records)
-            _fill(answer, partition.append(prepared, AppendOrigin.CLIENT, prepared=True))
+            info = partition.append(prepared, AppendOrigin.CLIENT, prepared=True)
+            _fill(answer, info)
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
             _refuse(answer, error, partition.topic.name)
+            return
+        if request.acks and partition.high_watermark <= info.last_offset:
+            await _wait_durable(partition, info, request.timeout_ms, answer)
 
     def _admit(self, topic: str, data: PartitionProduceData, version: int, acks: int) -> Partition:
         """The partition that shall get the batch; raises KafkaError for what can be seen from outside."""
@@ -211,6 +223,21 @@ async def _hand_over(
         _fill(answer, await partition.hooks.produce(records, acks, timeout_ms))
     except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
         _refuse(answer, error, partition.topic.name)
+
+
+async def _wait_durable(
+    partition: Partition, info: AppendInfo, timeout_ms: int, answer: PartitionProduceResponse
+) -> None:
+    """A batch that is in the log is not acknowledged before the high watermark has passed it."""
+    try:
+        if not await partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"appended at offset {info.base_offset}, but not on disk within {timeout_ms} ms",
+            )
+    except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
+        _refuse(answer, error, partition.topic.name)
+        answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
 
 
 def _unknown_id(topic: TopicProduceData) -> TopicProduceResponse:

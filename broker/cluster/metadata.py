@@ -322,7 +322,8 @@ class TopicManager:
     async def _serve(self, image: TopicImage, indexes: Iterable[int], *, open_all: bool = False) -> None:
         """Make partitions and put the topic into the image once those with hooks have started."""
         created = [
-            Partition(image, index, self._open_log, leader_epoch=self._leader_epoch) for index in indexes
+            Partition(image, index, self._open_log, leader_epoch=self._leader_epoch, executor=self._executor)
+            for index in indexes
         ]
         limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
 

@@ -3,7 +3,10 @@
 Invariants
 - `high_watermark` never goes back, is never above the log's end, and is what every reader stops at.
 - Without hooks the high watermark follows each append at once (one replica: what is appended is replicated).
-  With hooks it moves only when they publish it.
+  With hooks it moves only when they publish it. Both hear of an append only when it is as durable as the topic
+  wants it: with `durability=power` that is after an fsync, in a thread, one at a time and for everything that was
+  appended before it began. So what was acknowledged or read is on disk. The broker's own records are few, and
+  synced before `append` returns.
 - The log is opened on first use: a broker with thousands of idle partitions starts and creates topics
   quickly. A log that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR;
   the others live on.
@@ -25,11 +28,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from broker.log.validation import AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.extension import PartitionHooks
-    from broker.log.partition_log import AppendInfo, AppendOrigin, PartitionLog
+    from broker.log.partition_log import AppendInfo, PartitionLog
     from broker.log.slice import LogSlice
 
 logger = logging.getLogger("headrace.partition")
@@ -50,6 +54,8 @@ class Partition:
     """One partition. `open_log` gives its log on first use; see the module's contract."""
 
     __slots__ = (
+        "_committing",
+        "_executor",
         "_flushing",
         "_log",
         "_open_log",
@@ -70,7 +76,9 @@ class Partition:
         open_log: Callable[[Partition], PartitionLog],
         *,
         leader_epoch: int = 0,
+        executor: Executor | None = None,
     ) -> None:
+        """`executor` is where fsyncs that appends wait for are done; without one, in `append`."""
         self.topic = topic
         self.index = index
         self.hooks: PartitionHooks | None = None
@@ -81,7 +89,9 @@ class Partition:
         self._log: PartitionLog | None = None
         self._open_log = open_log
         self._waiters: set[Callable[[], None]] = set()
+        self._executor = executor
         self._flushing: asyncio.Future[None] | None = None
+        self._committing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic.name}-{self.index} high watermark {self.high_watermark}>"
@@ -122,23 +132,53 @@ class Partition:
     ) -> AppendInfo:
         """Append one batch; the high watermark follows, by way of the hooks if there are any.
 
-        A duplicate is answered with the original's position and changes nothing. Raises KafkaError.
+        It may be acknowledged when the high watermark is above it, which without hooks and with
+        `durability=process` is at once. A duplicate is answered with the original's position and changes
+        nothing. Raises KafkaError.
         """
         log = self.log
         try:
             info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin, prepared=prepared)
+            if log.must_commit:
+                executor = self._executor
+                if executor is not None and origin is not AppendOrigin.COORDINATOR:
+                    if self._committing is None:
+                        self._commit(log, executor)
+                    return info
+                log.commit()
         except KafkaError:
             if log.failure is not None:
                 self.fail(log.failure)
             raise
         if not info.duplicate:
-            if self.hooks is not None:
-                self.hooks.high_watermark_candidate(info.last_offset + 1)
-            else:
-                self.high_watermark = info.last_offset + 1
-                if self._waiters:
-                    self.wake()
+            self._replicated(info.last_offset + 1)
         return info
+
+    def _replicated(self, offset: int) -> None:
+        if self.hooks is not None:
+            self.hooks.high_watermark_candidate(offset)
+        elif offset > self.high_watermark:
+            self.high_watermark = offset
+            if self._waiters:
+                self.wake()
+
+    def _commit(self, log: PartitionLog, executor: Executor) -> None:
+        self._committing = asyncio.get_running_loop().run_in_executor(executor, log.commit)
+        self._committing.add_done_callback(lambda future: self._committed(log, executor, future))
+
+    def _committed(self, log: PartitionLog, executor: Executor, future: asyncio.Future[None]) -> None:
+        """Publish what is durable; what was appended during the fsync shares the next one."""
+        self._committing = None
+        error = None if future.cancelled() else future.exception()
+        if self.closed or self._log is not log:
+            return
+        if error is not None:
+            self.fail(log.failure or f"its records cannot be made durable: {error}")
+            return
+        waits = log.must_commit
+        self._replicated(log.recovery_point if waits else log.log_end_offset)
+        if waits:
+            self._commit(log, executor)
 
     def publish_high_watermark(self, offset: int) -> None:
         """Let readers see what is below `offset`. Going back is ignored; past the log's end is an error."""
@@ -270,8 +310,9 @@ class Partition:
         await self._close_log(clean=False)
 
     async def _close_log(self, *, clean: bool) -> None:
-        if self._flushing is not None:
-            await asyncio.wait([self._flushing])  # files must not vanish under a flush
+        syncing = [future for future in (self._flushing, self._committing) if future is not None]
+        if syncing:
+            await asyncio.wait(syncing)  # files must not vanish under an fsync
         log, self._log = self._log, None
         if log is None:
             return

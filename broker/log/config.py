@@ -29,6 +29,7 @@ class LogConfig:
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_type: str = "producer"
     min_insync_replicas: int = 1
+    durability: str = "process"
     flush_messages: int = 9223372036854775807
     flush_ms: int = 9223372036854775807
     segment_jitter_ms: int = 0
@@ -44,6 +45,8 @@ class LogConfig:
     is_compacted: bool = field(init=False)
     looks_into_batches: bool = field(init=False)
     """Whether the header of a client's batch is not enough to append it."""
+    flushes_by_count: bool = field(init=False)
+    """Whether an acknowledgement may have to wait for an fsync."""
     roll_ms: int = field(init=False)
     """Span of record time of a segment, before jitter."""
 
@@ -59,6 +62,9 @@ class LogConfig:
         object.__setattr__(self, "is_compacted", compacted)
         object.__setattr__(self, "looks_into_batches", looks)
         object.__setattr__(self, "roll_ms", roll_ms)
+        if self.durability == "power":
+            object.__setattr__(self, "flush_messages", 1)
+        object.__setattr__(self, "flushes_by_count", self.flush_messages != _UNBOUNDED)
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> LogConfig:

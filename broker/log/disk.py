@@ -75,6 +75,11 @@ class SystemFile:
     def sync(self) -> None:
         _sync(self._fd)
 
+    def settle(self) -> None:
+        _sync(self._fd)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:

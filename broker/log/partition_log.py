@@ -7,11 +7,13 @@ readable, and the next append
 - An fsync that fails is never retried into an acknowledgement: the log refuses everything until it is opened
 again. - `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
 
-Durability: an acknowledged batch is in the page cache and so survives the death of the process. With
-`flush.messages=1` it is on disk first, and survives a power cut.
+Durability: what `append` has written is in the page cache and so survives the death of the process. When
+`must_commit` says so (`durability=power`, `flush.messages`), it may be acknowledged and shown only after a
+`commit`, and then survives a power cut: data, names and directories are fsynced. One commit covers everything
+that was appended before it began. What an open finds in such a log is committed before anybody sees it.
 
-Blocking and not thread-safe: one thread (the event loop) uses it. The exception is `flush`, which any thread
-may call. An empty log has no files at all; everything is opened when it is first needed.
+Blocking and not thread-safe: one thread (the event loop) uses it. The exceptions are `commit` and `flush`, which
+any thread may call. An empty log has no files at all; everything is opened when it is first needed.
 
 On disk it is Kafka's layout; `checkpoint` describes the two files that are our own. Compaction (`compaction_run`)
 replaces sealed segments by smaller ones: offsets may then be missing below `compacted_to`, never above.
@@ -106,7 +108,7 @@ class PartitionLog:
         self._segments[-1].activate()
         self._bases = [segment.base_offset for segment in self._segments]
         self._is_marked_clean = recovered.report.was_clean
-        self._directory_is_dirty = False
+        self._directory_is_dirty = not recovered.report.was_clean
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
         self._failure: str | None = None
@@ -131,11 +133,15 @@ class PartitionLog:
         background  runs slow file work (removing large files, syncing sealed segments) elsewhere, for example
                     `executor.submit`; None does it at once, and syncs only on `flush`
 
-        Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer.
+        Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer,
+        KafkaError(KAFKA_STORAGE_ERROR) when what was found cannot be made durable and has to be.
         """
         disk = SystemDisk() if disk is None else disk
         recovered = recovery.recover(disk, directory, config, clock)
-        return cls(directory, config, clock, disk, recovered, background)
+        log = cls(directory, config, clock, disk, recovered, background)
+        if log.must_commit:
+            log.commit()
+        return log
 
     def __repr__(self) -> str:
         return (
@@ -195,6 +201,8 @@ class PartitionLog:
     ) -> AppendInfo:
         """Validate one batch, give it the next offsets and write it. `batch` itself is not changed.
 
+        Afterwards `must_commit` tells whether a `commit` has to come before the acknowledgement.
+
         Raises KafkaError with Kafka's code for a batch that is refused, KAFKA_STORAGE_ERROR when the disk
         fails. In both cases the log is as it was, except after a failed fsync (see the module).
         """
@@ -253,8 +261,6 @@ class PartitionLog:
         elif has_producer:
             producers.update(header, base_offset, timestamp, self._clock.monotonic())
         self._reader.appended(base_offset, position)
-        if last_offset + 1 - self.recovery_point >= config.flush_messages:
-            self._sync_active()
         return AppendInfo(base_offset, last_offset, append_time, self.log_start_offset)
 
     def _duplicate(self, original: AppendedBatch) -> AppendInfo:
@@ -349,9 +355,11 @@ class PartitionLog:
 
     def _write(self, segment: Segment, prefix: bytes, rest: memoryview) -> None:
         try:
-            if not segment.size:
-                self._directory_is_dirty = True
             segment.file.write((prefix, rest), segment.size)
+            if not segment.size:
+                self._directory_is_dirty = (
+                    True  # now, not before: a commit under way has not seen the new name
+                )
         except OSError as error:
             try:
                 segment.undo_append()
@@ -394,8 +402,8 @@ class PartitionLog:
         """Seal the active segment and begin another, whose file will be made by its first batch."""
         old = self._segments[-1]
         old.seal()
-        self._directory_is_dirty = True
         self._write_snapshot()
+        self._directory_is_dirty = True
         segment = self._new_segment(old.end_offset)
         segment.activate()
         self._segments.append(segment)
@@ -700,9 +708,22 @@ class PartitionLog:
         waited_ms = (self._clock.monotonic() - self._last_flush) * 1000
         return self.recovery_point < self.log_end_offset and waited_ms >= self.config.flush_ms
 
-    def _sync_active(self) -> None:
+    @property
+    def must_commit(self) -> bool:
+        """Whether what was appended last waits for a `commit`."""
+        return self._segments[-1].end_offset - self.recovery_point >= self.config.flush_messages
+
+    def commit(self) -> None:
+        """fsync everything appended so far; `recovery_point` says afterwards how far that is. Any thread may call it.
+
+        Cheaper than `flush`: where it ends is noted in memory only, so a recovery scans from the last flush on.
+        Raises KafkaError(KAFKA_STORAGE_ERROR); the log then refuses everything.
+        """
         with self._flush_lock:
-            self._sync(self.log_end_offset)
+            self._check_usable()
+            end_offset = self.log_end_offset
+            if self.recovery_point < end_offset:
+                self._sync(end_offset)
 
     def _sync(self, end_offset: int) -> None:
         """fsync what is above the recovery point, then raise that to `end_offset`."""

@@ -1,6 +1,7 @@
 """Opening a log: trust what a clean close left, or find out what a crash left.
 
-After a crash every segment from the recovery point on is scanned, CRCs included. - The log ends at the first
+After a crash every segment from the recovery point on is scanned, CRCs included; where an acknowledgement means
+fsynced, as the medium has it. - The log ends at the first
 batch that is not whole and intact, if nothing readable follows: a torn tail, which is cut. - If an intact
 batch does follow, in that file or a later one, or if offsets are missing between two segments, the
   damage is in the middle: CorruptLogError, nothing is changed on disk.
@@ -291,6 +292,9 @@ class _Recovery:
                 continue
             builder = IndexBuilder(segment.base_offset, self._config.index_interval_bytes)
             end = WalkEnd(0, 0)
+            if self._config.flushes_by_count:
+                segment.file.settle()
+                segment.size = segment.file.size()
             view = segment.file.view()
             self._scanned[segment.base_offset] = False
             for batches in walk(view, segment.base_offset, end, check_crc=True, gaps_below=gaps_below):

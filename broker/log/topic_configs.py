@@ -164,10 +164,18 @@ _KEYS: Final = (
         at_least(1),
     ),
     ConfigKey(
+        "durability",
+        _STRING,
+        "process",
+        "What an acknowledged record survives: the death of the process, or of the power too (it is fsynced, many "
+        "at a time, before it is acknowledged or read; the same as flush.messages=1). Not one of Apache Kafka's.",
+        choices=("process", "power"),
+    ),
+    ConfigKey(
         "flush.messages",
         _LONG,
         str(_LONG_MAX),
-        "fsync after this many records; 1 acknowledges nothing that a power cut could take.",
+        "fsync after this many records, before the last of them is acknowledged; 1 is durability=power.",
         at_least(1),
     ),
     ConfigKey("flush.ms", _LONG, str(_LONG_MAX), "fsync at least this often.", at_least(0)),

@@ -4,7 +4,8 @@ It keeps two worlds: what a running process sees (everything applied so far) and
 power cut (only what was synced). Operations that change something are numbered. `crash_at` lets the process
 die in the middle of one; `restart` gives the disk that the next process finds:
 
-    KEPT    the process died, the machine did not: everything applied is there, the last write maybe in part
+    KEPT    the process died, the machine did not: everything applied is there, the last write maybe in part; what was
+            not synced still is not, and a later power cut may take it
     LOST    power cut: only what was synced
     TORN    power cut: the unsynced operations up to some point, the last of them in part (whole sectors)
     ZEROS   power cut: sizes arrived, unsynced data reads as zeros
@@ -12,7 +13,7 @@ die in the middle of one; `restart` gives the disk that the next process finds:
 
 A file's contents and its name are separate: a new name, a rename or a removal is durable once its directory
 was synced. A failed sync drops what it should have made durable while the process goes on seeing it (as Linux
-does).
+does), until it asks for the medium's own contents (`settle`).
 """
 
 from __future__ import annotations
@@ -126,6 +127,10 @@ class SimulatedFile:
             _apply(self._inode.durable, *change)
         self._inode.pending.clear()
 
+    def settle(self) -> None:
+        self.sync()
+        self._inode.data[:] = self._inode.durable
+
     def close(self) -> None:
         pass
 
@@ -171,6 +176,9 @@ class SimulatedDisk:
         random_ = random.Random(f"{self._random.random()}{tear}")
         after = SimulatedDisk(seed=random_.randrange(1 << 30))
         after._directories = set(self._directories)
+        if tear is Tear.KEPT:
+            after._take_over(self)
+            return after
         names = self._surviving_names(tear, random_)
         contents: dict[int, bytearray] = {}
         for path, inode in names.items():
@@ -178,6 +186,22 @@ class SimulatedDisk:
             after._names[path] = _Inode(bytearray(data), bytearray(data))
         after._durable_names = dict(after._names)
         return after
+
+    def _take_over(self, before: SimulatedDisk) -> None:
+        copies: dict[int, _Inode] = {}
+
+        def copy(inode: _Inode) -> _Inode:
+            if id(inode) not in copies:
+                copies[id(inode)] = _Inode(
+                    bytearray(inode.data), bytearray(inode.durable), list(inode.pending)
+                )
+            return copies[id(inode)]
+
+        self._names = {path: copy(inode) for path, inode in before._names.items()}
+        self._durable_names = {path: copy(inode) for path, inode in before._durable_names.items()}
+        self._pending_names = [
+            (path, None if inode is None else copy(inode)) for path, inode in before._pending_names
+        ]
 
     def contents(self, path: Path) -> bytes:
         return bytes(self._names[path].data)
@@ -190,8 +214,6 @@ class SimulatedDisk:
             inode.durable[position] ^= mask
 
     def _surviving_names(self, tear: Tear, random_: random.Random) -> dict[Path, _Inode]:
-        if tear is Tear.KEPT:
-            return dict(self._names)
         names = dict(self._durable_names)
         if tear is not Tear.LOST:
             for path, inode in self._pending_names[: random_.randrange(len(self._pending_names) + 1)]:
@@ -202,8 +224,6 @@ class SimulatedDisk:
         return names
 
     def _surviving_data(self, inode: _Inode, tear: Tear, random_: random.Random) -> bytearray:
-        if tear is Tear.KEPT:
-            return bytearray(inode.data)
         data = bytearray(inode.durable)
         if tear is Tear.LOST:
             return data

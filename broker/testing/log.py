@@ -68,7 +68,11 @@ class LogWorld:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         **batch: Any,
     ) -> AppendInfo:
-        return log.append(self.batch(count, **batch), leader_epoch=epoch, origin=origin)
+        """As a partition does it: what has to be committed is."""
+        info = log.append(self.batch(count, **batch), leader_epoch=epoch, origin=origin)
+        if log.must_commit:
+            log.commit()
+        return info
 
 
 def batches_of(log: PartitionLog) -> list[tuple[int, bytes]]:

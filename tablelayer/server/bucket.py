@@ -87,8 +87,9 @@ class TableBucket:
         return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
 
     async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
-        """R11: with acks all, an answer means visible."""
-        if acks == -1 and not await self.partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
+        """R11: with acks all, an answer means visible; where it has to mean fsynced, with acks 1 too."""
+        waits = acks == -1 or (acks == 1 and self.partition.log.config.flushes_by_count)
+        if waits and not await self.partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"{self.name}: logged at {info.base_offset}, but not stored in time",

@@ -61,10 +61,12 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
         batch = world.batch(count, value=rng.randbytes(rng.choice([0, 10, 400])), **options)
         history.sent.append((end, batch))
         info = log.append(batch, leader_epoch=i // 15)
+        if log.must_commit:
+            log.commit()
         assert info.base_offset == end
         end = info.last_offset + 1
         history.acked += 1
-        if config.get("flush_messages") == 1:
+        if config.get("durability") == "power":
             history.durable_end = end
     log.close()
     history.durable_end = end
@@ -89,7 +91,7 @@ def check(world: LogWorld, disk: SimulatedDisk, history: History, tear: Tear, co
         must_survive = base + read_header(batch).record_count
     assert end >= must_survive, "what was acknowledged is there"
     assert history.log_start <= start <= max(history.log_start_asked, history.log_start)
-    keeps_window = tear is Tear.KEPT or config.get("flush_messages") == 1
+    keeps_window = tear is Tear.KEPT or config.get("durability") == "power"
     check_producers(world, log, history, 0 if keeps_window else start)
     return "open"
 
@@ -120,7 +122,7 @@ def check_producers(world: LogWorld, log: PartitionLog, history: History, known_
     assert batches_of(again) == grown
 
 
-@pytest.mark.parametrize("config", [CONFIG, {**CONFIG, "flush_messages": 1}], ids=["process", "power"])
+@pytest.mark.parametrize("config", [CONFIG, {**CONFIG, "durability": "power"}], ids=["process", "power"])
 def test_every_crash_leaves_a_prefix_with_everything_that_was_promised(config, monkeypatch):
     monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)  # thousands of warnings are due
     world, history = LogWorld(), History()

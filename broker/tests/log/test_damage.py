@@ -89,12 +89,12 @@ def test_a_full_disk_at_the_first_write_of_a_segment(world):
 
 @pytest.mark.parametrize("what", [".log", "orders-0"])
 def test_d4_a_failed_fsync_stops_the_partition_and_is_never_retried_into_an_acknowledgement(world, what):
-    log = world.open(flush_messages=1)
+    log = world.open(durability="power")
     world.append(log)
     operation = "sync" if what == ".log" else "sync_directory"
     if operation == "sync_directory":
         log = filled(world.__class__(), 0)
-        log.reconfigure(log.config.__class__(flush_messages=1))
+        log.reconfigure(log.config.__class__(durability="power"))
         world.disk = log._disk
         world.disk.make_directory(world.directory)
     world.disk.fail(Fault(operation, errno.EIO, suffix=what))
