@@ -93,7 +93,7 @@ def test_an_empty_partition(tmp_path) -> None:
     asyncio.run(test())
 
 
-def test_the_end_of_leader_epochs(tmp_path) -> None:
+def test_e1_the_end_of_leader_epochs(tmp_path) -> None:
     async def ask(broker: DirectBroker, epoch: int, current: int = -1):
         wanted = OffsetForLeaderPartition(partition=0, leader_epoch=epoch, current_leader_epoch=current)
         request = OffsetForLeaderEpochRequest(topics=[OffsetForLeaderTopic(topic="t", partitions=[wanted])])

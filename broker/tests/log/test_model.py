@@ -217,7 +217,7 @@ class Program:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 1 << 32))
-def test_random_programs_do_what_a_list_does(seed):
+def test_h1_random_programs_give_each_record_one_dense_offset_over_every_restart(seed):
     Program(seed).run(40)
 
 

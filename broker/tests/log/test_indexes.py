@@ -1,0 +1,66 @@
+"""Rule I1: sparse indexes while a segment is written, and what a crash leaves of them."""
+
+import struct
+from itertools import pairwise
+
+import pytest
+
+from broker.testing.disk import Tear
+from broker.testing.log import batches_of
+
+INTERVAL = 4096
+BATCHES = 120
+
+
+def files(world, disk, suffix):
+    names = [name for name in disk.names(world.directory) if name.endswith(suffix)]
+    return {int(name.removesuffix(suffix)): disk.contents(world.directory / name) for name in names}
+
+
+def filled(world):
+    """Batches of 700 bytes whose timestamps go up and down."""
+    log = world.open(index_interval_bytes=INTERVAL, segment_bytes=40_000)
+    for number in range(BATCHES):
+        world.append(log, 2, value=b"v" * 300, at=world.clock.now_ms + (number % 7) * 1000 + number)
+    return log
+
+
+def check(world, disk):
+    logs, offsets, times = (files(world, disk, suffix) for suffix in (".log", ".index", ".timeindex"))
+    assert len(logs) > 1
+    assert set(logs) == set(offsets) == set(times)
+    for base, data in logs.items():
+        entries = list(struct.iter_unpack(">ii", offsets[base]))
+        assert len(entries) >= len(data) // (INTERVAL + 1400) - 1
+        positions = [position for _, position in entries]
+        assert all(after - before > INTERVAL for before, after in pairwise(positions))
+        for relative, position in entries:
+            start, last_delta = (
+                *struct.unpack_from(">q", data, position),
+                *struct.unpack_from(">i", data, position + 23),
+            )
+            assert start + last_delta == base + relative
+        stamps = list(struct.iter_unpack(">qi", times[base]))
+        assert stamps == sorted(set(stamps))
+        assert [relative for _, relative in stamps] == sorted({relative for _, relative in stamps})
+    return offsets, times
+
+
+def test_i1_an_index_entry_every_interval_and_a_monotone_time_index(world):
+    log = filled(world)
+    log.close()
+    check(world, world.disk)
+
+
+@pytest.mark.parametrize("tear", list(Tear))
+def test_i1_indexes_after_a_crash_are_as_after_a_clean_stop(world, tear):
+    log = filled(world)
+    log.flush()
+    expected = batches_of(log)
+    disk = world.disk.restart(tear)
+    again = world.open(disk, index_interval_bytes=INTERVAL, segment_bytes=40_000)
+    assert batches_of(again) == expected
+    again.close()
+    rebuilt = check(world, disk)
+    log.close()
+    assert rebuilt[0] == check(world, world.disk)[0]
