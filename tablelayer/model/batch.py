@@ -6,15 +6,17 @@ integers big endian:
     61 int32  sequence count            how many sequence numbers the batch consumes
     65 int16  schema id
     67 int8   compression of the message's buffers: 0 none, 1 LZ4 frame, 2 ZSTD
-    68 int8   flags: bit 0 append-only (no change types follow)
+    68 int8   flags: bit 0 append-only (no change types follow), bit 1 filtered (only in answers to scans)
     69 int32  length of the change types in bytes (0, or one byte a row)
-    73 int32  length of the statistics (0)
-    77        change types, statistics, zeros up to a multiple of 8
+    73 int32  length of the statistics (`statistics.py`; 0 for none), or of the offset deltas of a filtered batch
+    77        change types, statistics or offset deltas, zeros up to a multiple of 8
               one Arrow IPC record batch message without a schema (`ipc.py`)
 
-Record count and offsets count rows; a batch without rows still takes one offset. Base and max timestamp are
-equal: the time of the append, stamped by the server. The CRC covers everything from byte 21, so a projected
-batch (message rewritten, CRC field 0) cannot be checked by it; the connection vouches for it.
+Record count and offsets count rows; a batch without rows still takes one offset. From a filtered batch rows
+were left out: it still covers all its offsets, and an int32, little endian, per row left says which offset is the
+row's own, from the batch's base. Base and max timestamp are equal: the time of the append, stamped by the server.
+The CRC covers everything from byte 21, so a projected or filtered batch (message rewritten, CRC field 0) cannot be
+checked by it; the connection vouches for it.
 """
 
 from __future__ import annotations
@@ -46,12 +48,17 @@ from tablelayer.model.ipc import decode_ipc, encode_ipc
 from tablelayer.model.options import ArrowCompression
 
 APPEND_ONLY: Final = 0x01
+FILTERED: Final = 0x02
 PREFIX_SIZE: Final = 77
 """Bytes in front of the change types."""
 
 _EXTENSION: Final = Struct(">ihbbii")
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _TIMESTAMPS: Final = Struct(">qq")
+_LENGTHS: Final = Struct(">ii")
+_LENGTHS_POSITION: Final = 69
+_BATCH_LENGTH: Final = Struct(">i")
+_BATCH_LENGTH_POSITION: Final = 8
 _TIMESTAMPS_POSITION: Final = 27
 _NUMBERS: Final = {ArrowCompression.NONE: 0, ArrowCompression.LZ4_FRAME: 1, ArrowCompression.ZSTD: 2}
 _COMPRESSIONS: Final = {number: compression for compression, number in _NUMBERS.items()}
@@ -83,24 +90,34 @@ def encode_arrow_batch(
     producer_epoch: int = NO_PRODUCER_EPOCH,
     base_sequence: int = NO_SEQUENCE,
     last_offset_delta: int | None = None,
+    base_offset: int = 0,
+    statistics: bytes = b"",
+    offset_deltas: npt.NDArray[np.int32] | None = None,
 ) -> bytearray:
-    """One whole batch with base offset 0, ready for a log, a write request or a scanner.
+    """One whole batch, ready for a log, a write request or a scanner.
 
     `change_types` is uint8[rows], or None for a batch of appends. `sequence_count` defaults to the number of
-    rows, `last_offset_delta` to the last row's. Raises ValueError if there is not one change type per row.
+    rows, `last_offset_delta` to the last row's. `offset_deltas`: int32[rows], of a filtered batch, which has no
+    statistics. Raises ValueError if there is not one change type or offset delta per row.
     """
     rows = batch.num_rows
     changes = b"" if change_types is None else np.ascontiguousarray(change_types, np.uint8).tobytes()
     if change_types is not None and len(changes) != rows:
         raise ValueError(f"{len(changes)} change types for {rows} rows")
+    flags = APPEND_ONLY if change_types is None else 0
+    if offset_deltas is not None:
+        if len(offset_deltas) != rows or statistics:
+            raise ValueError(f"{len(offset_deltas)} offset deltas for {rows} rows")
+        flags |= FILTERED
+        statistics = offset_deltas.astype("<i4", copy=False).tobytes()
     message = encode_ipc(batch, compression)
-    start = message_position(len(changes))
+    start = message_position(len(changes), len(statistics))
     size = start + len(message)
     buffer = bytearray(size)
     _HEADER.pack_into(
         buffer,
         0,
-        0,
+        base_offset,
         size - LOG_OVERHEAD,
         NO_LEADER_EPOCH,
         MAGIC_ARROW,
@@ -120,14 +137,30 @@ def encode_arrow_batch(
         rows if sequence_count is None else sequence_count,
         schema_id,
         _NUMBERS[compression or ArrowCompression.NONE],
-        APPEND_ONLY if change_types is None else 0,
+        flags,
         len(changes),
-        0,
+        len(statistics),
     )
     buffer[PREFIX_SIZE : PREFIX_SIZE + len(changes)] = changes
+    buffer[PREFIX_SIZE + len(changes) : PREFIX_SIZE + len(changes) + len(statistics)] = statistics
     buffer[start:] = message
     write_crc(buffer)
     return buffer
+
+
+def with_statistics(batch: Buffer, statistics: bytes) -> bytearray:
+    """A whole batch, not a filtered one, with these statistics in place of those it has; its CRC is left wrong."""
+    view = memoryview(batch).cast("B")
+    changes_length, old_length = _LENGTHS.unpack_from(view, _LENGTHS_POSITION)
+    end = PREFIX_SIZE + changes_length
+    start = message_position(changes_length, len(statistics))
+    changed = bytearray(start)
+    changed[:end] = view[:end]
+    changed[end : end + len(statistics)] = statistics
+    _LENGTHS.pack_into(changed, _LENGTHS_POSITION, changes_length, len(statistics))
+    changed += view[message_position(changes_length, old_length) :]
+    _BATCH_LENGTH.pack_into(changed, _BATCH_LENGTH_POSITION, len(changed) - LOG_OVERHEAD)
+    return changed
 
 
 def stamp_timestamp(buffer: bytearray | memoryview, timestamp_ms: int) -> None:
@@ -146,13 +179,17 @@ def schema_id_of(buffer: Buffer, position: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ArrowBatch:
-    """A view of one batch. `message` and `change_types` are views of its buffer."""
+    """A view of one batch. `message`, `change_types`, `statistics` and `offset_deltas` (of a filtered batch, int32
+    per row) are views of its buffer.
+    """
 
     header: BatchHeader
     schema_id: int
     compression: ArrowCompression
     change_types: npt.NDArray[np.uint8] | None
     message: memoryview
+    statistics: memoryview
+    offset_deltas: npt.NDArray[np.int32] | None = None
 
     @classmethod
     def parse(cls, buffer: Buffer) -> ArrowBatch:
@@ -169,6 +206,8 @@ class ArrowBatch:
         compression = _COMPRESSIONS.get(number)
         if compression is None:
             raise DecodeError(f"an Arrow batch has the unknown compression {number}")
+        if flags & ~(APPEND_ONLY | FILTERED):
+            raise DecodeError(f"an Arrow batch has the unknown flags {flags:#04x}")
         expected = 0 if flags & APPEND_ONLY else header.record_count
         start = message_position(changes_length, statistics_length)
         if changes_length != expected or statistics_length < 0 or start > header.size:
@@ -181,7 +220,18 @@ class ArrowBatch:
             changes = np.frombuffer(view, np.uint8, changes_length, PREFIX_SIZE)
             if changes_length and int(changes.max()) > ChangeType.DELETE:
                 raise DecodeError(f"an Arrow batch has the unknown change type {int(changes.max())}")
-        return cls(header, schema_id, compression, changes, view[start : header.size])
+        end = PREFIX_SIZE + changes_length + statistics_length
+        statistics = view[PREFIX_SIZE + changes_length : end]
+        deltas = None
+        if flags & FILTERED:
+            if statistics_length != 4 * header.record_count:
+                raise DecodeError(
+                    f"an Arrow batch of {header.record_count} rows has {statistics_length} bytes of offset deltas"
+                )
+            deltas, statistics = np.frombuffer(statistics, "<i4"), view[end:end]
+            if len(deltas) and (deltas[0] < 0 or deltas[-1] > header.last_offset_delta):
+                raise DecodeError("the offsets of an Arrow batch's rows are not within the batch")
+        return cls(header, schema_id, compression, changes, view[start : header.size], statistics, deltas)
 
     def to_record_batch(self, arrow_schema: pa.Schema, *, untrusted: bool = False) -> pa.RecordBatch:
         """The rows, of the columns that the message holds. Raises DecodeError."""

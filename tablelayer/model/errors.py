@@ -33,6 +33,7 @@ class TableErrorCode(IntEnum):
     INVALID_KEY = 1017
     INVALID_STATEMENT = 1018
     SCHEMA_CHANGED = 1019
+    INVALID_FILTER = 1020
 
     @property
     def retriable(self) -> bool:

@@ -30,6 +30,7 @@ KAFKA_CHANGELOG = "table.kafka.changelog"
 MERGE_ENGINE = "table.merge-engine"
 VERSION_COLUMN = "table.merge-engine.versioned.ver-column"
 AUTO_INCREMENT = "auto-increment.fields"
+STATISTICS_COLUMNS = "table.statistics.columns"
 AUTO_INCREMENT_CACHE = "table.auto-increment.cache-size"
 
 MAX_BUCKET_COUNT = 4096  # Fluss's max.bucket.num
@@ -175,6 +176,13 @@ def _parse_column(text: str) -> str:
     return name
 
 
+def _parse_columns(text: str) -> tuple[str, ...]:
+    names = parse_name_list(text)
+    if len(set(names)) != len(names) or not all(names):
+        raise ValueError("the value must be names of columns, each once, separated by commas")
+    return names
+
+
 def _parse_cache_size(text: str) -> int:
     if not re.fullmatch(r"\s*[0-9]{1,10}\s*", text) or not 1 <= int(text) <= MAX_AUTO_INCREMENT_CACHE:
         raise ValueError(f"the value must be a whole number from 1 to {MAX_AUTO_INCREMENT_CACHE}")
@@ -209,6 +217,16 @@ DECLARED: Mapping[str, TableOption] = {
         ),
         _declare(
             "table.log.arrow.compression.type", "ZSTD", ArrowCompression, "Compression of the log's buffers."
+        ),
+        TableOption(
+            STATISTICS_COLUMNS,
+            None,
+            _parse_columns,
+            ",".join,
+            "Columns whose bounds are kept with each batch of the log, so that filters skip batches: names, '*' for "
+            "all, '' for none. If not given: the columns of fixed width, at most 32.",
+            alterable=True,
+            names_columns=True,
         ),
         _declare(
             MERGE_ENGINE,
@@ -306,7 +324,6 @@ _NOT_IN_THIS_RELEASE = (
     ("table.auto-partition.", "partitioned tables"),
     ("table.kv.ttl", "row expiry"),
     ("table.kv.standby-replica.", "standby replicas"),
-    ("table.statistics.", "column statistics"),
     ("table.log.format", "a choice of log formats (it is always Arrow)"),
     ("table.kv.format", "a choice of row formats"),
     ("table.log.tiered.", "remote log segments"),
@@ -324,6 +341,8 @@ class TableOptions:
 
     log_ttl_ms: int
     arrow_compression: ArrowCompression
+    statistics_columns: tuple[str, ...] | None
+    """None: the automatic choice (`statistics.automatic_columns`); ("*",): all."""
     merge_engine: MergeEngine | None
     version_column: str | None
     delete_behavior: DeleteBehavior
@@ -413,6 +432,7 @@ def effective(options: Mapping[str, str]) -> TableOptions:
     return TableOptions(
         log_ttl_ms=value(TTL),
         arrow_compression=value("table.log.arrow.compression.type"),
+        statistics_columns=value(STATISTICS_COLUMNS),
         merge_engine=engine,
         version_column=value(VERSION_COLUMN),
         delete_behavior=(

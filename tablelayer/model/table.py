@@ -342,6 +342,7 @@ def _validate(definition: TableDefinition) -> None:
                 f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
             )
     _check_merge_engine(definition)
+    _check_statistics(definition)
     _check_auto_increment(definition)
     if definition.settings.datalake_enabled:
         _check_lake_names(definition)
@@ -448,6 +449,16 @@ def _check_auto_increment(definition: TableDefinition) -> None:
         )
     if column.aggregate is not None or column.default is not None or name == settings.version_column:
         raise _invalid(f"{option}: the column cannot be a version, have a function or a default")
+
+
+def _check_statistics(definition: TableDefinition) -> None:
+    names = definition.settings.statistics_columns or ()
+    unknown = [name for name in names if name not in definition.schema and names != ("*",)]
+    if unknown:
+        raise _invalid(
+            f"option '{table_options.STATISTICS_COLUMNS}': there is no column '{unknown[0]}'; "
+            f"columns: {', '.join(definition.schema.names)}"
+        )
 
 
 def _check_lake_names(definition: TableDefinition) -> None:

@@ -1,6 +1,7 @@
 """A bucket of a log table: rows go into the log as they come, and are visible at once.
 
-Batches of table clients stay as they were sent, but for the time of the append; they are checked first.
+Batches of table clients stay as they were sent, but for the time of the append and the statistics, which the
+server computes from the rows itself; they are checked first.
 """
 
 from __future__ import annotations
@@ -8,11 +9,17 @@ from __future__ import annotations
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import BatchHeader, read_header
-from tablelayer.model.batch import encode_arrow_batch, stamp_timestamp
+from tablelayer.model.batch import encode_arrow_batch, stamp_timestamp, with_statistics
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.reads import Counted
-from tablelayer.server.writes import OperationSource, Writer, compression_of, decode_append
+from tablelayer.server.writes import (
+    OperationSource,
+    Writer,
+    compression_of,
+    decode_append,
+    statistics_of,
+)
 
 _HEADER_MIN = 77
 
@@ -75,8 +82,9 @@ class LogBucket(TableBucket):
 
 
 def _checked(batch: memoryview, definition: TableDefinition, now_ms: int) -> bytearray:
-    decode_append(batch, definition)
-    stamped = bytearray(batch)
+    parsed, schema, rows = decode_append(batch, definition)
+    statistics = statistics_of(definition, schema, rows)
+    stamped = with_statistics(batch, statistics) if statistics or parsed.statistics else bytearray(batch)
     stamp_timestamp(stamped, now_ms)
     return stamped
 
@@ -93,4 +101,5 @@ def _encoded(source: OperationSource, writer: Writer, definition: TableDefinitio
         producer_id=writer.producer_id,
         producer_epoch=writer.producer_epoch,
         base_sequence=writer.base_sequence,
+        statistics=statistics_of(definition, definition.schema, rows),
     )

@@ -31,7 +31,7 @@ from tablelayer.model.versions import SchemaVersions, upgraded
 from tablelayer.server.auto_increment import Numbers
 from tablelayer.server.kv import KeyValueStore
 from tablelayer.server.merge import MergeRules, merge, row_keys
-from tablelayer.server.writes import OperationSource, Writer, compression_of
+from tablelayer.server.writes import OperationSource, Writer, compression_of, statistics_of
 
 _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
 
@@ -103,6 +103,7 @@ class Tablet:
             producer_id=writer.producer_id,
             producer_epoch=writer.producer_epoch,
             base_sequence=writer.base_sequence,
+            statistics=statistics_of(definition, definition.schema, merged.changelog),
         )
         return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken)
 

@@ -19,6 +19,7 @@ from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.options import ArrowCompression, DeleteBehavior, MergeEngine
 from tablelayer.model.schema import Column, Schema
+from tablelayer.model.statistics import STATISTICS_FROM_ROWS, automatic_columns, compute
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
 from tablelayer.model.versions import Conversion
@@ -141,6 +142,8 @@ def parse_write(batch: memoryview, definition: TableDefinition) -> tuple[ArrowBa
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
     if not intact:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
+    if parsed.offset_deltas is not None:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "a filtered batch is an answer to a scan, not a write")
     if parsed.header.producer_id < -1:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{parsed.header.producer_id} is not a producer id")
     return parsed, definition.versions.get(parsed.schema_id)
@@ -202,8 +205,25 @@ def decode_put(
     return admit(definition, Operations(rows, deletes, targets, overwrite))
 
 
-def decode_append(batch: memoryview, definition: TableDefinition) -> ArrowBatch:
-    """Check a batch of appends to a log table; its rows stay as they were sent. Raises KafkaError or TableError."""
+def statistics_of(definition: TableDefinition, schema: Schema, rows: pa.RecordBatch) -> bytes:
+    """Statistics of the rows that go into the log under a schema; none for small batches."""
+    if rows.num_rows < STATISTICS_FROM_ROWS:
+        return b""
+    names = definition.settings.statistics_columns
+    if names is None:
+        names = automatic_columns(schema)
+    elif names == ("*",):
+        names = tuple(schema.names)
+    return compute(rows, schema, frozenset(names)) if names else b""
+
+
+def decode_append(
+    batch: memoryview, definition: TableDefinition
+) -> tuple[ArrowBatch, Schema, pa.RecordBatch]:
+    """Check a batch of appends to a log table; its rows, and the schema they are of, stay as they were sent.
+
+    Raises KafkaError or TableError.
+    """
     parsed, schema = parse_write(batch, definition)
     if parsed.change_types is not None:
         raise TableError(
@@ -219,7 +239,7 @@ def decode_append(batch: memoryview, definition: TableDefinition) -> ArrowBatch:
     except DecodeError as error:
         raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
     check_columns(schema.columns, rows, None, (), partial=False)
-    return parsed
+    return parsed, schema, rows
 
 
 def check_columns(
