@@ -12,6 +12,8 @@ from protocol.errors import ErrorCode
 
 PATH = Path(__file__).resolve().parent.parent / "COMPATIBILITY.md"
 PRIVATE_KEYS_FROM = 10_000
+IN_PROCESS = {"kafka-python": "kafka-python", "rdkafka": "confluent-kafka", "aiokafka": "aiokafka"}
+"""How the client ids begin that the Python clients take by themselves. They read what the others wrote."""
 
 HEAD = """# Compatibility
 
@@ -28,6 +30,8 @@ MIDDLE = """
 
 The cell is the version that the client chose (several where its parts differ) in the scenarios above. A number in
 brackets counts answers with an error code; all of them are explained below. An empty cell: the client did not send it.
+The Python clients only read and check here; clients/, groups/ and transactions/ hold their own scenarios, which are
+part of `make test`, and tools/ those of Kafka's command-line tools.
 
 """
 ERRORS = """
@@ -52,19 +56,22 @@ def render(
     used: dict[tuple[str, int], dict[int, Usage]] = defaultdict(dict)
     errors: dict[int, set[str]] = defaultdict(set)
     for (client, key, version), usage in usages.items():
-        used[client, key][version] = usage
+        client = next((name for start, name in IN_PROCESS.items() if client.startswith(start)), client)
+        before = used[client, key].setdefault(version, Usage())
+        before.errors.update(usage.errors)
         for code in usage.errors:
             errors[code].add(_name(key))
+    columns = [*clients, *IN_PROCESS.values()]
     body = [
         [
             f"{key} {_name(key)}",
             _range(low, high),
-            *(_cell(used.get((client, key), {})) for client in clients),
+            *(_cell(used.get((client, key), {})) for client in columns),
         ]
         for key, (low, high) in sorted(advertised.items())
         if key < PRIVATE_KEYS_FROM
     ]
-    text += _table(["API", "advertised", *clients], body) + ERRORS
+    text += _table(["API", "advertised", *columns], body) + ERRORS
     return text + _table(
         ["code", "in answers to"],
         [
@@ -96,8 +103,9 @@ def _table(head: list[str], rows: Iterable[list[str]]) -> str:
     return "".join("|" + "|".join(line) + "|\n" for line in lines)
 
 
-def advertised_in(text: str) -> dict[int, str]:
+def advertised_in(text: str) -> dict[int, tuple[int, int]]:
     """The ranges that a document says are advertised, by API key."""
-    table = text.split(MIDDLE.strip().splitlines()[0])[1]
+    table = text.split("## APIs by version by client")[1].split("## Error codes seen")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line[1:2].isdigit()]
-    return {int(name.split()[0]): versions for name, versions in rows if not name.split()[1].isupper()}
+    ranges = {int(name.split()[0]): versions.split("-") for name, versions in rows}
+    return {key: (int(ends[0]), int(ends[-1])) for key, ends in ranges.items()}

@@ -7,6 +7,7 @@ the client id of its requests. Answers are decoded with the project's own messag
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -16,8 +17,15 @@ from pkgutil import iter_modules
 
 import protocol.messages
 from protocol.errors import DecodeError
-from protocol.framing import FrameSplitter
-from protocol.headers import decode_request_header, decode_response_header, peek_request
+from protocol.framing import FrameSplitter, encode_frame, frame_size
+from protocol.headers import (
+    RequestHeader,
+    decode_request_header,
+    decode_response_header,
+    encode_request_header,
+    peek_request,
+)
+from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from protocol.schema import ApiMessage
 
 API_VERSIONS = 18
@@ -110,6 +118,18 @@ class Tap:
             usage.errors.update(error_codes(response.decode(memoryview(frame)[position:], version)))
         except DecodeError as error:
             self.failures.append(f"the answer to {key} v{version} cannot be decoded: {error}")
+
+
+def advertised_by(port: int) -> dict[int, tuple[int, int]]:
+    """The version range of each API that a server answers ApiVersions with."""
+    request = ApiVersionsRequest(client_software_name="compat", client_software_version="1")
+    body = [encode_request_header(RequestHeader(API_VERSIONS, 3, 1, "compat"), 2), request.encode(3)]
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(b"".join(encode_frame(body)))
+        stream = connection.makefile("rb")
+        frame = stream.read(frame_size(stream.read(4)))
+    response = ApiVersionsResponse.decode(memoryview(frame)[4:], 3)
+    return {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
 
 
 def error_codes(value: object) -> list[int]:

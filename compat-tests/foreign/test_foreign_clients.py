@@ -20,9 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import foreign_clients
 from foreign.programs import PROGRAMS, Program, ToolMissingError, command
 from foreign.report import PATH, render
-from foreign.tap import Tap
-
-from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from foreign.tap import Tap, advertised_by
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(180)]
 COUNT = 40
@@ -44,7 +42,7 @@ def tapped(tmp_path_factory, request):
     tap.address = f"127.0.0.1:{port}"
     tap.outcomes = {}
     try:
-        advertised = _advertised(process.port)
+        advertised = advertised_by(process.port)
         yield tap
     finally:
         tap.stop()
@@ -54,22 +52,6 @@ def tapped(tmp_path_factory, request):
     assert code == 0
     if os.environ.get("HEADRACE_WRITE_COMPATIBILITY"):
         PATH.write_text(render(advertised, tap.outcomes, tap.usages))
-
-
-def _advertised(port: int) -> dict[int, tuple[int, int]]:
-    import socket
-
-    from protocol.framing import encode_frame, frame_size
-    from protocol.headers import RequestHeader, encode_request_header
-
-    request = ApiVersionsRequest(client_software_name="compat", client_software_version="1")
-    body = [encode_request_header(RequestHeader(18, 3, 1, "compat"), 2), request.encode(3)]
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
-        connection.sendall(b"".join(bytes(part) for part in encode_frame(body)))
-        stream = connection.makefile("rb")
-        frame = stream.read(frame_size(stream.read(4)))
-    response = ApiVersionsResponse.decode(memoryview(frame)[4:], 3)
-    return {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
 
 
 def play(tapped, program: Program, scenario: str, *arguments: object) -> list[list[str]]:
