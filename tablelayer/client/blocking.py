@@ -33,6 +33,7 @@ from tablelayer.client.kafka_admin import (
 )
 from tablelayer.client.reader import LATEST, LookupResult
 from tablelayer.client.scan import AsyncScan, ScanBatch, Start, Until
+from tablelayer.client.staging import AsyncStagedWriter, Receipt
 from tablelayer.client.table import AsyncTable
 from tablelayer.client.writer import WriteResult
 from tablelayer.model.evolution import Change
@@ -222,6 +223,49 @@ class Table:
         """Write only these columns (the primary key among them); the others keep their values."""
         return self._loop.run(self._table.partial(data, columns, overwrite=overwrite))
 
+    def write_rows(
+        self,
+        rows: pa.Table,
+        *,
+        definition: TableDefinition,
+        change_type: int | None = None,
+        target_columns: tuple[int, ...] | None = None,
+    ) -> WriteResult:
+        """Write rows that conform to `definition` already; see `tablelayer.client.writer.Writer.write`."""
+        return self._loop.run(
+            self._table.write_rows(
+                rows, definition=definition, change_type=change_type, target_columns=target_columns
+            )
+        )
+
+    def staged_writer(
+        self,
+        writer: str,
+        batch_id: int,
+        attempt: str,
+        target_columns: tuple[int, ...] | None = None,
+        *,
+        definition: TableDefinition | None = None,
+    ) -> StagedWriter:
+        """A writer of rows that become part of the table with `commit_staged`; see `tablelayer.client.staging`."""
+
+        async def make() -> AsyncStagedWriter:
+            return self._table.staged_writer(
+                writer, batch_id, attempt, target_columns, definition=definition
+            )
+
+        return StagedWriter(self._loop.run(make()), self._loop)
+
+    def commit_staged(
+        self, writer: str, batch_id: int, receipts: Sequence[Receipt], *, single: bool = False
+    ) -> None:
+        """Write what these attempts have staged, exactly once however often this is called."""
+        self._loop.run(self._table.commit_staged(writer, batch_id, receipts, single=single))
+
+    def abort_staged(self, writer: str, batch_id: int, receipts: Sequence[Receipt]) -> None:
+        """Drop what these attempts have staged, unless it is committed."""
+        self._loop.run(self._table.abort_staged(writer, batch_id, receipts))
+
     def lookup(
         self, keys: Data, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
     ) -> LookupResult:
@@ -298,6 +342,31 @@ class Table:
     def committed(self, group: str) -> dict[int, int]:
         """The positions kept under this name; buckets without one are absent."""
         return self._loop.run(self._table.committed(group))
+
+
+class StagedWriter:
+    """`AsyncStagedWriter`, each call of which waits."""
+
+    def __init__(self, writer: AsyncStagedWriter, loop: _LoopThread) -> None:
+        self._writer = writer
+        self._loop = loop
+
+    @property
+    def decided(self) -> bool:
+        """The batch is committed already: what is written is counted and dropped."""
+        return self._writer.decided
+
+    def write(self, rows: pa.Table, *, change_type: int | None = None) -> None:
+        """Stage conformed rows."""
+        self._loop.run(self._writer.write(rows, change_type=change_type))
+
+    def finish(self) -> Receipt:
+        """Stage what is left and wait for all of it."""
+        return self._loop.run(self._writer.finish())
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        self._loop.run(self._writer.close())
 
 
 async def _next_piece(pieces: AsyncGenerator[T, None]) -> T | None:

@@ -22,6 +22,7 @@ from tablelayer.client.reader import LookupResult, Reader, first_row, nullable_s
 from tablelayer.client.retry import Deadline, retrying
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.scan import AsyncScan, Start, Until, snapshot_pieces
+from tablelayer.client.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from tablelayer.client.writer import Writer, WriteResult
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -163,6 +164,54 @@ class AsyncTable:
         rows, definition, targets = await self._with_fresh_schema(prepare)
         return await self._writer.write(
             rows, definition=definition, change_type=_UPSERT, mode=WriteMode(targets, overwrite)
+        )
+
+    async def write_rows(
+        self,
+        rows: pa.Table,
+        *,
+        definition: TableDefinition,
+        change_type: int | None = None,
+        target_columns: tuple[int, ...] | None = None,
+    ) -> WriteResult:
+        """Write rows that conform to `definition` already; see `tablelayer.client.writer.Writer.write`."""
+        return await self._writer.write(
+            rows, definition=definition, change_type=change_type, mode=WriteMode(target_columns, False)
+        )
+
+    def staged_writer(
+        self,
+        writer: str,
+        batch_id: int,
+        attempt: str,
+        target_columns: tuple[int, ...] | None = None,
+        *,
+        definition: TableDefinition | None = None,
+    ) -> AsyncStagedWriter:
+        """A writer of rows that become part of the table with `commit_staged`; see `tablelayer.client.staging`."""
+        return AsyncStagedWriter(
+            self._cluster,
+            definition or self.definition,
+            writer=writer,
+            batch_id=batch_id,
+            attempt=attempt,
+            target_columns=target_columns,
+        )
+
+    async def commit_staged(
+        self, writer: str, batch_id: int, receipts: Sequence[Receipt], *, single: bool = False
+    ) -> None:
+        """Write what these attempts have staged, exactly once however often this is called; returns when it is
+        visible. `single`: this writer will have no other batch.
+        """
+        await commit_staged(
+            self._cluster, self.definition, writer=writer, batch_id=batch_id, receipts=receipts, single=single
+        )
+
+    async def abort_staged(self, writer: str, batch_id: int, receipts: Sequence[Receipt]) -> None:
+        """Drop what these attempts have staged, unless it is committed."""
+        await abort_staged(
+            self._cluster, self.definition, writer=writer, batch_id=batch_id, receipts=receipts
         )
 
     def _targets(self, names: Sequence[str]) -> tuple[list[Column], tuple[int, ...] | None]:

@@ -70,6 +70,25 @@ class WriteResult:
     end_offsets: dict[int, int] = field(default_factory=dict)
 
 
+CHANGE_COLUMN = "\0change"
+"""A uint8 column that conformed rows may end with: each row's change type, where they are not all the same."""
+
+
+def encode_write(definition: TableDefinition, rows: pa.RecordBatch, change_type: int | None) -> bytearray:
+    """Conformed rows as a write batch. `change_type` is that of every row, None for a log table's."""
+    change_types = None if change_type is None else np.full(rows.num_rows, change_type, np.uint8)
+    if rows.schema.names[-1] == CHANGE_COLUMN:
+        change_types = rows.column(CHANGE_COLUMN).to_numpy()
+        rows = rows.drop_columns([CHANGE_COLUMN])
+    return encode_arrow_batch(
+        rows,
+        schema_id=definition.schema.schema_id,
+        change_types=change_types,
+        compression=definition.settings.arrow_compression if change_types is None else None,
+        timestamp_ms=time.time_ns() // 1_000_000,
+    )
+
+
 class Writer:
     """All writes of one connection to one table."""
 
@@ -101,9 +120,9 @@ class Writer:
         """Write rows that conform to `definition` (this table's, in any of its schemas), and wait until all of them
         are acknowledged.
 
-        `change_type` is None for a log table, else that of every row. Raises TableError or KafkaError
-        (refused), RequestTimeout (some rows' outcome is unknown), ConnectionFailed (not sent within the
-        deadline).
+        `change_type` is None for a log table, else that of every row, unless they end with CHANGE_COLUMN.
+        Raises TableError or KafkaError (refused), RequestTimeout (some rows' outcome is unknown),
+        ConnectionFailed (not sent within the deadline).
         """
         batches: list[Batch] = []
         try:
@@ -183,15 +202,7 @@ class Writer:
             step = max(1, self._config.batch_size_bytes // row_size)
             for start in range(0, part.num_rows, step):
                 piece = part.slice(start, step)
-                change_types = None if change_type is None else np.full(piece.num_rows, change_type, np.uint8)
-                data = encode_arrow_batch(
-                    piece,
-                    schema_id=definition.schema.schema_id,
-                    change_types=change_types,
-                    compression=definition.settings.arrow_compression if change_type is None else None,
-                    timestamp_ms=time.time_ns() // 1_000_000,
-                )
-                encoded.append((bucket, data, piece.num_rows))
+                encoded.append((bucket, encode_write(definition, piece, change_type), piece.num_rows))
         return encoded
 
     def _split(self, slab: pa.RecordBatch, definition: TableDefinition) -> list[tuple[int, pa.RecordBatch]]:

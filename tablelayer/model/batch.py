@@ -60,6 +60,9 @@ _LENGTHS_POSITION: Final = 69
 _BATCH_LENGTH: Final = Struct(">i")
 _BATCH_LENGTH_POSITION: Final = 8
 _TIMESTAMPS_POSITION: Final = 27
+_WRITER: Final = Struct(">qhi")
+_WRITER_POSITION: Final = 43
+_SEQUENCE_COUNT: Final = Struct(">i")
 _NUMBERS: Final = {ArrowCompression.NONE: 0, ArrowCompression.LZ4_FRAME: 1, ArrowCompression.ZSTD: 2}
 _COMPRESSIONS: Final = {number: compression for compression, number in _NUMBERS.items()}
 
@@ -175,6 +178,19 @@ def schema_id_of(buffer: Buffer, position: int = 0) -> int:
         raise DecodeError(f"an Arrow batch is cut off at {len(buffer) - position} bytes")
     schema_id: int = _EXTENSION.unpack_from(buffer, position + HEADER_SIZE)[1]
     return schema_id
+
+
+def stamp_writer(
+    buffer: bytearray | memoryview,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    sequence_count: int,
+) -> None:
+    """Set who writes a whole batch and how many sequence numbers it takes. The CRC is not brought up to date."""
+    _WRITER.pack_into(buffer, _WRITER_POSITION, producer_id, producer_epoch, base_sequence)
+    _SEQUENCE_COUNT.pack_into(buffer, HEADER_SIZE, sequence_count)
 
 
 @dataclass(frozen=True, slots=True)

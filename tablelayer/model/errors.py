@@ -34,6 +34,7 @@ class TableErrorCode(IntEnum):
     INVALID_STATEMENT = 1018
     SCHEMA_CHANGED = 1019
     INVALID_FILTER = 1020
+    STAGED_ROWS_MISSING = 1040
 
     @property
     def retriable(self) -> bool:

@@ -7,7 +7,7 @@ called on the event loop; what blocks or takes long goes to the executor, once p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,6 +78,16 @@ class TableBucket:
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
     ) -> AppendInfo:
         """Write rows of this bucket; `size` is their charge to the budget. Raises KafkaError, TableError."""
+        raise AssertionError("abstract")
+
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
+        """Raise TableError or KafkaError if a batch of a table client cannot be written. In an executor thread."""
+        raise AssertionError("abstract")
+
+    async def write_staged(
+        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        """Write a batch of a table client that was checked when it was staged, as this writer's."""
         raise AssertionError("abstract")
 
     # -- common to all hooks -------------------------------------------------------------------------------

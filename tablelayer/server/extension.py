@@ -16,6 +16,7 @@ from uuid import UUID
 
 from broker.config_key import ConfigKey, ConfigType
 from broker.extension import ApiDeclaration
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model.options import DECLARED
 from tablelayer.model.table import DEFINITION_CONFIGS
@@ -28,12 +29,18 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition, TopicImage
     from broker.extension import BrokerContext, PartitionHooks, RequestContext
     from protocol.schema import ApiMessage
+    from tablelayer.model.table import TableDefinition
+    from tablelayer.server.bucket import TableBucket
     from tablelayer.server.handlers import Handler
     from tablelayer.server.snapshot_scans import SnapshotScans
+    from tablelayer.server.staged_commits import StagedCommits
 
 logger = logging.getLogger("headrace.tables")
 
 _CHECK_SECONDS = 1.0
+_STAGED_CHECK_SECONDS = 600.0
+"""How often what nobody commits any more is looked for: it is kept for a day, so minutes do not matter."""
+_STAGED_NODES = "/staged"
 _DEFINITION_DOCS = {
     "table.schema": "Makes the topic a table: its columns, as 'id BIGINT, name STRING' or in JSON.",
     "table.schema.history": "The table's earlier schemas, in JSON; kept by the server.",
@@ -62,6 +69,9 @@ class TableExtension:
         self._lake: LakeRounds | None = None
         self._services: Services | None = None
         self._scans: SnapshotScans | None = None
+        self._staged: StagedCommits | None = None
+        self._staged_expired_at = 0.0
+        self._loading = asyncio.Lock()
         self._handlers: list[Handler] | None = None
 
     # -- declarations --------------------------------------------------------------------------------------
@@ -107,13 +117,31 @@ class TableExtension:
         assert self._services is not None
         assert self._lake is not None
         await self._services.run(importlib.import_module, "tablelayer.server.handlers")
-        if self._handlers is None:
-            from tablelayer.server.handlers import Handlers
-            from tablelayer.server.snapshot_scans import SnapshotScans
+        async with self._loading:
+            if self._handlers is None:
+                from tablelayer.server.handlers import Handlers
+                from tablelayer.server.snapshot_scans import SnapshotScans
+                from tablelayer.server.staged_commits import StagedCommits
+                from tablelayer.server.staging import StagingArea
 
-            self._scans = SnapshotScans(self._services)
-            self._handlers = Handlers(self._services, self.catalog, self._lake, self._scans).all()
+                self._scans = SnapshotScans(self._services)
+                area = StagingArea(self._services.directory / "staged")
+                staged = StagedCommits(self._services, area, self.catalog.by_id, self._bucket)
+                await staged.load()
+                self._staged = staged
+                self._handlers = Handlers(self._services, self.catalog, self._lake, self._scans, staged).all()
         return self._handlers
+
+    def _bucket(self, definition: TableDefinition, index: int) -> TableBucket:
+        from tablelayer.server.bucket import TableBucket
+
+        hooks: object = self.catalog.context.partition(definition.path.topic, index).hooks
+        if not isinstance(hooks, TableBucket):
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {index} of {definition.path} is not served"
+            )
+        hooks.check_open()
+        return hooks
 
     def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         return self.catalog.validate_topic(topic, partitions, config)
@@ -153,6 +181,20 @@ class TableExtension:
             for table_id in self._lake.known_tables():
                 if context.metadata.topic_by_id(table_id) is None:
                     await self._lake.forget(table_id)
+            await self._look_after_staged(context)
+
+    async def _look_after_staged(self, context: BrokerContext) -> None:
+        """Complete commits that a stop has interrupted; now and then forget what nobody will commit."""
+        if self._staged is None:
+            if not await context.store.children(_STAGED_NODES):
+                return
+            await self._load_handlers()
+        assert self._staged is not None
+        self._staged.resume_in(context.start_task)
+        now = context.clock.monotonic()
+        if now >= self._staged_expired_at + _STAGED_CHECK_SECONDS:
+            self._staged_expired_at = now
+            await self._staged.expire(lambda table_id: context.metadata.topic_by_id(table_id) is not None)
 
     def _flush_due(self, context: BrokerContext) -> None:
         tables = self.catalog.all_tables()

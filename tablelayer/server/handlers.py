@@ -32,6 +32,8 @@ from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
 from tablelayer.server.snapshot_scans import SnapshotScans
+from tablelayer.server.staged_commits import StagedCommits
+from tablelayer.server.staging import Chunk
 from tablelayer.server.writes import check_insertable
 
 logger = logging.getLogger("headrace.tables")
@@ -42,11 +44,19 @@ _LAKE_PROPERTIES = "datalake."
 
 
 class Handlers:
-    def __init__(self, services: Services, catalog: Catalog, lake: LakeRounds, scans: SnapshotScans) -> None:
+    def __init__(
+        self,
+        services: Services,
+        catalog: Catalog,
+        lake: LakeRounds,
+        scans: SnapshotScans,
+        staged: StagedCommits,
+    ) -> None:
         self._services = services
         self._catalog = catalog
         self._lake = lake
         self._scans = scans
+        self._staged = staged
 
     def all(self) -> list[Handler]:
         """One for each of `messages.REQUESTS`, in that order."""
@@ -57,6 +67,7 @@ class Handlers:
             self._append_rows, self._put_rows, self._lookup, self._prefix_lookup, self._scan_log,
             self._limit_scan, self._count_rows, self._scan_snapshot,
             self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
+            self._stage_rows, self._commit_staged, self._abort_staged,
         )  # fmt: skip
         return [
             _answering(handler, response) for response, handler in zip(m.RESPONSES, handlers, strict=True)
@@ -211,6 +222,38 @@ class Handlers:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS, f"min.insync.replicas is {needed}, and 1 replica is in sync"
             )
+
+    async def _stage_rows(self, request: m.StageRowsRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+        targets = None if request.target_columns is None else tuple(request.target_columns)
+        if self._staged.is_decided(request.table_id, request.writer, request.batch_id):
+            return m.StageRowsResponse(decided=True)
+        for chunk in request.chunks:
+            await self._staged.stage(
+                definition,
+                request.writer,
+                request.batch_id,
+                request.attempt,
+                chunk.bucket,
+                chunk.number,
+                Chunk(targets, memoryview(chunk.batch or b"")),
+            )
+        return m.StageRowsResponse()
+
+    async def _commit_staged(self, request: m.CommitStagedRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+        attempts = [
+            (each.attempt, {entry.bucket: entry.count for entry in each.chunks}) for each in request.attempts
+        ]
+        await self._staged.commit(
+            definition, request.writer, request.batch_id, attempts, single=request.single
+        )
+        return m.CommitStagedResponse()
+
+    async def _abort_staged(self, request: m.AbortStagedRequest) -> ApiMessage:
+        self._catalog.by_id(request.table_id)
+        await self._staged.abort(request.table_id, request.writer, request.batch_id, request.attempts)
+        return m.AbortStagedResponse()
 
     # -- reading -------------------------------------------------------------------------------------------
 

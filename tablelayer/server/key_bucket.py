@@ -15,7 +15,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -168,6 +168,16 @@ class KeyBucket(TableBucket):
             await self.write_rows(
                 lambda now: key_insertions(now, missing), Writer(), missing.nbytes, -1, timeout_ms
             )
+
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
+        decode_put(batch, self.definition, targets)
+
+    async def write_staged(
+        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        return await self.write_rows(
+            lambda now: decode_put(batch, now, targets), writer, len(batch), acks, timeout_ms
+        )
 
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int

@@ -6,10 +6,13 @@ server computes from the rows itself; they are checked first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import BatchHeader, read_header
-from tablelayer.model.batch import encode_arrow_batch, stamp_timestamp, with_statistics
+from tablelayer.model.batch import encode_arrow_batch, stamp_timestamp, stamp_writer, with_statistics
+from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.reads import Counted
@@ -54,6 +57,31 @@ class LogBucket(TableBucket):
             self.services.budget.release(len(batch))
         return await self.wait_published(info, acks, timeout_ms)
 
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
+        if targets is not None:
+            raise TableError(
+                TableErrorCode.INVALID_TARGET_COLUMNS,
+                f"{self.definition.path} is a log table: it takes whole rows",
+            )
+        decode_append(batch, self.definition)
+
+    async def write_staged(
+        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        self.check_open()
+        duplicate = self.partition.log.check_producer(writer.header())
+        if duplicate is not None:
+            return await self.wait_published(duplicate, acks, timeout_ms)
+        now_ms = self.services.context.clock.time_ms()
+        self.services.budget.reserve(len(batch))
+        try:
+            stamped = await self.services.run(_stamped, batch, self.definition, writer, now_ms)
+            self.check_open()
+            info = self.partition.append(stamped, AppendOrigin.EXTENSION)
+        finally:
+            self.services.budget.release(len(batch))
+        return await self.wait_published(info, acks, timeout_ms)
+
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
     ) -> AppendInfo:
@@ -86,6 +114,19 @@ def _checked(batch: memoryview, definition: TableDefinition, now_ms: int) -> byt
     statistics = statistics_of(definition, schema, rows)
     stamped = with_statistics(batch, statistics) if statistics or parsed.statistics else bytearray(batch)
     stamp_timestamp(stamped, now_ms)
+    return stamped
+
+
+def _stamped(batch: memoryview, definition: TableDefinition, writer: Writer, now_ms: int) -> bytearray:
+    stamped = _checked(batch, definition, now_ms)
+    stamp_writer(
+        stamped,
+        producer_id=writer.producer_id,
+        producer_epoch=writer.producer_epoch,
+        base_sequence=writer.base_sequence,
+        sequence_count=writer.sequence_count,
+    )
+    stamp_timestamp(stamped, now_ms)  # and the checksum with it
     return stamped
 
 

@@ -1,4 +1,4 @@
-"""The Python data source `headrace`: a table as a Spark batch or stream.
+"""The Python data source `headrace`: a table as a Spark batch, stream, or sink.
 
     spark.read.format("headrace").option("bootstrap.servers", "127.0.0.1:9092").option("table", "db.t").load()
 
@@ -20,6 +20,8 @@ Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` and `table` are 
 
 Offsets are pinned at the frame's first action; `load()` again to see later rows. Filters of Spark are not pushed
 down: that is wrong in Spark 4.1 to 4.3 when a frame is used twice. `tablelayer.spark.table` does it by options.
+
+Writing (`df.write`, `df.writeStream`, mode append): `tablelayer.spark.sink`.
 """
 
 from __future__ import annotations
@@ -74,6 +76,16 @@ class HeadraceDataSource(DataSource):
         from tablelayer.spark.stream import HeadraceStreamReader
 
         return HeadraceStreamReader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        from tablelayer.spark.sink import batch_writer
+
+        return batch_writer(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
+        from tablelayer.spark.sink import stream_writer
+
+        return stream_writer(dict(self.options), schema, overwrite)
 
 
 def plan_read(options: ReadOptions, definition: TableDefinition, names: list[str]) -> TableRead:

@@ -145,3 +145,29 @@ def choose_columns(schema: Schema, names: Sequence[str] | None) -> list[Column]:
         if name in names[:position]:
             raise TableError(TableErrorCode.INVALID_PROJECTION, f"column '{name}' is asked for twice")
     return schema.select(names)
+
+
+def arrow_of_spark(data_type: Any) -> pa.DataType | None:
+    """The Arrow type in which Spark gives a column of this type to Python; None for types no table has."""
+    from pyspark.sql import types as spark
+
+    if isinstance(data_type, spark.DecimalType):
+        return pa.decimal128(data_type.precision, data_type.scale)
+    if isinstance(data_type, spark.TimeType):
+        return pa.time64("ns")
+    simple = (
+        (spark.BooleanType, pa.bool_()),
+        (spark.ByteType, pa.int8()),
+        (spark.ShortType, pa.int16()),
+        (spark.IntegerType, pa.int32()),
+        (spark.LongType, pa.int64()),
+        (spark.FloatType, pa.float32()),
+        (spark.DoubleType, pa.float64()),
+        (spark.StringType, pa.string()),
+        (spark.BinaryType, pa.binary()),
+        (spark.DateType, pa.date32()),
+        (spark.TimestampNTZType, pa.timestamp("us")),
+        (spark.TimestampType, pa.timestamp("us", tz="UTC")),
+        (spark.NullType, pa.null()),
+    )
+    return next((arrow for kind, arrow in simple if isinstance(data_type, kind)), None)

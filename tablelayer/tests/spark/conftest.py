@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import re
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,49 +10,7 @@ from typing import Any
 import pytest
 
 from tablelayer.client import Connection, connect
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-class Server:
-    """A server process of our own: it can be killed and started again on the same port and data."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.address = "127.0.0.1:0"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        log = self.folder / "log"
-        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--listen", self.address]
-        command += ["--data", str(self.folder / "data")]
-        command += ["--set", f"datalake.iceberg.warehouse={self.folder / 'warehouse'}"]
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        deadline = time.monotonic() + 60
-        ready = None
-        while ready is None and time.monotonic() < deadline and self._process.poll() is None:
-            ready = re.search(r"ready on (\S+:\d+)", log.read_text())
-            time.sleep(0.05)
-        assert ready is not None, log.read_text()
-        self.address = ready.group(1)
-
-    def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(timeout=20)
-
-    def stop(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(timeout=20)
+from tablelayer.tests.spark.spark_tables import Server
 
 
 @pytest.fixture(scope="session")

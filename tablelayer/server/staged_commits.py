@@ -1,0 +1,358 @@
+"""Exactly-once writes for engines that repeat their tasks (R3.5): staged first, then committed as a whole.
+
+A *writer* has a name that it keeps over restarts (a streaming query) and numbers its batches upwards. Its tasks
+stage rows, each run of a task under an attempt name of its own; then one commit names the attempts that count.
+What is promised:
+
+- the rows of exactly these attempts are written, all of them, once; rows of failed, repeated or speculative
+  attempts never are, whatever order or number of rows or tasks a repetition has;
+- a batch is decided once. Committing it again, or a batch before it, has no effect and succeeds; the attempts of the
+  first commit count. The decision is in the coordination store before the first row is written, so a commit that
+  is interrupted (the server is killed, the client dies) is completed with the same rows;
+- the rows of one bucket become visible in the order of the attempts; buckets do not become visible together.
+
+How: a ledger per table and writer, at `/staged/<table id>/<writer>`, holds the last decided batch. Chunks are written
+under a producer identity of the writer's own, numbered on from batch to batch, of the kind whose sequence may have
+gaps and for which everything at or before the last number is a repeat (`broker.log.producer_state`), so that
+completing a commit writes only what is missing. That memory of the log ends after a day without a write, hence a
+commit that fails also notes in the ledger how far it came.
+
+State: one ledger of some hundred bytes for each (writer, table); those of single batches are kept for a day, those of
+streams for 90 days after their last commit. Staged rows that are never committed go after a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+from broker.ports import CreateNode, DeleteNode, NoNodeError, SetNode
+from protocol.errors import KafkaError
+from protocol.records.header import MAX_SEQUENCE
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table import TableDefinition
+from tablelayer.server.bucket import TableBucket
+from tablelayer.server.kafka_face import forwarded_producer_id
+from tablelayer.server.staging import Chunk, StagingArea, check_names, writer_key
+from tablelayer.server.writes import Writer
+
+if TYPE_CHECKING:
+    from tablelayer.server.services import Services
+
+logger = logging.getLogger("headrace.tables")
+
+_ROOT: Final = "/staged"
+_DAY_MS: Final = 86_400_000
+_STREAM_KEPT_MS: Final = 90 * _DAY_MS
+_RETRY_SECONDS: Final = 0.05
+_TIMEOUT_MS: Final = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What is decided about a writer's last batch. `written` counts chunks by bucket, of a commit that failed."""
+
+    writer: str
+    producer_id: int
+    batch_id: int
+    attempts: tuple[str, ...]
+    first_sequence: int
+    kept_ms: int
+    updated_ms: int
+    done: bool = False
+    written: Mapping[int, int] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        value = asdict(self) | {"version": 1, "written": {str(k): v for k, v in self.written.items()}}
+        return json.dumps(value).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Ledger:
+        value: dict[str, Any] = json.loads(data)
+        del value["version"]
+        value["attempts"] = tuple(value["attempts"])
+        value["written"] = {int(k): v for k, v in value["written"].items()}
+        return cls(**value)
+
+
+def following(ledger: Ledger, chunks: int, now_ms: int) -> Ledger:
+    """The ledger after its batch was written, with `chunks` in the bucket that got most."""
+    return replace(
+        ledger,
+        done=True,
+        attempts=(),
+        written={},
+        first_sequence=(ledger.first_sequence + chunks) & MAX_SEQUENCE,
+        updated_ms=now_ms,
+    )
+
+
+class StagedCommits:
+    """Stages and commits. One object per server; on the event loop."""
+
+    def __init__(
+        self,
+        services: Services,
+        area: StagingArea,
+        definition_of: Callable[[UUID], TableDefinition],
+        bucket_of: Callable[[TableDefinition, int], TableBucket],
+    ) -> None:
+        self._services = services
+        self._area = area
+        self._definition_of = definition_of
+        self._bucket_of = bucket_of
+        self._ledgers: dict[tuple[UUID, str], Ledger] = {}
+        self._locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
+        self._unfinished: set[tuple[UUID, str]] = set()
+        self._resuming = False
+
+    async def load(self) -> None:
+        """Read what is in the store. Call once, before anything else."""
+        store = self._services.context.store
+        for table in await store.children(_ROOT):
+            for name in await store.children(f"{_ROOT}/{table}"):
+                node = await store.get(f"{_ROOT}/{table}/{name}")
+                if node is not None:
+                    ledger = Ledger.from_json(node.data)
+                    key = (UUID(table), ledger.writer)
+                    self._ledgers[key] = ledger
+                    if not ledger.done:
+                        self._unfinished.add(key)
+
+    # -- what writers ask --------------------------------------------------------------------------------
+
+    def is_decided(self, table_id: UUID, writer: str, batch_id: int) -> bool:
+        """Whether staging for this batch is in vain: it, or a later one, is decided."""
+        ledger = self._ledgers.get((table_id, writer))
+        return ledger is not None and ledger.batch_id >= batch_id
+
+    async def stage(
+        self,
+        definition: TableDefinition,
+        writer: str,
+        batch_id: int,
+        attempt: str,
+        bucket: int,
+        number: int,
+        chunk: Chunk,
+    ) -> None:
+        """Check a chunk and store it. Raises TableError or KafkaError."""
+        check_names(writer, batch_id, [attempt])
+        assert definition.table_id is not None
+        hooks = self._bucket_of(definition, bucket)
+        await self._services.run(hooks.check_write, chunk.batch, chunk.targets)
+        path = self._area.path(definition.table_id, writer, batch_id, attempt, bucket)
+        durable = hooks.partition.log.config.flush_messages == 1
+        async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{bucket}"):
+            await self._services.run(_append, self._area, path, number, chunk, durable)
+
+    async def commit(
+        self,
+        definition: TableDefinition,
+        writer: str,
+        batch_id: int,
+        attempts: Sequence[tuple[str, Mapping[int, int]]],
+        *,
+        single: bool,
+    ) -> None:
+        """Write what these attempts have staged: (attempt, chunks by bucket), in this order.
+
+        Returns when all of it is visible. `single` says that the writer has no second batch. Raises TableError
+        STAGED_ROWS_MISSING if not all is there (nothing is decided then), or what a bucket raises, after which
+        the same commit goes on from there.
+        """
+        check_names(writer, batch_id, [attempt for attempt, _ in attempts])
+        table_id = definition.table_id
+        assert table_id is not None
+        async with self._lock(table_id, writer):
+            ledger = self._ledgers.get((table_id, writer))
+            if ledger is not None and not ledger.done:
+                ledger = await self._write(definition, ledger)
+            if ledger is not None and ledger.batch_id >= batch_id:
+                await self._services.run(self._area.drop_batches, table_id, writer, batch_id)
+                return
+            await self._services.run(self._check_complete, table_id, writer, batch_id, attempts)
+            context = self._services.context
+            producer_id = ledger.producer_id if ledger is not None else await context.allocate_producer_id()
+            decided = Ledger(
+                writer=writer,
+                producer_id=producer_id,
+                batch_id=batch_id,
+                attempts=tuple(attempt for attempt, _ in attempts),
+                first_sequence=0 if ledger is None else ledger.first_sequence,
+                kept_ms=_DAY_MS if single else _STREAM_KEPT_MS,
+                updated_ms=context.clock.time_ms(),
+            )
+            await self._save(table_id, decided)
+            await self._write(definition, decided)
+
+    async def abort(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
+        """These attempts will not be committed. Without effect on a batch that is decided."""
+        check_names(writer, batch_id, attempts)
+        async with self._lock(table_id, writer):
+            if not self.is_decided(table_id, writer, batch_id):
+                await self._services.run(self._area.drop_attempts, table_id, writer, batch_id, attempts)
+
+    def _check_complete(
+        self,
+        table_id: UUID,
+        writer: str,
+        batch_id: int,
+        attempts: Sequence[tuple[str, Mapping[int, int]]],
+    ) -> None:
+        for attempt, counts in attempts:
+            for bucket, count in counts.items():
+                there = self._area.count(self._area.path(table_id, writer, batch_id, attempt, bucket))
+                if there != count:
+                    raise TableError(
+                        TableErrorCode.STAGED_ROWS_MISSING,
+                        f"attempt {attempt} of batch {batch_id} has {there} staged chunks for bucket {bucket}, and"
+                        f" {count} should be committed; nothing was written: run the batch again",
+                    )
+
+    # -- writing what is decided ---------------------------------------------------------------------------
+
+    async def _write(self, definition: TableDefinition, ledger: Ledger) -> Ledger:
+        table_id = definition.table_id
+        assert table_id is not None
+        written = dict(ledger.written)
+        buckets = range(definition.bucket_count)
+        results = await asyncio.gather(
+            *(self._write_bucket(definition, ledger, bucket, written) for bucket in buckets),
+            return_exceptions=True,
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await self._save(table_id, replace(ledger, written=written))
+            raise failures[0]
+        done = following(ledger, max(written.values(), default=0), self._services.context.clock.time_ms())
+        await self._save(table_id, done)
+        self._unfinished.discard((table_id, ledger.writer))
+        await self._services.run(self._area.drop_batches, table_id, ledger.writer, ledger.batch_id)
+        return done
+
+    async def _write_bucket(
+        self, definition: TableDefinition, ledger: Ledger, bucket: int, written: dict[int, int]
+    ) -> None:
+        """Write the chunks of one bucket that are not there yet; counts all of them in `written`."""
+        table_id = definition.table_id
+        assert table_id is not None
+        # The producer id is the ledger's alone, so any source partition will do.
+        producer_id = forwarded_producer_id(ledger.producer_id, 0)
+        chunks = self._chunks(table_id, ledger, bucket)
+        number, noted = 0, written.get(bucket, 0)
+        chunk = await self._services.run(next, chunks, None)
+        while chunk is not None:
+            following_chunk = await self._services.run(next, chunks, None)
+            if number >= noted:
+                sequence = (ledger.first_sequence + number) & MAX_SEQUENCE
+                # Only the last one is waited for: it is visible after those before it.
+                acks = 1 if following_chunk is not None else -1
+                await self._write_chunk(definition, bucket, chunk, Writer(producer_id, 0, sequence, 1), acks)
+                written[bucket] = number + 1
+            number, chunk = number + 1, following_chunk
+
+    def _chunks(self, table_id: UUID, ledger: Ledger, bucket: int) -> Iterator[Chunk]:
+        for attempt in ledger.attempts:
+            yield from self._area.read(
+                self._area.path(table_id, ledger.writer, ledger.batch_id, attempt, bucket)
+            )
+
+    async def _write_chunk(
+        self, definition: TableDefinition, bucket: int, chunk: Chunk, writer: Writer, acks: int
+    ) -> None:
+        while True:
+            hooks = self._bucket_of(definition, bucket)
+            try:
+                await hooks.write_staged(chunk.batch, chunk.targets, writer, acks, _TIMEOUT_MS)
+            except TableError as error:
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)  # the buffer is full; it empties by itself
+            else:
+                return
+
+    # -- in the background ---------------------------------------------------------------------------------
+
+    def resume_in(self, start_task: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
+        """Complete commits that a stop of the server has interrupted, in a task; called now and then."""
+        if self._unfinished and not self._resuming:
+            self._resuming = True
+            start_task(self._resume(), "staged commits")
+
+    async def _resume(self) -> None:
+        try:
+            for table_id, writer in list(self._unfinished):
+                await self._resume_one(table_id, writer)
+        finally:
+            self._resuming = False
+
+    async def _resume_one(self, table_id: UUID, writer: str) -> None:
+        self._unfinished.discard((table_id, writer))
+        try:
+            definition = self._definition_of(table_id)
+        except TableError:
+            return  # dropped; `expire` clears up
+        async with self._lock(table_id, writer):
+            ledger = self._ledgers.get((table_id, writer))
+            if ledger is None or ledger.done:
+                return
+            try:
+                await self._write(definition, ledger)
+            except (KafkaError, TableError) as error:
+                if isinstance(error, KafkaError) and error.code.retriable:
+                    self._unfinished.add((table_id, writer))  # its buckets are starting
+                    return
+                logger.error("table %s: batch %d of %s is decided and cannot be written: %s",
+                             definition.path, ledger.batch_id, writer, error)  # fmt: skip
+            else:
+                logger.info("table %s: completed batch %d of %s", definition.path, ledger.batch_id, writer)
+
+    async def expire(self, exists: Callable[[UUID], bool]) -> None:
+        """Forget dropped tables, writers that were silent for long, and rows that nobody committed."""
+        now = self._services.context.clock.time_ms()
+        for (table_id, writer), ledger in list(self._ledgers.items()):
+            gone = not exists(table_id)
+            if gone or (ledger.done and now - ledger.updated_ms > ledger.kept_ms):
+                del self._ledgers[table_id, writer]
+                try:
+                    await self._services.context.store.transact([DeleteNode(_path(table_id, writer))])
+                except NoNodeError:
+                    continue
+        for table_id in await self._services.run(self._area.tables):
+            if not exists(table_id):
+                await self._services.run(self._area.drop_table, table_id)
+        kept = {
+            (str(table_id), writer_key(writer), ledger.batch_id)
+            for (table_id, writer), ledger in self._ledgers.items()
+            if not ledger.done
+        }
+        await self._services.run(self._area.drop_abandoned, _DAY_MS / 1000, kept)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _lock(self, table_id: UUID, name: str) -> asyncio.Lock:
+        """There as long as somebody holds it or waits for it."""
+        return self._locks.setdefault((table_id, name), asyncio.Lock())
+
+    async def _save(self, table_id: UUID, ledger: Ledger) -> None:
+        path, key = _path(table_id, ledger.writer), (table_id, ledger.writer)
+        data = ledger.to_json()
+        await self._services.context.store.transact(
+            [SetNode(path, data) if key in self._ledgers else CreateNode(path, data)]
+        )
+        self._ledgers[key] = ledger
+
+
+def _append(area: StagingArea, path: Any, number: int, chunk: Chunk, durable: bool) -> None:
+    area.append(path, number, chunk, durable=durable)
+
+
+def _path(table_id: UUID, writer: str) -> str:
+    return f"{_ROOT}/{table_id}/{writer_key(writer)}"

@@ -1,0 +1,200 @@
+"""Batches that a writer has handed over and not committed yet: files, one per attempt and bucket.
+
+A task's rows are stored here as they come and go into the table when their writer commits (`staged_commits`). A
+chunk is acknowledged when it is in its file, whole; what a crash leaves half written at a file's end was never
+acknowledged and is cut off. A chunk's number in its file makes a repeated request harmless.
+
+Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, writers by the hash of their name. A chunk is
+`int32 length of what follows, int32 CRC-32C of it, int16 number of target columns (-1: all), int32 each, batch`.
+Blocking: called in executor threads, for one attempt by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import crc32c
+
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model.errors import TableError, TableErrorCode
+
+_PREFIX = struct.Struct(">iI")
+_COUNT = struct.Struct(">h")
+_ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ALL_COLUMNS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One write batch and the columns it is for (ids; None: all)."""
+
+    targets: tuple[int, ...] | None
+    batch: memoryview
+
+
+@dataclass(slots=True)
+class _Tail:
+    """Where a file goes on."""
+
+    count: int
+    size: int
+
+
+def writer_key(writer: str) -> str:
+    """A writer's name as a name of files and nodes."""
+    return hashlib.sha256(writer.encode()).hexdigest()[:32]
+
+
+def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
+    """Raises TableError(INVALID_ROW) for names that cannot be stored."""
+    if not writer or len(writer) > 200:
+        raise TableError(
+            TableErrorCode.INVALID_ROW, f"a writer's name has 1 to 200 characters, not {len(writer)}"
+        )
+    if batch_id < 0:
+        raise TableError(TableErrorCode.INVALID_ROW, f"a batch number is 0 or more, not {batch_id}")
+    for attempt in attempts:
+        if not _ATTEMPT.fullmatch(attempt):
+            raise TableError(
+                TableErrorCode.INVALID_ROW, f"{attempt!r} is no name of an attempt: use A-Z a-z 0-9 _ -"
+            )
+
+
+class StagingArea:
+    """All staged chunks of a server."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._tails: dict[Path, _Tail] = {}
+
+    def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, bucket: int) -> Path:
+        return self._root / str(table_id) / writer_key(writer) / str(batch_id) / f"{attempt}.{bucket}"
+
+    def append(self, path: Path, number: int, chunk: Chunk, *, durable: bool) -> None:
+        """Store a chunk as number `number` of its file; nothing is done if it is there already.
+
+        Raises KafkaError(OUT_OF_ORDER_SEQUENCE_NUMBER) if one before it is missing, KAFKA_STORAGE_ERROR if the
+        disk does not take it.
+        """
+        try:
+            tail = self._tail(path)
+            if number < tail.count:
+                return
+            if number > tail.count:
+                raise KafkaError(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    f"chunk {number} of {path.name} was sent, but {tail.count} is the next: begin a new attempt",
+                )
+            targets = chunk.targets
+            head = (
+                _COUNT.pack(_ALL_COLUMNS)
+                if targets is None
+                else struct.pack(f">h{len(targets)}i", len(targets), *targets)
+            )
+            size = len(head) + len(chunk.batch)
+            crc = crc32c.crc32c(chunk.batch, crc32c.crc32c(head))
+            if not tail.count:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("r+b" if path.exists() else "wb") as file:
+                file.seek(tail.size)
+                file.truncate()  # what a failed or interrupted append left
+                file.write(_PREFIX.pack(size, crc) + head)
+                file.write(chunk.batch)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"rows cannot be staged: {error.strerror or error}"
+            ) from error
+        self._tails[path] = _Tail(tail.count + 1, tail.size + _PREFIX.size + size)
+
+    def count(self, path: Path) -> int:
+        """How many whole chunks a file has; 0 if there is none."""
+        return self._tail(path).count
+
+    def read(self, path: Path) -> Iterator[Chunk]:
+        """The whole chunks of a file, one at a time in memory."""
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            while len(prefix := file.read(_PREFIX.size)) == _PREFIX.size:
+                size, crc = _PREFIX.unpack(prefix)
+                body = file.read(max(0, size))
+                if len(body) < size or size < _COUNT.size or crc32c.crc32c(body) != crc:
+                    return
+                (count,) = _COUNT.unpack_from(body)
+                if count == _ALL_COLUMNS:
+                    yield Chunk(None, memoryview(body)[_COUNT.size :])
+                else:
+                    end = _COUNT.size + 4 * count
+                    yield Chunk(struct.unpack_from(f">{count}i", body, _COUNT.size), memoryview(body)[end:])
+
+    def _tail(self, path: Path) -> _Tail:
+        found = self._tails.get(path)
+        if found is None:
+            found = _Tail(0, 0)
+            for chunk in self.read(path):
+                found.count += 1
+                head = _COUNT.size + 4 * len(chunk.targets or ())
+                found.size += _PREFIX.size + head + len(chunk.batch)
+            if found.count:
+                self._tails[path] = found
+        return found
+
+    # -- removing ------------------------------------------------------------------------------------------
+
+    def drop_attempts(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
+        """Forget what these attempts have staged."""
+        folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
+        for attempt in attempts:
+            for path in folder.glob(f"{attempt}.*"):
+                path.unlink(missing_ok=True)
+                self._tails.pop(path, None)
+
+    def drop_batches(self, table_id: UUID, writer: str, up_to: int) -> None:
+        """Forget what a writer has staged for batches up to this one."""
+        folder = self._root / str(table_id) / writer_key(writer)
+        if not folder.is_dir():
+            return
+        for each in list(folder.iterdir()):
+            if each.name.isdigit() and int(each.name) <= up_to:
+                self._remove(each)
+        if not any(folder.iterdir()):
+            self._remove(folder)
+
+    def drop_table(self, table_id: UUID) -> None:
+        self._remove(self._root / str(table_id))
+
+    def drop_abandoned(self, older_than_s: float, kept: set[tuple[str, str, int]]) -> int:
+        """Remove batches that nobody has added to for so long, but for those in `kept` (table id, writer key,
+        batch), which are decided and will be applied. Gives how many."""
+        removed = 0
+        oldest = time.time() - older_than_s
+        for folder in [path for path in self._root.glob("*/*/*") if path.is_dir()]:
+            table_id, writer, batch = folder.parts[-3:]
+            newest = max((path.stat().st_mtime for path in (folder, *folder.iterdir())), default=0.0)
+            if newest < oldest and (table_id, writer, int(batch)) not in kept:
+                self._remove(folder)
+                removed += 1
+        return removed
+
+    def tables(self) -> list[UUID]:
+        """Tables that something is staged for."""
+        return [UUID(path.name) for path in self._root.iterdir()] if self._root.is_dir() else []
+
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in [path for path in list(self._tails) if folder in path.parents]:
+            self._tails.pop(path, None)

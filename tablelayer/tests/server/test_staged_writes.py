@@ -1,0 +1,319 @@
+"""R3.5: rows are staged by attempts and committed once per batch, whoever repeats what, and whoever dies when."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import ErrorCode
+from tablelayer.model import messages as m
+from tablelayer.model.batch import ChangeType
+from tablelayer.model.errors import TableErrorCode
+from tablelayer.server.staged_commits import Ledger, StagedCommits, following
+from tablelayer.server.staging import Chunk, StagingArea
+from tablelayer.tests.server.tables import Row, Table, run, tables
+
+UPSERT = ChangeType.UPDATE_AFTER
+Chunks = dict[int, list[list[Row]]]
+"""By bucket, the rows of each chunk."""
+
+
+async def stage(
+    table: Table, batch_id: int, attempt: str, chunks: Chunks, *, writer: str = "w", **options: Any
+) -> Any:
+    changes = options.pop("changes", None)
+    return await table.broker.send(
+        m.StageRowsRequest(
+            table_id=table.table_id,
+            writer=writer,
+            batch_id=batch_id,
+            attempt=attempt,
+            chunks=[
+                m.StagedChunk(
+                    bucket=bucket,
+                    number=number,
+                    batch=table.batch(rows, None if changes is None else [changes] * len(rows)),
+                )
+                for bucket, listed in chunks.items()
+                for number, rows in enumerate(listed)
+            ],
+            **options,
+        )
+    )
+
+
+async def commit(table: Table, batch_id: int, attempts: dict[str, Chunks], *, writer: str = "w") -> Any:
+    return await table.broker.send(
+        m.CommitStagedRequest(
+            table_id=table.table_id,
+            writer=writer,
+            batch_id=batch_id,
+            attempts=[
+                m.StagedAttempt(
+                    attempt=attempt,
+                    chunks=[
+                        m.StagedCount(bucket=bucket, count=len(listed)) for bucket, listed in chunks.items()
+                    ],
+                )
+                for attempt, chunks in attempts.items()
+            ],
+        )
+    )
+
+
+async def logged(table: Table, buckets: int) -> list[int]:
+    return [row["n"] for bucket in range(buckets) for _, row in await table.changelog(bucket=bucket)]
+
+
+def chunk_of(*numbers: int) -> list[Row]:
+    return [{"n": number} for number in numbers]
+
+
+def test_r3_5_staged_rows_are_seen_when_they_are_committed_and_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT", buckets=2)
+            first: Chunks = {0: [chunk_of(1, 2), chunk_of(3)], 1: [chunk_of(4)]}
+            assert (await stage(table, 0, "a", first)).error_code == 0
+            assert (await stage(table, 0, "a", first)).error_code == 0  # a repeated request
+            assert (await stage(table, 0, "twin", {0: [chunk_of(2, 1, 3, 4)]})).error_code == 0
+            assert await logged(table, 2) == []
+            for _ in range(2):
+                assert (await commit(table, 0, {"a": first})).error_code == 0
+                assert await logged(table, 2) == [1, 2, 3, 4]
+            assert (await commit(table, 0, {"twin": {0: [[]]}})).error_code == 0  # decided already
+            assert (await stage(table, 0, "late", {0: [chunk_of(9)]})).decided
+            second: Chunks = {0: [chunk_of(5)]}
+            await stage(table, 1, "b", second)
+            assert (await commit(table, 1, {"b": second})).error_code == 0
+            assert (await commit(table, 0, {"a": first})).error_code == 0
+            assert await logged(table, 2) == [1, 2, 3, 5, 4]
+            # Another writer, and an attempt that is given up.
+            await stage(table, 0, "c", {0: [chunk_of(6)]}, writer="other")
+            await table.broker.send(
+                m.AbortStagedRequest(table_id=table.table_id, writer="other", batch_id=0, attempts=["c"])
+            )
+            answer = await commit(table, 0, {"c": {0: [[]]}}, writer="other")
+            assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+            assert await logged(table, 2) == [1, 2, 3, 5, 4]
+            assert not [path for path in tmp_path.rglob("staged/*/*/*/*") if path.is_file()]
+
+    run(scenario)
+
+
+def test_r3_5_what_does_not_fit_is_refused_when_it_is_staged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT NOT NULL, v BIGINT, PRIMARY KEY (n) NOT ENFORCED")
+            answer = await stage(table, 0, "a", {0: [[{"n": 1}]]})
+            assert answer.error_code == 0  # no change types: upserts
+            answer = await stage(table, 0, "b", {0: [[{"n": 1}]]}, changes=int(ChangeType.INSERT))
+            assert answer.error_code == TableErrorCode.INVALID_ROW
+            answer = await stage(table, 0, "c", {0: [[{"n": 1}]]}, target_columns=[77])
+            assert answer.error_code == TableErrorCode.INVALID_TARGET_COLUMNS
+            answer = await stage(table, 0, "../d", {0: [[{"n": 1}]]})
+            assert answer.error_code == TableErrorCode.INVALID_ROW
+            answer = await stage(table, 0, "e", {7: [[{"n": 1}]]})
+            assert answer.error_code != 0
+            request = m.StageRowsRequest(
+                table_id=table.table_id, writer="w", batch_id=0, attempt="f",
+                chunks=[m.StagedChunk(bucket=0, number=3, batch=table.batch([{"n": 1}], [UPSERT]))],
+            )  # fmt: skip
+            assert (await table.broker.send(request)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    run(scenario)
+
+
+class Killed(Exception):  # noqa: N818 - states what happened
+    """The process died here: nothing after it happens."""
+
+
+attempts = st.lists(
+    st.dictionaries(st.integers(0, 1), st.lists(st.integers(1, 3), min_size=1, max_size=3), max_size=2),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(attempts, st.integers(0, 6), st.booleans()), min_size=1, max_size=4))
+def test_r3_5_a_commit_that_is_interrupted_anywhere_is_completed_exactly(
+    batches: list[tuple[list[dict[int, list[int]]], int, bool]],
+) -> None:
+    """Every batch is tried with other rows and other attempts until it is committed; the first decision counts.
+
+    `crash_after` chunks of a commit the process dies, and the next one begins with what is on the disk.
+    """
+
+    async def scenario(folder: Path) -> None:
+        number = 0
+        expected: list[int] = []
+        for batch_id, (shapes, crash_after, crashes) in enumerate(batches):
+            decided: list[int] | None = None
+            for run_of_batch in range(2):
+                async with tables(folder) as all_tables:
+                    if batch_id == 0 and run_of_batch == 0:
+                        table = await all_tables.create("n BIGINT", buckets=2)
+                    else:
+                        table = await all_tables.open()
+                    given: dict[str, Chunks] = {}
+                    rows: list[int] = []
+                    for index, shape in enumerate(shapes):
+                        chunks: Chunks = {}
+                        for bucket, sizes in shape.items():
+                            for size in sizes:
+                                chunks.setdefault(bucket, []).append(chunk_of(*range(number, number + size)))
+                                rows += range(number, number + size)
+                                number += size
+                        attempt = f"b{batch_id}-r{run_of_batch}-{index}"
+                        if not (await stage(table, batch_id, attempt, chunks)).decided:
+                            given[attempt] = chunks
+                    if run_of_batch == 0 and crashes:
+                        decided = rows
+                        await dying_commit(table, batch_id, given, crash_after)
+                        continue
+                    assert (await commit(table, batch_id, given)).error_code == 0
+                    decided = rows if decided is None else decided
+            assert decided is not None
+            expected += decided
+        async with tables(folder) as all_tables:
+            table = await all_tables.open()
+            assert sorted(await logged(table, 2)) == sorted(expected)
+
+    async def dying_commit(table: Table, batch_id: int, given: dict[str, Chunks], after: int) -> None:
+        write, save = StagedCommits._write_chunk, StagedCommits._save
+        left = after
+        decided = False
+
+        async def write_chunk(self: Any, *arguments: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            await write(self, *arguments)
+
+        async def save_ledger(self: Any, table_id: Any, ledger: Ledger) -> None:
+            nonlocal decided
+            if decided:
+                raise Killed
+            decided = True
+            await save(self, table_id, ledger)
+
+        with (
+            patch.object(StagedCommits, "_write_chunk", write_chunk),
+            patch.object(StagedCommits, "_save", save_ledger),
+        ):
+            answer = await commit(table, batch_id, given)
+        assert answer.error_code != 0
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(scenario(Path(folder)))
+
+
+def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_path: Path) -> None:
+    """Sums of an aggregation: every row counts once."""
+    columns = "k BIGINT NOT NULL, total BIGINT, PRIMARY KEY (k) NOT ENFORCED"
+    engine = {"table.merge-engine": "aggregation", "fields.total.agg": "sum"}
+
+    async def scenario() -> None:
+        write = StagedCommits._write_chunk
+
+        async def first_only(
+            self: Any, definition: Any, bucket: int, chunk: Chunk, writer: Any, acks: int
+        ) -> None:
+            if writer.base_sequence > 0:
+                raise Killed
+            await write(self, definition, bucket, chunk, writer, acks)
+
+        async with tables(tmp_path) as all_tables:
+            definition = f"CREATE TABLE t ({columns})"
+            assert definition
+            table = await create_aggregation(all_tables, columns, engine)
+            chunks: Chunks = {0: [[{"k": 1, "total": n}] for n in (1, 10, 100)]}
+            assert (await stage(table, 0, "a", chunks, changes=UPSERT)).error_code == 0
+            with patch.object(StagedCommits, "_write_chunk", first_only):
+                assert (await commit(table, 0, {"a": chunks})).error_code != 0
+            assert await table.lookup({"k": 1}) == [{"k": 1, "total": 1}]
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.open()
+            for _ in range(100):
+                if await table.lookup({"k": 1}) == [{"k": 1, "total": 111}]:
+                    break
+                await asyncio.sleep(0.1)
+            assert await table.lookup({"k": 1}) == [{"k": 1, "total": 111}]
+            assert (await commit(table, 0, {"a": chunks})).error_code == 0
+            assert await table.lookup({"k": 1}) == [{"k": 1, "total": 111}]
+
+    run(scenario)
+
+
+async def create_aggregation(all_tables: Any, columns: str, options: dict[str, str]) -> Table:
+    from tablelayer.model.ddl import parse_columns
+    from tablelayer.model.table import TableDefinition, TablePath
+
+    definition = TableDefinition(
+        TablePath("default", "t"), parse_columns(columns), bucket_count=1, options=options
+    )
+    answer = await all_tables.broker.send(m.CreateTableRequest(definition=definition.to_json()))
+    assert answer.error_code == 0, answer.error_message
+    return Table(all_tables.broker, definition.with_id(answer.table_id))
+
+
+def test_r3_5_a_dropped_table_takes_its_ledgers_and_staged_rows_along(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            await stage(table, 0, "a", {0: [chunk_of(1)]})
+            await commit(table, 0, {"a": {0: [[]]}})
+            await stage(table, 1, "b", {0: [chunk_of(2)]})
+            staged = all_tables.extension._staged
+            assert staged is not None
+            store = all_tables.broker.context.store
+            assert await store.children(f"/staged/{table.table_id}")
+            await staged.expire(lambda _: True)
+            assert list(tmp_path.rglob("b.0"))
+            await staged.expire(lambda _: False)
+            assert not await store.children(f"/staged/{table.table_id}")
+            assert not list(tmp_path.rglob("b.0"))
+
+    run(scenario)
+
+
+def test_r3_5_a_torn_chunk_is_cut_off_and_stored_again(tmp_path: Path) -> None:
+    area = StagingArea(tmp_path)
+    path = tmp_path / "t" / "w" / "0" / "a.0"
+    chunks = [Chunk(None, memoryview(b"first")), Chunk((1, 2), memoryview(b"second" * 100))]
+    for number, chunk in enumerate(chunks):
+        area.append(path, number, chunk, durable=True)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        fresh = StagingArea(tmp_path)
+        for number in range(fresh.count(path), 2):
+            fresh.append(path, number, chunks[number], durable=False)
+        assert path.read_bytes() == whole
+        assert [(c.targets, bytes(c.batch)) for c in StagingArea(tmp_path).read(path)] == [
+            (c.targets, bytes(c.batch)) for c in chunks
+        ]
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 1000))
+def test_r3_5_ledgers_survive_the_store(first: int, chunks: int) -> None:
+    ledger = Ledger("w", 7, 3, ("a", "b"), first, 1, 2, written={0: 3, 5: 1})
+    assert Ledger.from_json(ledger.to_json()) == ledger
+    after = following(ledger, chunks, 9)
+    assert after.done
+    assert after.first_sequence == (first + chunks) % 2**31
+    assert Ledger.from_json(after.to_json()) == after
+
+
+@pytest.fixture(autouse=True)
+def _quick_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tablelayer.server.extension._CHECK_SECONDS", 0.05)
