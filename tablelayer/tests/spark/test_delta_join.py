@@ -1,0 +1,178 @@
+"""Delta joins: the stream of pairs, applied by key, is the join of the final tables; without Spark and a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tablelayer.model.errors import TableError
+from tablelayer.model.schema import Schema
+from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.types import BIGINT, INT, STRING
+from tablelayer.spark.delta_join import GroupPartition, check_join, read_group
+
+ORDERS = TableDefinition(
+    TablePath("db", "orders"),
+    Schema.of([("customer", BIGINT), ("nr", BIGINT), ("price", BIGINT)], ["customer", "nr"]),
+    bucket_key=("customer",),
+    bucket_count=1,
+)
+CUSTOMERS = TableDefinition(
+    TablePath("db", "customers"), Schema.of([("id", BIGINT), ("name", BIGINT)], ["id"]), bucket_count=1
+)
+ADDRESSES = TableDefinition(
+    TablePath("db", "addresses"),
+    Schema.of([("owner", BIGINT), ("place", BIGINT), ("street", BIGINT)], ["owner", "place"]),
+    bucket_key=("owner",),
+    bucket_count=1,
+)
+
+
+class Memory:
+    """A PK table of one bucket: a log of keys, and its state at every offset of it."""
+
+    def __init__(self, definition: TableDefinition) -> None:
+        self.definition = definition
+        self.key = definition.schema.primary_key
+        self.prefix = definition.bucket_key
+        self.states: list[dict[tuple[int, ...], int]] = [{}]
+        self.log: list[tuple[int, ...]] = []
+        self.present = 0
+        """The offset whose state is what lookups see."""
+
+    def write(self, key: tuple[int, ...], value: int | None) -> None:
+        state = dict(self.states[-1])
+        if value is None:
+            if key not in state:
+                return
+            del state[key]
+        else:
+            state[key] = value
+        self.log.append(key)
+        self.states.append(state)
+
+    def _table(self, rows: list[tuple[int, ...]], columns: list[str]) -> pa.Table:
+        names = self.definition.schema.names
+        data = {name: pa.array([row[index] for row in rows], pa.int64()) for index, name in enumerate(names)}
+        return pa.table(data).select(columns)
+
+    def rows(self) -> list[tuple[int, ...]]:
+        return [(*key, value) for key, value in sorted(self.states[self.present].items())]
+
+    def lookup(self, keys: pa.Table, columns: list[str]) -> tuple[Any, pa.Table]:
+        asked = [tuple(row.values()) for row in keys.to_pylist()]
+        state = self.states[self.present]
+        found = np.array([key in state for key in asked], bool)
+        return found, self._table([(*key, state.get(key, 0)) for key in asked], columns)
+
+    def prefix_lookup_grouped(self, keys: pa.Table, columns: list[str]) -> tuple[Any, pa.Table]:
+        owners, rows = [], []
+        for index, prefix in enumerate(tuple(row.values()) for row in keys.to_pylist()):
+            for row in self.rows():
+                if row[: len(prefix)] == prefix:
+                    owners.append(index)
+                    rows.append(row)
+        return np.array(owners, np.int64), self._table(rows, columns)
+
+    def snapshot(self, bucket: int, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, int]]:
+        table = self._table(self.rows(), columns)
+        for start in range(0, max(1, table.num_rows), 3):
+            part = table.slice(start, 3).combine_chunks()
+            batches = part.to_batches() or [pa.RecordBatch.from_pylist([], schema=part.schema)]
+            yield batches[0], self.present
+
+    @contextmanager
+    def scan(self, columns: list[str], start: Any, until: Any, buckets: list[int]) -> Iterator[Any]:
+        part = self.log[start[0] : until[0]]
+        data = {name: pa.array([key[self.key.index(name)] for key in part], pa.int64()) for name in columns}
+        schema = pa.schema([self.definition.schema.column(name).field() for name in columns])
+        yield iter([SimpleNamespace(batch=pa.RecordBatch.from_pydict(data, schema=schema))])
+
+
+writes = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 2), st.none() | st.integers(0, 99)),
+    max_size=25,
+)
+
+
+@given(
+    writes,
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 4)), max_size=8),
+    st.booleans(),
+)
+def test_the_stream_applied_by_key_is_the_join_of_the_tables(
+    steps: list[tuple[bool, int, int, int | None]], batches: list[tuple[int, int, int]], by_prefix: bool
+) -> None:
+    """Whatever the micro-batches, and however far lookups run ahead of them."""
+    right_definition = ADDRESSES if by_prefix else CUSTOMERS
+    on = {"customer": right_definition.bucket_key[0]}
+    join = check_join("x:1", ORDERS, right_definition, on, None)
+    left, right = Memory(ORDERS), Memory(right_definition)
+    for is_left, a, b, value in steps:
+        if is_left:
+            left.write((a, b), value)
+        else:
+            right.write((a, b) if by_prefix else (a,), value)
+    at = [0, 0]
+    result: dict[tuple[int, ...], tuple[int, int]] = {}
+    width = len(right_definition.schema.primary_key)
+    first = True
+    tables = {ORDERS.path: left, right_definition.path: right}
+    for more_left, more_right, ahead in [*batches, (99, 99, 0)]:
+        end = [min(at[0] + more_left, len(left.log)), min(at[1] + more_right, len(right.log))]
+        left.present, right.present = min(end[0] + ahead, len(left.log)), min(end[1] + ahead, len(right.log))
+        ranges = ({0: (at[0], end[0])}, {0: (at[1], end[1])})
+        partition = GroupPartition(0, None, None) if first else GroupPartition(0, *ranges)
+        with patch("tablelayer.spark.delta_join.open_table", lambda _, definition: tables[definition.path]):
+            for batch in read_group(join, partition, changes=True):
+                for row in batch.to_pylist():
+                    names = ["customer", "nr", *(["place"] if width == 2 else [])]
+                    key = tuple(row[name] for name in names)
+                    if row["_change_type"] == "-D":
+                        result.pop(key, None)
+                    else:
+                        result[key] = (row["price"], row["street" if by_prefix else "name"])
+        at, first = end, False
+    expected = {
+        (*ours, *theirs[1:]): (price, value)
+        for ours, price in left.states[-1].items()
+        for theirs, value in right.states[-1].items()
+        if ours[0] == theirs[0]
+    }
+    assert result == expected
+
+
+def test_tables_that_cannot_be_joined_so_are_named() -> None:
+    other = TableDefinition(
+        TablePath("db", "o"), Schema.of([("k", INT), ("v", STRING)], ["k"]), bucket_count=1
+    )
+    log = TableDefinition(TablePath("db", "l"), Schema.of([("k", BIGINT)]), bucket_count=1)
+    for right, on, said in (
+        (log, {"customer": "k"}, "is a log table"),
+        (other, {"customer": "k"}, "differ in type"),
+        (CUSTOMERS, {"nr": "id"}, "bucket keys of both tables"),
+    ):
+        with pytest.raises(TableError, match=said):
+            check_join("x:1", ORDERS, right, on, None)
+    with pytest.raises(TableError, match="'price' would be there twice"):
+        check_join("x:1", ORDERS, CUSTOMERS, {"customer": "id"}, {"name": "price"})
+    named = check_join("x:1", ORDERS, ADDRESSES, {"customer": "owner"}, {"street": "s"})
+    assert dict(named.names) == {"place": "place", "street": "s"}
+
+
+def test_groups_of_buckets_are_the_common_divisor() -> None:
+    def sized(definition: TableDefinition, count: int) -> TableDefinition:
+        return TableDefinition(definition.path, definition.schema, definition.bucket_key, count)
+
+    for left, right, groups in ((4, 6, 2), (3, 3, 3), (2, 5, 1)):
+        join = check_join("x:1", sized(ORDERS, left), sized(CUSTOMERS, right), {"customer": "id"}, None)
+        assert join.groups == groups

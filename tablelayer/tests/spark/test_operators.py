@@ -1,0 +1,77 @@
+"""Lookup by prefix and delta join through Spark, beside Spark's own join of the same tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tablelayer.client import Connection
+from tablelayer.model.types import BIGINT, STRING
+from tablelayer.spark.delta_join import delta_join
+from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.tests.spark.spark_tables import create, load, read_available
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def test_joins_are_what_sparks_own_join_of_the_tables_is(
+    spark: Any, address: str, client: Connection, tmp_path: Path
+) -> None:
+    orders = create(
+        client,
+        [("customer", BIGINT), ("nr", BIGINT), ("price", BIGINT)],
+        ("customer", "nr"),
+        bucket_key=("customer",),
+    )
+    customers = create(client, [("id", BIGINT), ("name", STRING)], ("id",), buckets=4)
+    client.table(orders).upsert([{"customer": n % 20, "nr": n, "price": n} for n in range(200)])
+    client.table(customers).upsert([{"id": n, "name": f"c{n}"} for n in range(15)])
+    on = {"customer": "id"}
+
+    def own_join() -> set[tuple[Any, ...]]:
+        ours = {
+            (row["customer"], row["nr"], row["price"]) for row in client.table(orders).to_arrow().to_pylist()
+        }
+        names = {row["id"]: row["name"] for row in client.table(customers).to_arrow().to_pylist()}
+        return {(*row, names[row[0]]) for row in ours if row[0] in names}
+
+    frame = delta_join(spark, orders, customers, on=on, bootstrap=address)
+    assert {tuple(row) for row in frame.collect()} == own_join()
+
+    state: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def apply() -> None:
+        changes = delta_join(spark, orders, customers, on=on, bootstrap=address, streaming=True)
+        for row in read_available(changes, tmp_path / "c"):
+            if row._change_type == "-D":
+                state.pop((row.customer, row.nr), None)
+            else:
+                state[row.customer, row.nr] = (row.customer, row.nr, row.price, row.name)
+
+    apply()
+    assert set(state.values()) == own_join()
+    client.table(orders).delete([{"customer": 3, "nr": 3}, {"customer": 4, "nr": 4}])
+    client.table(orders).upsert(
+        [{"customer": 17, "nr": 900, "price": 1}, {"customer": 5, "nr": 5, "price": -5}]
+    )
+    client.table(customers).delete([{"id": 4}])
+    client.table(customers).upsert([{"id": 17, "name": "new"}, {"id": 6, "name": "renamed"}])
+    apply()
+    assert set(state.values()) == own_join()
+
+    looked_up = lookup_join(
+        load(spark, address, customers),
+        address,
+        orders,
+        on={"id": "customer"},
+        how="inner",
+        select=["nr", "price"],
+    )
+    assert {(row.id, row.nr, row.price, row.name) for row in looked_up.collect()} == own_join()
