@@ -250,9 +250,7 @@ class Table:
         """A writer of rows that become part of the table with `commit_staged`; see `tablelayer.client.staging`."""
 
         async def make() -> AsyncStagedWriter:
-            return self._table.staged_writer(
-                writer, batch_id, attempt, target_columns, definition=definition
-            )
+            return self._table.staged_writer(writer, batch_id, attempt, target_columns, definition=definition)
 
         return StagedWriter(self._loop.run(make()), self._loop)
 

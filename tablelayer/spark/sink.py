@@ -224,10 +224,15 @@ class _Sink:
                 count += batch.num_rows
                 if batch.num_rows:
                     table.write_rows(
-                        plan.rows(batch), change_type=plan.change_type, target_columns=plan.targets
+                        plan.rows(batch),
+                        definition=plan.definition,
+                        change_type=plan.change_type,
+                        target_columns=plan.targets,
                     )
             return StagedMessage(writer, batch_id, Receipt("", {}, count))
-        staged = table.staged_writer(writer, batch_id, uuid.uuid4().hex, plan.targets)
+        staged = table.staged_writer(
+            writer, batch_id, uuid.uuid4().hex, plan.targets, definition=plan.definition
+        )
         try:
             for batch in batches:
                 if batch.num_rows:
