@@ -74,6 +74,8 @@ class TopicManager:
         default_partitions: int = 1,
         leader_epoch: int = 0,
     ) -> None:
+        self.is_loaded = False
+        """The image is whole: from here on a topic that is not in it does not exist."""
         self.version = 0  # moves with every change of the image: the key of response caches
         self.topic_configs = topic_configs
         self.deletion_listeners: list[Callable[[TopicImage], None]] = []
@@ -277,6 +279,7 @@ class TopicManager:
         await loop.run_in_executor(self._executor, self._directory.set_aside_strays, images)
         for image in images:
             await self._serve(image, range(image.partition_count), open_all=open_all)
+        self.is_loaded = True
 
     async def close(self) -> None:
         """Close every partition; the image stays readable but nothing can be written any more."""

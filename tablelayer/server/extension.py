@@ -178,6 +178,8 @@ class TableExtension:
             if self._scans is not None:
                 self._scans.expire()
             self._flush_due(context)
+            if not context.metadata.is_loaded:
+                continue  # recovery takes its time: a table that is not known yet is not a dropped one
             for table_id in self._lake.known_tables():
                 if context.metadata.topic_by_id(table_id) is None:
                     await self._lake.forget(table_id)

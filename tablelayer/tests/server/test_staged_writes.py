@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.cluster.metadata import TopicManager
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.batch import ChangeType
@@ -282,6 +283,30 @@ def test_r3_5_a_dropped_table_takes_its_ledgers_and_staged_rows_along(tmp_path: 
             await staged.expire(lambda _: False)
             assert not await store.children(f"/staged/{table.table_id}")
             assert not list(tmp_path.rglob("b.0"))
+
+    run(scenario)
+
+
+def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Path) -> None:
+    """The background work begins before the topics are known: it must not forget what belongs to them."""
+    serve = TopicManager._serve
+
+    async def slow(self: Any, *arguments: Any, **options: Any) -> None:
+        await asyncio.sleep(0.6)
+        await serve(self, *arguments, **options)
+
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT", datalake_enabled="true", datalake_format="iceberg")
+            await stage(table, 0, "a", {0: [chunk_of(1)]})
+            await commit(table, 0, {"a": {0: [[]]}})
+            begun = m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
+            assert (await all_tables.broker.send(begun)).epoch == 1
+        with patch.object(TopicManager, "_serve", slow):
+            async with tables(tmp_path) as all_tables:
+                table = await all_tables.open()
+                assert (await stage(table, 0, "b", {0: [chunk_of(2)]})).decided
+                assert (await all_tables.broker.send(begun)).epoch == 2
 
     run(scenario)
 
