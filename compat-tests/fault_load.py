@@ -1,0 +1,307 @@
+"""Load on a server that dies now and then, and the history of what its clients were told.
+
+Threads with confluent-kafka: idempotent producers, a transactional one that commits and aborts in turn, a reader that
+commits its positions in a group. They go on through restarts; `history` then judges everything with the checkers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from broker.testing.histories import (
+    Outcome,
+    Poll,
+    Send,
+    Transaction,
+    by_place,
+    check_delivery,
+    check_offsets,
+    check_transactions,
+)
+
+PARTITIONS = 2
+DEADLINE_SECONDS = 60
+CONNECTION = {
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "retry.backoff.ms": 50,
+    "log_level": 0,
+}
+"""Clients that come back quickly, and say nothing about a broker that is away."""
+
+
+def create_topic(address: str, topic: str, partitions: int = PARTITIONS, **config: str) -> None:
+    admin = AdminClient({**CONNECTION, "bootstrap.servers": address})
+    new = NewTopic(topic, partitions, 1, config=config)
+    admin.create_topics([new])[topic].result(DEADLINE_SECONDS)
+
+
+def outcome_of(error: KafkaError | None) -> Outcome:
+    """A producer that gave up does not know whether the record was appended."""
+    return Outcome.OK if error is None else Outcome.UNKNOWN
+
+
+def read_all(address: str, topic: str, reader: str, *, committed: bool = False) -> list[Poll]:
+    """Everything in the topic, to the ends as they are now."""
+    consumer = Consumer(
+        {
+            **CONNECTION,
+            "bootstrap.servers": address,
+            "group.id": reader,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+        }
+    )
+    count = len(consumer.list_topics(topic, DEADLINE_SECONDS).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(count)])
+    polls, at_end, deadline = [], set(), time.monotonic() + DEADLINE_SECONDS
+    while len(at_end) < count:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"the ends of {topic} were not reached; {len(polls)} records were read")
+        for message in consumer.consume(1000, 0.5):
+            if message.error() is None:
+                place = (topic, message.partition())
+                polls.append(Poll(reader, place, message.offset(), message.value()))
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                at_end.add(message.partition())
+            else:
+                raise KafkaException(message.error())
+    consumer.close()
+    return polls
+
+
+class Load:
+    """`plain` and `transactional` are topics that exist. `pause_seconds` is between two records of a producer."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        plain: str,
+        transactional: str = "",
+        producers: int = 2,
+        acks: str = "all",
+        seed: int = 1,
+        pause_seconds: float = 0.002,
+    ) -> None:
+        self.address = address
+        self.plain = plain
+        self.transactional = transactional
+        self.acks = acks
+        self.pause_seconds = pause_seconds
+        self.sends: list[Send] = []
+        self.polls: list[Poll] = []
+        self.transactions: list[Transaction] = []
+        self.committed_positions: dict[int, int] = {}
+        self.failures: list[BaseException] = []
+        self.acknowledged = 0
+        self._seed = seed
+        self._stop = threading.Event()
+        self._sends_of: dict[str, list[list]] = defaultdict(list)
+        work: list[Callable[[], None]] = [self._reader]
+        work += [lambda name=f"p{number}": self._producer(name) for number in range(producers)]
+        if transactional:
+            work.append(self._transactions)
+        self._threads = [threading.Thread(target=self._run, args=(target,)) for target in work]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(3 * DEADLINE_SECONDS)
+        if any(thread.is_alive() for thread in self._threads):
+            raise AssertionError("a client did not come to its end after the server was back")
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  told in the test's own thread
+            self.failures.append(error)
+
+    # -- clients -------------------------------------------------------------------------------------------
+
+    def _producer(self, name: str) -> None:
+        rng = random.Random(f"{self._seed}{name}")
+        producer = Producer(
+            {
+                **CONNECTION,
+                "bootstrap.servers": self.address,
+                "enable.idempotence": self.acks == "all",
+                "acks": self.acks,
+                "linger.ms": 2,
+                "batch.num.messages": 40,
+                "message.timeout.ms": 120_000,
+            }
+        )
+        entries = self._sends_of[name]
+        for number in itertools.count():
+            if self._stop.is_set():
+                break
+            value = f"{name}-{number}".encode() + b"." * rng.choice([0, 10, 400])
+            entry = [(self.plain, number % PARTITIONS), value, Outcome.UNKNOWN, -1]
+            entries.append(entry)
+
+            def delivered(error, message, entry=entry) -> None:
+                entry[2] = outcome_of(error)
+                if error is None:
+                    entry[3] = message.offset()
+                    self.acknowledged += 1
+
+            producer.produce(self.plain, value, partition=number % PARTITIONS, on_delivery=delivered)
+            producer.poll(0)
+            if number % 8 == 0:
+                time.sleep(self.pause_seconds * 8)
+        if producer.flush(2 * DEADLINE_SECONDS):
+            raise AssertionError(f"{name} could not be rid of its records")
+
+    def _reader(self) -> None:
+        consumer = Consumer(
+            {
+                **CONNECTION,
+                "bootstrap.servers": self.address,
+                "group.id": f"group-{self.plain}",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+            }
+        )
+        consumer.assign([TopicPartition(self.plain, index, 0) for index in range(PARTITIONS)])
+        while not self._stop.is_set():
+            messages = consumer.consume(500, 0.1)
+            for message in messages:
+                if message.error() is None:
+                    place = (self.plain, message.partition())
+                    self.polls.append(Poll("reader", place, message.offset(), message.value()))
+            if messages:
+                self._commit(consumer)
+        consumer.close()
+
+    def _commit(self, consumer: Consumer) -> None:
+        wanted = [part for part in consumer.position(consumer.assignment()) if part.offset >= 0]
+        try:
+            stored = consumer.commit(offsets=wanted, asynchronous=False) if wanted else []
+        except KafkaException:
+            return  # not acknowledged
+        for part in stored or []:
+            if part.error is None:
+                self.committed_positions[part.partition] = part.offset
+
+    def _transactions(self) -> None:
+        producer = None
+        for number in itertools.count():
+            if self._stop.is_set():
+                return
+            name = f"t{number}"
+            records = tuple(
+                ((self.transactional, part % PARTITIONS), f"{name}.{part}".encode()) for part in range(4)
+            )
+            outcome = Outcome.FAILED  # until its end is asked for
+            try:
+                if producer is None:
+                    producer = self._transactional_producer()
+                producer.begin_transaction()
+                for (topic, index), value in records:
+                    producer.produce(topic, value, partition=index)
+                if number % 3 == 2:
+                    self._end(producer.abort_transaction)
+                else:
+                    outcome = Outcome.UNKNOWN
+                    self._end(producer.commit_transaction)
+                    outcome = Outcome.OK
+            except KafkaException as error:
+                if error.args[0].txn_requires_abort():
+                    outcome = Outcome.FAILED
+                    try:
+                        self._end(producer.abort_transaction)
+                    except KafkaException:
+                        producer = None
+                else:
+                    producer = None
+            self.transactions.append(Transaction(name, records, outcome))
+            time.sleep(self.pause_seconds * 10)
+
+    def _transactional_producer(self) -> Producer:
+        producer = Producer(
+            {
+                **CONNECTION,
+                "bootstrap.servers": self.address,
+                "transactional.id": f"id-{self.transactional}",
+                "linger.ms": 0,
+            }
+        )
+        self._end(producer.init_transactions)
+        return producer
+
+    def _end(self, call: Callable[[float], None]) -> None:
+        """Ask until there is an answer: a retriable error only says that the time was up."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            try:
+                return call(5)
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+
+    # -- judgement -----------------------------------------------------------------------------------------
+
+    def wait_for_more(self, count: int, seconds: float = DEADLINE_SECONDS) -> None:
+        """Until so many records more are acknowledged: a healed server makes progress."""
+        enough, deadline = self.acknowledged + count, time.monotonic() + seconds
+        while self.acknowledged < enough:
+            if self.failures:
+                raise self.failures[0]
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"in {seconds} s only {self.acknowledged - enough + count} were acknowledged"
+                )
+            time.sleep(0.01)
+
+    def problems(self) -> list[str]:
+        """What is wrong, after everything has come to its end on a healthy server."""
+        if self.failures:
+            raise self.failures[0]
+        self.sends = [
+            Send(name, place, value, outcome, offset)
+            for name, entries in self._sends_of.items()
+            for place, value, outcome, offset in entries
+        ]
+        final = by_place(read_all(self.address, self.plain, "final"))
+        found = check_delivery(self.sends, final, idempotent=self.acks == "all")
+        found += check_offsets(self.sends, self.polls, final)
+        found += self._group_problems()
+        if self.transactional:
+            committed = by_place(read_all(self.address, self.transactional, "final", committed=True))
+            found += check_transactions(self.transactions, committed)
+            everything = by_place(read_all(self.address, self.transactional, "all"))
+            found += check_offsets([], [], everything, gaps_allowed=True)
+        return found
+
+    def _group_problems(self) -> list[str]:
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": f"group-{self.plain}"})
+        asked = [TopicPartition(self.plain, index) for index in self.committed_positions]
+        stored = {part.partition: part.offset for part in consumer.committed(asked, DEADLINE_SECONDS)}
+        consumer.close()
+        return [
+            f"the group's position in {self.plain}-{index} is {stored.get(index)}, {offset} was acknowledged"
+            for index, offset in self.committed_positions.items()
+            if stored.get(index, -1) < offset
+        ]
+
+    def figures(self) -> str:
+        ended = sum(transaction.outcome is Outcome.OK for transaction in self.transactions)
+        return (
+            f"{self.acknowledged} of {sum(map(len, self._sends_of.values()))} records acknowledged, "
+            f"{len(self.polls)} read meanwhile, {ended} of {len(self.transactions)} transactions committed"
+        )
