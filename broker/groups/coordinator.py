@@ -38,6 +38,8 @@ from broker.groups.events import (
     ExpireOffsets,
     ForgetTopic,
     OffsetsResult,
+    PendingGroupDeletion,
+    PendingOffsetDeletion,
     PendingTransactionalCommit,
     Reply,
     Result,
@@ -49,6 +51,7 @@ from broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, Gro
 from broker.groups.model import (
     NEVER,
     CommittedOffset,
+    DropOffset,
     Group,
     JournalRecord,
     Limits,
@@ -254,9 +257,9 @@ class GroupCoordinator:
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: drop what was committed for it."""
-        for group_id, group in list(self.groups.items()):
-            if topic in group.offsets:
-                self._run(group_id, ForgetTopic(topic))
+        names = [name for name, group in self.groups.items() if topic in group.offsets]
+        for group_id in {*names, *self.transactional.groups_with(topic)}:
+            self._run(group_id, ForgetTopic(topic, self.transactional.unstable_partitions(group_id)))
 
     # -- transactions ----------------------------------------------------------------------------------------
 
@@ -335,7 +338,11 @@ class GroupCoordinator:
     def _append_effect(self, group_id: str, effect: Append) -> ErrorCode:
         pending = effect.pending
         if not isinstance(pending, PendingTransactionalCommit):
-            return self._append(group_id, effect.records)
+            error = self._append(group_id, effect.records)
+            if error is ErrorCode.NONE and isinstance(pending, (PendingGroupDeletion, PendingOffsetDeletion)):
+                dropped = [record for record in effect.records if isinstance(record, DropOffset)]
+                self.transactional.drop(group_id, [(drop.topic, drop.partition) for drop in dropped])
+            return error
         error = self._append(group_id, effect.records, (pending.producer_id, pending.producer_epoch))
         if error is ErrorCode.NONE:
             index = journal.partition_of(group_id, len(self._partitions))
@@ -446,7 +453,7 @@ class GroupCoordinator:
         """Drop the offsets whose retention is over, a few groups at a time, and come back later."""
         for turn, group_id in enumerate(list(self.groups)):
             if group_id in self.groups:
-                self._run(group_id, ExpireOffsets())
+                self._run(group_id, ExpireOffsets(self.transactional.unstable_partitions(group_id)))
             if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
                 await asyncio.sleep(0)
         if not self._stopped:

@@ -128,13 +128,17 @@ class TransactionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class DeleteOffsets:
+    """`in_transactions`, here and below: partitions with positions of the group in open transactions."""
+
     token: int
     partitions: tuple[tuple[str, int], ...]
+    in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
     token: int
+    in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +150,15 @@ class Tick:
 class ExpireOffsets:
     """Drop offsets beyond their retention, and the group if nothing is left of it."""
 
+    in_transactions: frozenset[tuple[str, int]] = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class ForgetTopic:
     """The topic was deleted: its committed offsets mean nothing any more."""
 
     topic: str
+    in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

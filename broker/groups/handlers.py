@@ -180,6 +180,8 @@ class GroupHandlers:
         self, context: RequestContext, request: SyncGroupRequest
     ) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse]:
         error = self._refusal(request.group_id)
+        if context.api_version >= 5 and None in (request.protocol_type, request.protocol_name):
+            error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL  # KIP-559: from version 5 on both must be there
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             # The rebalance this belongs to did not survive the restart; this answer makes the client join
             # again.
@@ -412,7 +414,7 @@ class GroupHandlers:
 
     def offset_delete(self, context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
         error = self._refusal(request.group_id)
-        if error is ErrorCode.NONE and request.group_id not in self._coordinator.groups:
+        if error is ErrorCode.NONE and not self._exists(request.group_id):
             error = ErrorCode.GROUP_ID_NOT_FOUND
         if error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=error)
@@ -422,7 +424,8 @@ class GroupHandlers:
             for partition in topic.partitions
         )
         result: OffsetsResult = self._at_once(
-            request.group_id, lambda token: DeleteOffsets(token, partitions)
+            request.group_id,
+            lambda token: DeleteOffsets(token, partitions, self._in_transactions(request.group_id)),
         )
         if result.error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=result.error)
@@ -500,10 +503,19 @@ class GroupHandlers:
         error = self._coordinator.unavailable(group_id)
         if error is not ErrorCode.NONE:
             return error
-        if group_id not in self._coordinator.groups:
+        if not self._exists(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
-        result: DeleteGroupResult = self._at_once(group_id, DeleteGroup)
+        result: DeleteGroupResult = self._at_once(
+            group_id, lambda token: DeleteGroup(token, self._in_transactions(group_id))
+        )
         return result.error
+
+    def _exists(self, group_id: str) -> bool:
+        """A group is there as soon as a transaction has committed offsets to it, though it has not ended."""
+        return group_id in self._coordinator.groups or bool(self._in_transactions(group_id))
+
+    def _in_transactions(self, group_id: str) -> frozenset[tuple[str, int]]:
+        return self._coordinator.transactional.unstable_partitions(group_id)
 
 
 def _type_of(group: Group) -> str:

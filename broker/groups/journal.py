@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from broker.groups.model import (
@@ -55,13 +56,18 @@ _EXPIRING_VALUE_VERSION = 1
 
 def partition_of(group_id: str, partition_count: int) -> int:
     """The partition of `__consumer_offsets` that a group lives in: abs(hashCode) % partitions, as in Java."""
+    return _java_hash(group_id) % partition_count
+
+
+@lru_cache(1024)
+def _java_hash(group_id: str) -> int:
     code = 0
     units = group_id.encode("utf-16-be", "surrogatepass")
     for high, low in zip(units[::2], units[1::2], strict=True):
         code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
     signed = code - (1 << 32) if code & 0x80000000 else code
     # Java's abs of the smallest int is negative; Kafka's Utils.abs makes it 0.
-    return (0 if signed == -(1 << 31) else abs(signed)) % partition_count
+    return 0 if signed == -(1 << 31) else abs(signed)
 
 
 def encode_record(record: JournalRecord) -> tuple[bytes, bytes | None]:

@@ -1,7 +1,8 @@
 """Committed offsets of a group: who may commit, what is refused, when they expire.
 
 An offset changes in memory only after the journal has it (`Appended`), so what OffsetFetch shows survives a
-crash. Two commits of one partition take effect in the order in which they were appended.
+crash. What is deleted is deleted from open transactions too: a tombstone follows whatever they have written,
+and their markers bring nothing back. Two commits of one partition take effect in the order in which they were appended.
 
 Sources: KIP-211 (retention counts from when the group became empty), KIP-496 (OffsetDelete).
 """
@@ -16,6 +17,8 @@ from broker.groups.events import (
     DeleteGroup,
     DeleteGroupResult,
     DeleteOffsets,
+    ExpireOffsets,
+    ForgetTopic,
     OffsetsResult,
     PendingCommit,
     PendingGroupDeletion,
@@ -173,7 +176,8 @@ def delete_offsets(step: Rebalance, event: DeleteOffsets) -> None:
     doomed = tuple(
         (topic, partition)
         for topic, partition in event.partitions
-        if topic not in in_use and partition in group.offsets.get(topic, {})
+        if topic not in in_use
+        and (partition in group.offsets.get(topic, {}) or (topic, partition) in event.in_transactions)
     )
     if not doomed:
         step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NONE, errors)))
@@ -196,15 +200,16 @@ def delete_group(step: Rebalance, event: DeleteGroup) -> None:
         error = ErrorCode.GROUP_ID_NOT_FOUND if group.phase is Phase.DEAD else ErrorCode.NON_EMPTY_GROUP
         step.effects.append(Reply(event.token, DeleteGroupResult(error)))
         return
-    _delete(step, event.token)
+    _delete(step, event.token, event.in_transactions)
 
 
-def _delete(step: Rebalance, token: int | None) -> None:
+def _delete(
+    step: Rebalance, token: int | None, in_transactions: frozenset[tuple[str, int]] = frozenset()
+) -> None:
     group = step.group
+    committed = {(topic, index) for topic, partitions in group.offsets.items() for index in partitions}
     records: list[JournalRecord] = [
-        DropOffset(group.group_id, topic, partition)
-        for topic, partitions in group.offsets.items()
-        for partition in partitions
+        DropOffset(group.group_id, topic, index) for topic, index in sorted(committed | in_transactions)
     ]
     if group.journalled is not None:
         records.append(DropGroup(group.group_id))
@@ -242,8 +247,10 @@ def _is_expired(group: Group, committed: CommittedOffset, now: Now, retention_ms
     return now.time_ms - base_ms >= retention_ms
 
 
-def expire_offsets(step: Rebalance) -> None:
-    """Drop what is beyond its retention. A live group keeps everything it subscribes to."""
+def expire_offsets(step: Rebalance, event: ExpireOffsets) -> None:
+    """Drop what is beyond its retention. A live group keeps everything it subscribes to, and what an open
+    transaction is about to replace is left alone.
+    """
     group = step.group
     if group.phase in _LIVE and not (
         group.phase is Phase.STABLE and group.is_consumer_protocol and group.subscribed_topics is not None
@@ -255,17 +262,19 @@ def expire_offsets(step: Rebalance) -> None:
         if group.is_empty or not group.is_subscribed_to(topic)
         for partition, committed in partitions.items()
         if _is_expired(group, committed, step.now, step.limits.offsets_retention_ms)
+        and (topic, partition) not in event.in_transactions
     )
     remaining = sum(len(partitions) for partitions in group.offsets.values()) - len(doomed)
-    if group.is_empty and remaining == 0:
+    if group.is_empty and remaining == 0 and not event.in_transactions:
         _delete(step, None)
     elif doomed:
         _forget(step, doomed)
 
 
-def forget_topic(step: Rebalance, topic: str) -> None:
-    doomed = tuple((topic, partition) for partition in step.group.offsets.get(topic, {}))
-    if doomed:
+def forget_topic(step: Rebalance, event: ForgetTopic) -> None:
+    committed = {(event.topic, partition) for partition in step.group.offsets.get(event.topic, {})}
+    pending = {key for key in event.in_transactions if key[0] == event.topic}
+    if doomed := tuple(sorted(committed | pending)):
         _forget(step, doomed)
 
 

@@ -203,7 +203,7 @@ class Rebalance:
             self.effects.append(Append((PutGroup(stored),), pending))
         elif group.phase is Phase.COMPLETING_REBALANCE:
             # The old id may be with the leader already, whose assignment would miss the new one.
-            self._prepare_rebalance()
+            self.begin()
         else:
             self._rebalance_or_complete()
 
@@ -258,9 +258,10 @@ class Rebalance:
             if self.group.initial_delay_ms == 0:
                 self._complete_join_if_all_joined()
         else:
-            self._prepare_rebalance()
+            self.begin()
 
-    def _prepare_rebalance(self) -> None:
+    def begin(self) -> None:
+        """Prepare a rebalance: everybody has to join again."""
         group = self.group
         if group.phase is Phase.COMPLETING_REBALANCE:
             for member in group.members.values():
@@ -400,7 +401,7 @@ class Rebalance:
         if error is not ErrorCode.NONE:
             for member in group.members.values():
                 self._reply_sync(member, SyncResult(error))
-            self._prepare_rebalance()
+            self.begin()
             return
         for kept in pending.stored.members:
             member = group.members[kept.member_id]
@@ -430,7 +431,7 @@ class Rebalance:
         if group.phase in (Phase.COMPLETING_REBALANCE, Phase.STABLE) and group.pending_sync:
             for member_id in list(group.pending_sync):
                 self._remove(member_id, ErrorCode.UNKNOWN_MEMBER_ID)
-            self._prepare_rebalance()
+            self.begin()
 
     # -- Heartbeat, LeaveGroup, death ------------------------------------------------------------------------
 
@@ -495,7 +496,7 @@ class Rebalance:
     def _membership_shrank(self) -> None:
         group = self.group
         if group.phase in (Phase.STABLE, Phase.COMPLETING_REBALANCE):
-            self._prepare_rebalance()
+            self.begin()
         elif group.phase is Phase.PREPARING_REBALANCE and not group.members and not group.pending_members:
             self._complete_join()
         else:

@@ -45,6 +45,7 @@ class Replay:
                     self._offsets.setdefault(group_id, {})[topic, partition] = committed
                 case DropOffset(group_id, topic, partition):
                     self._offsets.get(group_id, {}).pop((topic, partition), None)
+                    self.transactional.drop(group_id, [(topic, partition)])
                 case InTransaction(producer_id, put):
                     key = (put.topic, put.partition)
                     self.transactional.add(self._index, producer_id, put.group_id, {key: put.committed})
@@ -58,20 +59,22 @@ class Replay:
                     self._consumers.setdefault(record.group_id, ConsumerGroup()).apply(record)
 
     def groups(self, now: Now, limits: Limits) -> dict[str, Group]:
-        groups = {group_id: restore(group_id, stored, now) for group_id, stored in self._stored.items()}
+        groups = {
+            group_id: restore(group_id, stored, now, limits) for group_id, stored in self._stored.items()
+        }
         for group_id, offsets in self._offsets.items():
             if not offsets:
                 continue
             group = groups.get(group_id)
             if group is None:
-                group = groups[group_id] = restore(group_id, None, now)
+                group = groups[group_id] = restore(group_id, None, now, limits)
             for (topic, partition), committed in offsets.items():
                 group.put_offset(topic, partition, committed)
         for group_id, consumer in self._consumers.items():
             if consumer.stored:
                 group = groups.get(group_id)
                 if group is None:
-                    group = groups[group_id] = restore(group_id, None, now)
+                    group = groups[group_id] = restore(group_id, None, now, limits)
                 restore_consumer_group(group, consumer, now, limits)
         return groups
 

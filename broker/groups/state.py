@@ -160,17 +160,18 @@ _HANDLERS: dict[type, Callable[[Rebalance, Any], None]] = {
     DeleteOffsets: offsets.delete_offsets,
     DeleteGroup: offsets.delete_group,
     Tick: _tick,
-    ExpireOffsets: lambda step, event: offsets.expire_offsets(step),
-    ForgetTopic: lambda step, event: offsets.forget_topic(step, event.topic),
+    ExpireOffsets: offsets.expire_offsets,
+    ForgetTopic: offsets.forget_topic,
     Abandoned: lambda step, event: step.abandoned(event.token),
     Appended: _appended,
 }
 
 
-def restore(group_id: str, stored: StoredGroup | None, now: Now) -> Group:
+def restore(group_id: str, stored: StoredGroup | None, now: Now, limits: Limits) -> Group:
     """The group as the journal knows it; `stored` is None for one that has only offsets.
 
-    Members are given one session timeout to be heard of again.
+    Members are given one session timeout to be heard of again. If they are more than `group.max.size` allows
+    by now, they have to join again, and the last to do so are turned away.
     """
     group = Group(group_id)
     if stored is None:
@@ -199,6 +200,8 @@ def restore(group_id: str, stored: StoredGroup | None, now: Now) -> Group:
         group.protocol = stored.protocol
         group.leader = stored.leader if stored.leader in group.members else next(iter(group.members))
     group.subscribed_topics = subscribed_topics(group)
+    if len(group.members) > limits.group_size_max:
+        Rebalance(group, now, limits, _NO_TOPICS).begin()
     return group
 
 

@@ -6,12 +6,13 @@ transaction, which says whether they count. In memory they wait here, one store 
 Invariants
 - What is here is what the journal has of open transactions: a restart gives the same.
 - Offsets of one transaction reach their groups together, when its marker is appended, in the order of markers.
+- What is deleted of a group is deleted here: a tombstone counts for all that precedes it.
 - A position is unstable while any transaction has one for the same partition of the same group (KIP-447).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from broker.groups.model import CommittedOffset, PutOffset
@@ -60,20 +61,40 @@ class TransactionalOffsets:
         """The transaction has ended in a journal partition: what it had committed there, by group."""
         ended = self._open.pop((index, producer_id), {})
         for group_id, offsets in ended.items():
-            unstable = self._unstable[group_id]
+            unstable = self._unstable.get(group_id, {})
             for key in offsets:
                 unstable[key] -= 1
                 if not unstable[key]:
                     del unstable[key]
             if not unstable:
-                del self._unstable[group_id]
-        return ended
+                self._unstable.pop(group_id, None)
+        return {group_id: offsets for group_id, offsets in ended.items() if offsets}
+
+    def drop(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
+        """These positions of the group were deleted: no transaction that is open now brings them back."""
+        unstable = self._unstable.get(group_id)
+        if unstable is None:
+            return
+        for key in partitions:
+            if unstable.pop(key, 0):
+                for groups in self._open.values():
+                    groups.get(group_id, {}).pop(key, None)
+        if not unstable:
+            del self._unstable[group_id]
 
     def is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
         return (topic, partition) in self._unstable.get(group_id, ())
 
-    def unstable_partitions(self, group_id: str) -> list[tuple[str, int]]:
-        return list(self._unstable.get(group_id, ()))
+    def unstable_partitions(self, group_id: str) -> frozenset[tuple[str, int]]:
+        return frozenset(self._unstable.get(group_id, ()))
+
+    def groups_with(self, topic: str) -> set[str]:
+        """Groups that have positions in a topic here."""
+        return {
+            group_id
+            for group_id, unstable in self._unstable.items()
+            if any(key[0] == topic for key in unstable)
+        }
 
     def take_over(self, other: TransactionalOffsets) -> None:
         """Add what was read of other journal partitions."""

@@ -208,6 +208,8 @@ def sync_request(member_id, generation, assignments, group="g"):
         group_id=group,
         generation_id=generation,
         member_id=member_id,
+        protocol_type="consumer",
+        protocol_name="range",
         assignments=[
             SyncGroupRequestAssignment(member_id=name, assignment=data) for name, data in assignments.items()
         ],

@@ -121,6 +121,27 @@ def test_lowered_group_size_limit_turns_the_last_to_rejoin_away():
     assert list(group.group.members) == names[:2]
 
 
+def test_loaded_group_above_the_size_limit_joins_again_and_turns_the_last_away():
+    group = GroupHarness()
+    names = group.stable(3)
+    group.commit({("t", 0): 1}, names[2], 1)
+    group.limits = Limits(initial_rebalance_delay_ms=0, group_size_max=2)
+    group.crash()
+    assert group.group.phase is Phase.PREPARING_REBALANCE
+    assert [group.heartbeat(name, 1) for name in names] == [ErrorCode.REBALANCE_IN_PROGRESS] * 3
+    assert group.commit({("t", 0): 2}, names[2], 1).error is ErrorCode.NONE, "before it goes it may commit"
+    tokens = [group.join(name) for name in names]
+    assert [group.joined(token).error for token in tokens] == [
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+    ]
+    group.crash()
+    group.limits = Limits(initial_rebalance_delay_ms=0)
+    group.crash()
+    assert group.group.phase is Phase.STABLE, "a group of legal size is left alone"
+
+
 def test_pending_members_are_bounded(group):
     group.limits = Limits(initial_rebalance_delay_ms=0, pending_members_max=2)
     errors = [group.joined(group.join(version=4)).error for _ in range(3)]

@@ -10,16 +10,23 @@ from broker.testing.log import StillClock
 from protocol.errors import ErrorCode
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+)
+from protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
 )
 from protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -363,6 +370,50 @@ async def _offsets(broker, client):
 
 
 test_t6_e5_offsets_of_a_group_commit_with_the_transaction = scenario(_offsets)
+
+
+@pytest.mark.parametrize("what", ["group", "partition", "topic"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_t6_what_is_deleted_no_open_transaction_brings_back(tmp_path, what, restarts):
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            for name in ("a", "b"):
+                await broker.create_topic(name, 2)
+            client = Client(broker)
+            await client.init()
+            await begin(client, ("b", 0))
+            await client.send([b"x"], "b")
+            await add_offsets(client)
+            await client.commit_offsets("g", {("a", 0): 7})
+            await add_offsets(client, "other")
+            await client.commit_offsets("other", {("b", 0): 8})
+            if what == "group":
+                deleted = await broker.send(DeleteGroupsRequest(groups_names=["g", "unknown"]))
+                codes = [result.error_code for result in deleted.results]
+                assert codes == [ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND]
+            elif what == "partition":
+                partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 1)]
+                topics = [OffsetDeleteRequestTopic(name="a", partitions=partitions)]
+                deleted = await broker.send(OffsetDeleteRequest(group_id="g", topics=topics), 0)
+                assert deleted.error_code == 0
+                assert [part.error_code for part in deleted.topics[0].partitions] == [0, 0]
+            else:
+                await broker.context.metadata.delete_topic("a")
+            assert await position(broker, stable=True) == -1
+            if not restarts:
+                assert await client.end(True) is ErrorCode.NONE
+        async with direct_broker(tmp_path) as broker:
+            client.broker = broker
+            await until(lambda: position(broker), loaded)
+            if restarts:
+                assert await until(lambda: client.end(True), loaded) is ErrorCode.NONE
+            assert await position(broker, stable=True) == -1
+            listed = await until(
+                lambda: broker.send(ListGroupsRequest()), lambda answer: not answer.error_code
+            )
+            assert [group.group_id for group in listed.groups] == ["other"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("version", [TV1, TV2])

@@ -66,6 +66,14 @@ def test_uncompressed_batches_are_the_bytes_that_kafka_python_builds(originals):
 
 
 @relaxed
+@given(records, st.integers(-1, 1 << 40), st.sampled_from([0, 0x10, 0x30]))
+def test_few_records_are_the_same_bytes_as_by_arrays(originals, producer_id, attributes):
+    options = {"base_offset": 7, "producer_id": producer_id, "base_sequence": 3, "attributes": attributes}
+    assert build_batch(originals, **options) == build_batch(originals, compression=0, **options)
+    assert build_batch([]) == build_batch([], compression=0)
+
+
+@relaxed
 @given(records, st.sampled_from(CODECS))
 def test_aiokafka_reads_every_codec(originals, codec):
     theirs = AiokafkaBatch(bytearray(build_batch(originals, compression=codec)))
