@@ -23,7 +23,7 @@ from tablelayer.model.table import DEFINITION_CONFIGS
 from tablelayer.server.catalog import Catalog, is_table
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.limits import Limits
-from tablelayer.server.services import Services
+from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition, TopicImage
@@ -55,6 +55,7 @@ _BROKER_CONFIGS = (
         None,
         "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
     ),
+    *SNAPSHOT_CONFIGS,
 )
 
 
@@ -125,6 +126,7 @@ class TableExtension:
                 from tablelayer.server.staging import StagingArea
 
                 self._scans = SnapshotScans(self._services)
+                self._services.release_scans = self._scans.release
                 area = StagingArea(self._services.directory / "staged")
                 staged = StagedCommits(self._services, area, self.catalog.by_id, self._bucket)
                 await staged.load()
@@ -177,7 +179,7 @@ class TableExtension:
             await asyncio.sleep(_CHECK_SECONDS)
             if self._scans is not None:
                 self._scans.expire()
-            self._flush_due(context)
+            self._tend_buckets(context)
             if not context.metadata.is_loaded:
                 continue  # recovery takes its time: a table that is not known yet is not a dropped one
             for table_id in self._lake.known_tables():
@@ -198,7 +200,7 @@ class TableExtension:
             self._staged_expired_at = now
             await self._staged.expire(lambda table_id: context.metadata.topic_by_id(table_id) is not None)
 
-    def _flush_due(self, context: BrokerContext) -> None:
+    def _tend_buckets(self, context: BrokerContext) -> None:
         tables = self.catalog.all_tables()
         if not tables:
             return
@@ -208,7 +210,7 @@ class TableExtension:
             for partition in context.metadata.partitions(definition.path.topic):
                 bucket: object = partition.hooks
                 if isinstance(bucket, KeyBucket):
-                    bucket.flush_if_due()
+                    bucket.tend()
 
     def _tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
         """How far the lake has a bucket; None if the table is not tiered, so that nothing waits for it."""

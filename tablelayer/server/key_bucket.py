@@ -6,7 +6,9 @@ log says that it is replicated, stored; and only then is its high watermark publ
 and an answer made while a batch was being stored waits until that batch is published.
 
 After a crash the store has the rows up to some applied offset, and the rest is replayed from the log. A store
-that is damaged, or ahead of its log, is set aside and built again, which needs the whole log.
+that is damaged, or ahead of its log, is built again from a snapshot and the log (`recovery`); damage that shows only in
+a read or a write makes it so at once, and whoever asked is told to ask again. Snapshots are taken beside everything
+else (`snapshots`).
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import reads
 from tablelayer.server.auto_increment import OutOfNumbersError
 from tablelayer.server.bucket import TableBucket
-from tablelayer.server.kv import DamagedStoreError, DiskFullError, KeyValueStore
+from tablelayer.server.kv import DiskFullError, is_damage
+from tablelayer.server.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from tablelayer.server.services import Services
+from tablelayer.server.snapshots import BucketSnapshots, SnapshotSchedule, SnapshotStoppedError
 from tablelayer.server.tablet import PreparedWrite, Tablet
 from tablelayer.server.writes import OperationSource, Writer, decode_put, key_insertions
 
@@ -46,10 +50,6 @@ _DISK_FULL_RETRY_SECONDS = 1.0
 """Publishing follows storing at once; only a broken process takes longer."""
 
 
-class UnrecoverableBucketError(Exception):
-    """The state is lost and the log does not reach back far enough to build it again."""
-
-
 class KeyBucket(TableBucket):
     """`PartitionHooks` of a primary-key table."""
 
@@ -62,6 +62,12 @@ class KeyBucket(TableBucket):
         self._storing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._last_flush = services.context.clock.monotonic()
+        self._snapshots = services.snapshots_of(partition.topic.topic_id, partition.index)
+        self._snapshotting: asyncio.Task[None] | None = None
+        self._schedule: SnapshotSchedule | None = None
+        self._recovery = StoreRecovery(services, self.name, self.directory, self._snapshots)
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._rebuilt_at = float("-inf")
 
     @property
     def tablet(self) -> Tablet:
@@ -74,9 +80,16 @@ class KeyBucket(TableBucket):
 
     async def start(self) -> None:
         """Bring the store up to the log. Raises UnrecoverableBucketError."""
+        await self._bring_up()
+        if self._snapshots is not None:
+            self._snapshotting = asyncio.get_running_loop().create_task(
+                self._load_snapshots(self._snapshots), name=f"snapshots of {self.name}"
+            )
+
+    async def _bring_up(self) -> None:
         began = time.perf_counter()
         log = self.partition.log
-        store = await self._usable_store(log.log_start_offset, log.log_end_offset)
+        store = await self._recovery.open(log.log_start_offset, log.log_end_offset)
         tablet, versions = Tablet(store), self.definition.versions
         kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
         while store.applied_offset < log.log_end_offset:
@@ -96,40 +109,49 @@ class KeyBucket(TableBucket):
                 (time.perf_counter() - began) * 1000,
             )  # fmt: skip
 
-    async def _usable_store(self, log_start: int, log_end: int) -> KeyValueStore:
-        open_store = self.services.run
-        try:
-            store = await open_store(KeyValueStore.open, self.directory, self.services.memory)
-        except DamagedStoreError as error:
-            self._check_rebuildable(log_start, f"its key-value store is damaged ({error})")
-            aside = await self.services.run(_set_aside, self.directory)
-            logger.error("%s: the key-value store is damaged (%s); set aside as %s, building it again from the log",
-                         self.name, error, aside)  # fmt: skip
-            return await open_store(KeyValueStore.open, self.directory, self.services.memory)
-        problem = None
-        if store.applied_offset > log_end:
-            problem = f"its key-value store has offset {store.applied_offset}, but the log ends at {log_end}"
-        elif store.applied_offset < log_start:
-            problem = (
-                f"its key-value store has offset {store.applied_offset}, but the log begins at {log_start}"
-            )
-        if problem is None:
-            return store
-        try:
-            self._check_rebuildable(log_start, problem)
-        except UnrecoverableBucketError:
-            await self.services.run(store.close)
-            raise
-        logger.error("%s: %s; building it again from the log", self.name, problem)
-        await self.services.run(store.destroy)
-        return await open_store(KeyValueStore.open, self.directory, self.services.memory)
+    # -- damage --------------------------------------------------------------------------------------------
 
-    def _check_rebuildable(self, log_start: int, problem: str) -> None:
-        if log_start > 0:
-            raise UnrecoverableBucketError(
-                f"{problem}, and the log begins at offset {log_start}: the rows before it are gone. "
-                "Restore the data directory from a copy, or drop the table"
+    def _damaged(self, error: BaseException) -> KafkaError:
+        """The store's files are not what was written: build it again. Who asked may ask again later."""
+        if self._rebuilding is None and not self.closed:
+            logger.error("%s: its key-value store is damaged", self.name, exc_info=error)
+            self._rebuilding = asyncio.get_running_loop().create_task(
+                self._rebuild(), name=f"rebuild {self.name}"
             )
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is being rebuilt: {error}")
+
+    async def _rebuild(self) -> None:
+        try:
+            async with self._writing:
+                if self.closed or (tablet := await self._quiesce()) is None:
+                    return
+                clock, limits = self.services.context.clock, self.services.limits
+                if clock.monotonic() - self._rebuilt_at < limits.rebuild_pause_seconds:
+                    self._recovery.distrust_restored()
+                self._rebuilt_at = clock.monotonic()
+                await self.services.run(tablet.kv.abandon)
+                await self.services.run(set_aside, self.directory)
+                if self._snapshots is not None:
+                    self._snapshots.store_changed()
+                await self._bring_up()
+        except Exception as error:
+            logger.error("%s cannot be rebuilt", self.name, exc_info=error)
+            self.partition.fail(f"its key-value store is damaged and cannot be rebuilt: {error}")
+        finally:
+            self._rebuilding = None
+
+    async def _quiesce(self) -> Tablet | None:
+        """Let what is under way end, and take the tablet away. Called with `_writing` held."""
+        if self._snapshots is not None:
+            self._snapshots.stop()
+        tasks = [task for task in (self._storing, self._flushing, self._snapshotting) if task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        tablet, self._tablet = self._tablet, None
+        if tablet is not None:
+            self.services.budget.release(tablet.pending_bytes)
+            await self.services.release_scans(self)
+        return tablet
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -208,6 +230,10 @@ class KeyBucket(TableBucket):
                 return await self.services.run(tablet.prepare, self.definition, source, writer, now_ms)
             except OutOfNumbersError as error:
                 await self._take_numbers(tablet, error.missing)
+            except Exception as error:
+                if is_damage(error):
+                    raise self._damaged(error) from error
+                raise
 
     async def _take_numbers(self, tablet: Tablet, missing: int) -> None:
         """R10: a range for this bucket, durable before the first number of it is used."""
@@ -256,18 +282,29 @@ class KeyBucket(TableBucket):
                 if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
                     self._start_flush()
         except Exception as error:
+            if is_damage(error):
+                self._damaged(error)
+                return
             logger.error("%s cannot store rows", self.name, exc_info=error)
             self.partition.fail(f"its rows cannot be stored: {error}")
         finally:
             self._storing = None
 
-    def flush_if_due(self) -> None:
-        """Called now and then: what was written long ago goes into files, so that replays stay short."""
-        tablet = self._tablet
-        if tablet is None or not tablet.kv.bytes_since_flush or self.closed:
+    def tend(self) -> None:
+        """Called now and then: what was written long ago goes into files, so that replays stay short; and a snapshot
+        is taken when its time has come."""
+        tablet, now = self._tablet, self.services.context.clock.monotonic()
+        if tablet is None or self.closed:
             return
-        if self.services.context.clock.monotonic() - self._last_flush >= self.services.limits.flush_seconds:
+        if tablet.kv.bytes_since_flush and now - self._last_flush >= self.services.limits.flush_seconds:
             self._start_flush()
+        snapshots, schedule = self._snapshots, self._schedule
+        if snapshots is None or schedule is None or self._snapshotting is not None:
+            return
+        if schedule.due(now, tablet.kv.applied_offset, snapshots.newest_offset):
+            self._snapshotting = asyncio.get_running_loop().create_task(
+                self._take_snapshot(tablet, snapshots, schedule), name=f"snapshot of {self.name}"
+            )
 
     def _start_flush(self) -> None:
         if self._flushing is None:
@@ -281,18 +318,77 @@ class KeyBucket(TableBucket):
             # Reads go on; what is in memory is in the log too, and the next flush takes it along.
             logger.warning("%s cannot be flushed, the disk is full: %s", self.name, error)
         except Exception as error:
-            if not self.closed:
+            if is_damage(error):
+                self._damaged(error)
+            elif not self.closed:
                 logger.error("%s cannot be flushed", self.name, exc_info=error)
                 self.partition.fail(f"its key-value store cannot be flushed: {error}")
         finally:
             self._flushing = None
 
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    async def _load_snapshots(self, snapshots: BucketSnapshots) -> None:
+        """Learn what snapshots there are; until then nothing of the log is deleted, and none is taken."""
+        clock, limits = self.services.context.clock, self.services.limits
+        interval = self.services.snapshot_config.interval_seconds
+        try:
+            while not self.closed:
+                try:
+                    known = await self.services.background(snapshots.load)
+                except OSError as error:
+                    logger.warning("%s: its snapshots in %s cannot be read: %s", self.name, snapshots, error)
+                    await asyncio.sleep(min(limits.snapshot_retry_seconds, interval))
+                    continue
+                age = max(0.0, (clock.time_ms() - known[0].created_at_ms) / 1000) if known else 0.0
+                retry = limits.snapshot_retry_seconds
+                self._schedule = SnapshotSchedule(interval, retry, clock.monotonic(), age)
+                return
+        finally:
+            self._snapshotting = None
+
+    async def _take_snapshot(
+        self, tablet: Tablet, snapshots: BucketSnapshots, schedule: SnapshotSchedule
+    ) -> None:
+        """Whatever fails here, writes and reads go on, and the log is kept for longer."""
+        clock, began, succeeded = self.services.context.clock, time.perf_counter(), False
+        try:
+            taken = await self.services.background(
+                snapshots.take, tablet.kv, self.services.memory, self.definition, clock.time_ms()
+            )
+            succeeded = True
+            await self.services.background(snapshots.clean)
+            logger.info(
+                "%s: snapshot %d at offset %d: %d rows, %d files of %d bytes, %d of them uploaded in %.0f ms",
+                self.name, taken.id, taken.offset, taken.row_count, len(taken.files), taken.size_bytes,
+                snapshots.uploaded_bytes, (time.perf_counter() - began) * 1000,
+            )  # fmt: skip
+        except SnapshotStoppedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
+            if is_damage(error):
+                self._damaged(error)
+            else:
+                what = "cleaning up after a snapshot" if succeeded else "a snapshot"
+                logger.warning("%s: %s to %s failed: %s", self.name, what, snapshots, error)
+        finally:
+            schedule.attempted(clock.monotonic(), succeeded=succeeded)
+            self._snapshotting = None
+
     # -- reading -------------------------------------------------------------------------------------------
 
     async def read(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call blocking `work(store, ...)`. What it has seen is published when this returns (R12.1)."""
-        store = self.tablet.kv
-        result = await self.services.run(work, store, *arguments)
+        tablet = self.tablet
+        store = tablet.kv
+        try:
+            result = await self.services.run(work, store, *arguments)
+        except Exception as error:
+            if is_damage(error):
+                raise self._damaged(error) from error
+            if tablet is not self._tablet:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is being closed") from error
+            raise
         seen = store.visible_offset
         if seen > self.partition.high_watermark and not await self.partition.wait_for_high_watermark(
             seen, _PUBLISH_TIMEOUT_MS
@@ -301,12 +397,15 @@ class KeyBucket(TableBucket):
         return result
 
     def retention_floor(self) -> int | None:
-        """The log is kept from where the store's files end: it is the store's write-ahead log."""
+        """The log is kept from where the store's files end: it is the store's write-ahead log. And from the oldest
+        snapshot on, so that each can be continued."""
         if self._tablet is None:
             return 0
-        durable = self._tablet.kv.durable_offset
+        floor = self._tablet.kv.durable_offset
+        if self._snapshots is not None:
+            floor = min(floor, self._snapshots.floor)
         tiered = super().retention_floor()
-        return durable if tiered is None else min(durable, tiered)
+        return floor if tiered is None else min(floor, tiered)
 
     # -- end -----------------------------------------------------------------------------------------------
 
@@ -325,6 +424,13 @@ class KeyBucket(TableBucket):
         tablet = await self._stop()
         if tablet is not None:
             await self.services.run(tablet.kv.destroy)
+        if self._snapshots is not None:
+            try:
+                await self.services.background(self._snapshots.forget)
+            except OSError as error:
+                logger.warning(
+                    "%s: its snapshots in %s are left behind: %s", self.name, self._snapshots, error
+                )
         await self.services.run(_remove_if_empty, self.directory.parent)
         if self.definition.settings.auto_increment_column is not None:
             await self.services.auto_increment.forget(self.partition.topic.topic_id)
@@ -332,29 +438,17 @@ class KeyBucket(TableBucket):
     async def _stop(self) -> Tablet | None:
         """Let what is under way end; nothing begins any more."""
         self.closed = True
+        if self._snapshotting is not None and self._schedule is None:
+            self._snapshotting.cancel()  # it waits for a place that cannot be reached
         async with self._writing:
-            tasks = [task for task in (self._storing, self._flushing) if task is not None]
-            if tasks:
-                await asyncio.wait(tasks)
-        tablet, self._tablet = self._tablet, None
-        if tablet is not None:
-            self.services.budget.release(tablet.pending_bytes)
-        return tablet
+            return await self._quiesce()
 
 
 def _replay(tablet: Tablet, versions: SchemaVersions, region: Any) -> int:
     return tablet.replay(versions, region.read())
 
 
-def _set_aside(directory: Path) -> Path:
-    """Keep the files of a damaged store for whoever wants to look at them: the latest only."""
-    aside = directory.with_name(f"{directory.name}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
-    directory.rename(aside)
-    return aside
-
-
 def _remove_if_empty(directory: Path) -> None:
-    """The table's folder goes with its last bucket, and what was set aside with it."""
-    if directory.is_dir() and not any(not child.name.endswith(".damaged") for child in directory.iterdir()):
+    """The table's folder goes with its last bucket, and what was set aside or made beside it."""
+    if directory.is_dir() and all("." in child.name for child in directory.iterdir()):
         shutil.rmtree(directory, ignore_errors=True)

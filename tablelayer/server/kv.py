@@ -10,6 +10,7 @@ Blocking: called in executor threads. Writes come from one thread at a time, rea
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 from collections import deque
@@ -19,8 +20,10 @@ from struct import Struct
 from typing import Any
 
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
+    Checkpoint,
     DataBlockIndexType,
     DBCompressionType,
     Options,
@@ -45,6 +48,10 @@ _MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
 
 class DamagedStoreError(Exception):
     """The files are not a store that this version can use."""
+
+
+class StoreInUseError(Exception):
+    """Another part of this process, or another process, has the files open."""
 
 
 class SharedMemory:
@@ -83,6 +90,11 @@ class SharedMemory:
         return options
 
 
+def is_damage(error: BaseException) -> bool:
+    """Whether RocksDB says that its files are not what it wrote."""
+    return isinstance(error, DamagedStoreError) or "Corruption:" in str(error)
+
+
 class DiskFullError(Exception):
     """There is no space for the store's files. Nothing is lost: the same call may succeed later."""
 
@@ -116,11 +128,13 @@ class KeyValueStore:
 
     @classmethod
     def open(cls, path: Path, memory: SharedMemory) -> KeyValueStore:
-        """Open or create. Raises DamagedStoreError when the files are no use."""
+        """Open or create. Raises DamagedStoreError when the files are no use, StoreInUseError."""
         path.mkdir(parents=True, exist_ok=True)
         try:
             database = Rdict(str(path), memory.options())
         except Exception as error:  # RocksDB's own errors have no type of their own
+            if "lock hold" in str(error) or "While lock file" in str(error):
+                raise StoreInUseError(str(error)) from error
             raise DamagedStoreError(str(error)) from error
         try:
             return cls(database, path)
@@ -197,10 +211,32 @@ class KeyValueStore:
     def snapshot(self) -> StoreSnapshot:
         return StoreSnapshot(self._database.snapshot())
 
+    def checkpoint(self, path: Path, memory: SharedMemory) -> tuple[int, int]:
+        """The store as it is now in files of its own, hard links mostly; `path` must not be there yet. They are the
+        state at one offset, which is given, with the number of rows."""
+        try:
+            Checkpoint(self._database).create_checkpoint(str(path))
+            database = Rdict(str(path), memory.options(), access_type=AccessType.read_only())
+        except Exception as error:
+            _raise_disk_full(error)
+            raise
+        try:
+            meta = database.get(_META_KEY)
+        finally:
+            database.close()
+        offset, row_count = (0, 0) if meta is None else _decode_meta(meta)
+        self.durable_offset = max(self.durable_offset, offset)  # a checkpoint flushes
+        return offset, row_count
+
     def close(self) -> None:
         """Flush and close."""
         self.flush()
         self._database.close()
+
+    def abandon(self) -> None:
+        """Close what is damaged: what was in memory need not be in the files."""
+        with contextlib.suppress(Exception):
+            self._database.close()
 
     def destroy(self) -> None:
         """Close and remove the files."""

@@ -41,6 +41,15 @@ class Limits:
     scans_open_max: int = 256
     """Snapshot scans open at once; each pins files of its store."""
 
+    snapshot_retry_seconds: float = 60.0
+    """A snapshot that failed is tried again after so long, or after the interval if that is shorter."""
+
+    past_states_max: int = 16
+    """Buckets held open as they were in the past; each has files of its own."""
+
+    rebuild_pause_seconds: float = 60.0
+    """A store that is damaged again so soon after it was restored is not restored from the same snapshot."""
+
     limit_scan_rows_max: int = 100_000
     """Rows of a limit scan and bucket; larger reads are scans."""
 

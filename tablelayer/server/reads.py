@@ -6,6 +6,7 @@ does not matter to them (R12). Functions with a `store` block and are called in 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -255,7 +256,7 @@ class SnapshotScan:
         self.wanted = wanted
         self.log_offset = snapshot.applied_offset
         self.expires_at = 0.0
-        self.busy = False
+        self.turn = asyncio.Lock()
         self._snapshot = snapshot
 
     def next_rows(self, max_bytes: int) -> tuple[Rows, bool]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import parse_duration_ms
 from tablelayer.server.auto_increment import AutoIncrement
 from tablelayer.server.limits import Limits
+from tablelayer.server.remote_files import RemoteFiles, open_files
 
 if TYPE_CHECKING:
     from broker.extension import BrokerContext
     from tablelayer.server.kv import SharedMemory
+    from tablelayer.server.snapshots import BucketSnapshots
 
 Result = TypeVar("Result")
 
@@ -70,6 +76,73 @@ class TranscodedCache:
                 self._bytes -= len(dropped)
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    """`files` None: no snapshots are taken."""
+
+    files: RemoteFiles | None
+    interval_seconds: float
+    kept: int
+
+    @classmethod
+    def of(cls, context: BrokerContext) -> SnapshotConfig:
+        """Raises ConfigError when the place cannot be used."""
+        config = context.config
+        interval = snapshot_interval_ms(config[SNAPSHOT_INTERVAL]) / 1000
+        if not interval:
+            return cls(None, 0.0, 0)
+        location = config[SNAPSHOT_DIRECTORY] or str(context.data_dir / "extensions" / "table-snapshots")
+        try:
+            return cls(open_files(location), interval, config[SNAPSHOTS_RETAINED])
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{SNAPSHOT_DIRECTORY}: {error}") from error
+
+
+def snapshot_interval_ms(text: str) -> int:
+    """0 for never. Raises ValueError."""
+    return 0 if text.strip() == "0" else parse_duration_ms(text)
+
+
+def _interval_complaint(text: str) -> str | None:
+    try:
+        snapshot_interval_ms(text)
+    except ValueError as error:
+        return f"{error}; 0 takes none"
+    return None
+
+
+SNAPSHOT_INTERVAL = "kv.snapshot.interval"
+SNAPSHOTS_RETAINED = "kv.snapshot.num-retained"
+SNAPSHOT_DIRECTORY = "kv.snapshot.directory"
+SNAPSHOT_CONFIGS = (
+    ConfigKey(
+        SNAPSHOT_INTERVAL,
+        ConfigType.STRING,
+        "10 min",
+        "How often the state of each bucket of a primary-key table is copied, if it has changed; 0 for never.",
+        _interval_complaint,
+    ),
+    ConfigKey(
+        SNAPSHOTS_RETAINED,
+        ConfigType.INT,
+        "2",
+        "How many snapshots of a bucket are kept. The bucket's log is kept from the oldest one on.",
+        at_least(1),
+    ),
+    ConfigKey(
+        SNAPSHOT_DIRECTORY,
+        ConfigType.STRING,
+        None,
+        "Where snapshots are kept: a directory or a URL (file, s3, gs, abfs, hdfs, or any that fsspec knows where "
+        "it is installed). Without it a folder in the data directory.",
+    ),
+)
+
+
+async def _nothing_open(bucket: object) -> None:
+    """No scan was ever opened."""
+
+
 class Services:
     """`tiered_offset(table id, bucket)`: how far the lake has a bucket, None if the table is not tiered."""
 
@@ -87,6 +160,10 @@ class Services:
         self.budget = WriteBudget(limits.buffered_bytes_max)
         self.auto_increment = AutoIncrement(context.store)
         self.transcoded = TranscodedCache(limits.transcoded_cache_bytes)
+        self.snapshot_config = SnapshotConfig.of(context)
+        self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
+        """Ends the snapshot scans of a bucket, whose store is about to be closed."""
+        self._background: ThreadPoolExecutor | None = None
         self._memory: SharedMemory | None = None
 
     @property
@@ -97,6 +174,21 @@ class Services:
 
             self._memory = SharedMemory(self.limits)
         return self._memory
+
+    def snapshots_of(self, table_id: UUID, bucket: int) -> BucketSnapshots | None:
+        """None when snapshots are switched off."""
+        from tablelayer.server.snapshots import BucketSnapshots
+
+        config = self.snapshot_config
+        if config.files is None:
+            return None
+        return BucketSnapshots(config.files, table_id, bucket, config.kept)
+
+    async def background(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Call work that may take minutes, one at a time, while the broker's executor does what clients wait for."""
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, thread_name_prefix="table-snapshots")
+        return await asyncio.get_running_loop().run_in_executor(self._background, work, *arguments)
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call blocking work in the broker's executor."""

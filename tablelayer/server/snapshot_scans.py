@@ -48,13 +48,8 @@ class SnapshotScans:
                 f"scan {scan_id} is not open: it was finished, or not continued for "
                 f"{self._services.limits.scan_lease_seconds:.0f} s; begin again",
             )
-        if scan.busy:
-            raise TableError(TableErrorCode.SCAN_EXPIRED, f"scan {scan_id} is being read by somebody else")
-        scan.busy = True
-        try:
+        async with scan.turn:
             rows, has_more = await self._services.run(scan.next_rows, max_bytes)
-        finally:
-            scan.busy = False
         if has_more:
             self._renew(scan)
         else:
@@ -68,14 +63,16 @@ class SnapshotScans:
         """Let go of scans whose lease is over."""
         now = self._services.context.clock.monotonic()
         for scan_id, scan in list(self._open.items()):
-            if scan.bucket.closed or (scan.expires_at < now and not scan.busy):
+            if scan.bucket.closed or (scan.expires_at < now and not scan.turn.locked()):
                 del self._open[scan_id]
 
-    def release(self, bucket: KeyBucket) -> None:
+    async def release(self, bucket: object) -> None:
         """The bucket's store is about to be closed."""
         for scan_id, scan in list(self._open.items()):
             if scan.bucket is bucket:
-                del self._open[scan_id]
+                self._open.pop(scan_id, None)
+                async with scan.turn:
+                    pass
 
     def _renew(self, scan: SnapshotScan) -> None:
         now = self._services.context.clock.monotonic()

@@ -194,7 +194,7 @@ def test_tiering_rounds_over_the_wire_hold_retention_back(tmp_path: Path) -> Non
 
 def test_the_log_of_a_keyed_table_is_kept_from_what_is_in_files(tmp_path: Path) -> None:
     async def work() -> None:
-        async with tables(tmp_path) as all_tables:
+        async with tables(tmp_path, {"kv.snapshot.interval": "0"}) as all_tables:
             table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
             await table.put(*(("+", {"id": n, "v": n}) for n in range(10)))
             hooks = table.partition.hooks

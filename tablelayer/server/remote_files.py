@@ -1,0 +1,182 @@
+"""Where snapshots are kept: a directory, or an object store behind a URL.
+
+`open_files` takes a local path, `file://`, what pyarrow reaches by itself (`s3://`, `gs://`, `abfs://`, `hdfs://`), and
+any other URL that fsspec knows, where fsspec is installed (`memory://`, `sftp://`, ...).
+
+What all of them promise: a file is there whole or not at all, whatever is interrupted; names are relative, with `/`;
+removing what is not there is no error. Everything blocks, and raises OSError when the store cannot be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+PIECE_BYTES = 1 << 20
+_PARTIAL = ".partial"
+
+
+class RemoteFiles(Protocol):
+    """See the module."""
+
+    def put(self, name: str, data: bytes) -> None: ...
+
+    def upload(self, name: str, source: Path) -> None: ...
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError."""
+
+    def download(self, name: str, target: Path) -> None:
+        """Raises FileNotFoundError."""
+
+    def names(self, prefix: str) -> list[str]:
+        """All files below a folder, sorted, and what interrupted uploads left there; empty without the folder."""
+
+    def remove(self, name: str) -> None: ...
+
+    def remove_folder(self, prefix: str) -> None: ...
+
+
+class LocalFiles:
+    """Files below a directory of this machine, durable when a call returns."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._writing(name) as partial:
+            partial.write_bytes(data)
+
+    def upload(self, name: str, source: Path) -> None:
+        with self._writing(name) as partial:
+            shutil.copyfile(source, partial)
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Any:
+        target = self._root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}{_PARTIAL}")
+        try:
+            yield partial
+            _sync(partial)
+            partial.replace(target)
+            _sync(target.parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def download(self, name: str, target: Path) -> None:
+        shutil.copyfile(self._root / name, target)
+
+    def names(self, prefix: str) -> list[str]:
+        folder = self._root / prefix
+        return sorted(path.relative_to(self._root).as_posix() for path in folder.rglob("*") if path.is_file())
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it holds more files
+            path.parent.rmdir()
+
+    def remove_folder(self, prefix: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._root / prefix)
+
+
+class ArrowFiles:
+    """Files of a `pyarrow.fs.FileSystem`. Object stores show an object only when it was written to its end."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._filesystem = filesystem
+        self._root = PurePosixPath(root)
+
+    def __str__(self) -> str:
+        return f"{self._filesystem.type_name}:{self._root}"
+
+    def put(self, name: str, data: bytes) -> None:
+        self._make_folder(name)
+        with self._filesystem.open_output_stream(self._path(name)) as out:
+            out.write(data)
+
+    def upload(self, name: str, source: Path) -> None:
+        self._make_folder(name)
+        with source.open("rb") as file, self._filesystem.open_output_stream(self._path(name)) as out:
+            while piece := file.read(PIECE_BYTES):
+                out.write(piece)
+
+    def read(self, name: str) -> bytes:
+        with self._filesystem.open_input_stream(self._path(name)) as file:
+            return bytes(file.read())
+
+    def download(self, name: str, target: Path) -> None:
+        with self._filesystem.open_input_stream(self._path(name)) as file, target.open("wb") as out:
+            while piece := file.read(PIECE_BYTES):
+                out.write(piece)
+
+    def names(self, prefix: str) -> list[str]:
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self._filesystem.get_file_info(
+            FileSelector(self._path(prefix), allow_not_found=True, recursive=True)
+        )
+        start = len(str(self._root)) + 1
+        return sorted(info.path[start:] for info in found if info.type == FileType.File)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_file(self._path(name))
+
+    def remove_folder(self, prefix: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(self._path(prefix))
+
+    def _path(self, name: str) -> str:
+        return str(self._root / name)
+
+    def _make_folder(self, name: str) -> None:
+        self._filesystem.create_dir(str((self._root / name).parent), recursive=True)
+
+
+def open_files(location: str) -> RemoteFiles:
+    """The files at a path or URL. Raises ValueError, saying what is wrong with the URL or what is not installed."""
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return LocalFiles(Path(location).absolute())
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ValueError(f"{location!r} has no absolute path; write file:///directory")
+        return LocalFiles(Path(rest))
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    try:
+        filesystem, root = FileSystem.from_uri(location)
+    except ArrowInvalid as arrow_error:
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise ValueError(f"{location!r} needs fsspec (pip install fsspec): {arrow_error}") from None
+        try:
+            filesystem, root = fsspec.core.url_to_fs(location)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"{location!r} cannot be opened: {error}") from error
+        filesystem = PyFileSystem(FSSpecHandler(filesystem))
+    return ArrowFiles(filesystem, root)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,72 @@
+"""What every place for snapshots promises, on a directory and on a file system of Arrow's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import _MockFileSystem
+
+from tablelayer.server.remote_files import ArrowFiles, LocalFiles, RemoteFiles, open_files
+
+
+@pytest.fixture(params=["directory", "arrow"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteFiles:
+    return (
+        LocalFiles(tmp_path / "remote")
+        if request.param == "directory"
+        else ArrowFiles(_MockFileSystem(), "a/b")
+    )
+
+
+def test_files_come_back_as_they_went(files: RemoteFiles, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(bytes(range(256)) * 10_000)
+    assert files.names("t") == []
+    files.put("t/0/1.json", b"{}")
+    files.upload("t/0/1/CURRENT", source)
+    files.put("t/1/other", b"")
+    assert files.names("t/0") == ["t/0/1.json", "t/0/1/CURRENT"]
+    assert files.read("t/0/1.json") == b"{}"
+    files.download("t/0/1/CURRENT", target)
+    assert target.read_bytes() == source.read_bytes()
+    files.put("t/0/1.json", b"again")
+    assert files.read("t/0/1.json") == b"again"
+
+
+def test_what_is_not_there_is_not_found_and_its_removal_no_error(files: RemoteFiles, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.read("t/none")
+    with pytest.raises(FileNotFoundError):
+        files.download("t/none", tmp_path / "x")
+    files.remove("t/none")
+    files.remove_folder("t")
+    files.put("t/0/a", b"1")
+    files.put("t/0/b", b"2")
+    files.remove("t/0/a")
+    assert files.names("t") == ["t/0/b"]
+    files.remove_folder("t")
+    assert files.names("t") == []
+
+
+def test_an_interrupted_upload_leaves_no_file(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path / "remote")
+    with pytest.raises(FileNotFoundError):
+        files.upload("t/x", tmp_path / "missing")
+    assert files.names("t") == []
+
+
+@pytest.mark.parametrize(
+    ("location", "complaint"),
+    [("file://relative/path", "absolute"), ("nonsense://somewhere", "nonsense")],
+)
+def test_a_place_that_cannot_be_used_is_named(location: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        open_files(location)
+
+
+def test_paths_and_file_urls_are_directories(tmp_path: Path) -> None:
+    for location in (str(tmp_path), f"file://{tmp_path}"):
+        open_files(location).put("x/y", b"1")
+        assert (tmp_path / "x" / "y").read_bytes() == b"1"
+        assert str(open_files(location)) == str(tmp_path)
