@@ -77,6 +77,33 @@ def test_a_created_topic_is_answered_with_its_id_and_configuration(tmp_path) -> 
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("version", range(2, 8))
+def test_create_topics_by_version(tmp_path, version) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"num.partitions": "3"}) as broker:
+            (result,) = await create(broker, creatable("t", 2, 1, {"retention.ms": "5000"}), version=version)
+            image = broker.context.metadata.topic("t")
+            assert (result.error_code, image.partition_count) == (0, 2)
+            if version >= 5:
+                assert (result.num_partitions, result.replication_factor) == (2, 1)
+                assert {entry.name: entry.value for entry in result.configs}["retention.ms"] == "5000"
+            else:
+                assert not result.configs
+            assert result.topic_id == (image.topic_id if version >= 7 else uuid.UUID(int=0))
+            (result,) = await create(broker, creatable("defaults", -1, -1), version=version)
+            assert result.error_code == 0, (
+                "clients may say -1 from version 4 on; before that Kafka takes it too"
+            )
+            assert broker.context.metadata.topic("defaults").partition_count == 3
+            (result,) = await create(broker, creatable("dry"), version=version, validate_only=True)
+            assert result.error_code == 0
+            assert broker.context.metadata.topic("dry") is None
+            (result,) = await create(broker, creatable("many", 1, 3), version=version)
+            assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize(
     ("topic", "code"),
     [

@@ -85,11 +85,13 @@ class Client:
             for result in topic.results_by_partition
         ]
 
-    async def send(self, values, topic="a", partition=0, *, sequence=None, transactional=True, version=None):
+    async def send(
+        self, values, topic="a", partition=0, *, sequence=None, transactional=True, version=None, timestamp=-1
+    ):
         key = (topic, partition)
         first = self.sequences.get(key, 0) if sequence is None else sequence
         batch = build_batch(
-            [Record(None, value) for value in values],
+            [Record(None, value, (), timestamp) for value in values],
             producer_id=self.identity[0],
             producer_epoch=self.identity[1],
             base_sequence=first,
@@ -187,8 +189,10 @@ def loaded(answer):
     return answer is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
-async def latest(broker, isolation_level, topic="a"):
-    wanted = ListOffsetsTopic(name=topic, partitions=[ListOffsetsPartition(partition_index=0, timestamp=-1)])
+async def latest(broker, isolation_level, topic="a", timestamp=-1):
+    """The offset that ListOffsets gives for a timestamp, by default the end."""
+    partitions = [ListOffsetsPartition(partition_index=0, timestamp=timestamp)]
+    wanted = ListOffsetsTopic(name=topic, partitions=partitions)
     request = ListOffsetsRequest(isolation_level=isolation_level, topics=[wanted])
     return (await broker.send(request, 9)).topics[0].partitions[0].offset
 
@@ -239,6 +243,26 @@ async def _t5(broker, client):
 
 
 test_t5_read_committed_sees_whole_transactions_only = scenario(_t5)
+
+
+async def _t5_list_offsets(broker, client):
+    stamps = [1_000, 2_000, 3_000]
+    for number, stamp in enumerate(stamps):
+        if number == 1:
+            await begin(client, ("a", 0))
+            assert (await client.send([b"open"], timestamp=stamp)).error_code == 0
+        else:
+            assert (await broker.produce("a", build_batch([Record(None, b"v", (), stamp)]))).error_code == 0
+    for level, wanted in [(0, [0, 1, 2, -1]), (1, [0, -1, -1, -1])]:
+        found = [await latest(broker, level, timestamp=stamp) for stamp in (*stamps, 3_001)]
+        assert found == wanted, "what is not stable yet is not found"
+    assert await latest(broker, 1, timestamp=-3) == -1
+    assert await client.end(True) is ErrorCode.NONE
+    assert [await latest(broker, 1, timestamp=stamp) for stamp in stamps] == [0, 1, 2]
+    assert await latest(broker, 1) == 4
+
+
+test_t5_list_offsets_of_read_committed_ends_where_it_is_stable = scenario(_t5_list_offsets)
 
 
 async def _t5_wakes(broker, client):
