@@ -11,6 +11,7 @@ from pathlib import Path
 
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
+from broker.net.poller import run_server
 from broker.server import Broker
 
 
@@ -26,7 +27,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(_serve(arguments))
+        run_server(_serve(arguments))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 1

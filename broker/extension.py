@@ -48,6 +48,7 @@ __all__ = [
     "FetchedRecords",
     "PartitionHooks",
     "RecordErrors",
+    "Repeat",
     "RequestContext",
 ]
 
@@ -74,6 +75,20 @@ class Encodable(Protocol):
 Handler = Callable[[RequestContext, Any], "Encodable | Awaitable[Encodable | None] | None"]
 
 
+@dataclass(slots=True)
+class Repeat:
+    """How to answer requests that are one already answered, with other records.
+
+    `handle` gets the records, does all that the handler would, and gives the numbers that stand in `response`
+    where the `placeholders` are. It gives None, or raises KafkaError having changed nothing, for whatever is to be
+    left to the handler: also when something else has changed that the first answer depended on.
+    """
+
+    handle: Callable[[memoryview], tuple[int, ...] | None]
+    response: ApiMessage
+    placeholders: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ApiDeclaration:
     """One API: its messages, its versions and who answers it. ApiVersions is computed from these.
@@ -90,6 +105,8 @@ class ApiDeclaration:
 
     `on_error` builds the response that carries an error; without it the error goes to the fields `error_code`
     and `error_message` of the response, which must then have the former.
+
+    `repeat` is asked after a request was answered at once: how to answer others like it (None: not at all).
     """
 
     request: type[ApiMessage]
@@ -100,6 +117,7 @@ class ApiDeclaration:
     advertised_min_version: int = -1
     cancel_on_disconnect: bool = False
     on_error: Callable[[Any, int, KafkaError], ApiMessage] | None = None
+    repeat: Callable[[RequestContext, Any], Repeat | None] | None = None
 
     def __post_init__(self) -> None:
         if self.min_version < 0:

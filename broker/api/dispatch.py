@@ -9,6 +9,8 @@ This is the one place where exceptions become error codes:
 | CloseConnection | the connection is closed (a failed produce with acks=0) |
 | anything else | UNKNOWN_SERVER_ERROR, and a traceback in the log; the broker lives |
 
+Requests that a connection sends again and again are answered by `repeats`, where the handler has a part in it.
+
 A request with an unknown key or version closes the connection, as Kafka does, except ApiVersions: it is
 answered in version 0 with UNSUPPORTED_VERSION, so that the client can choose again (KIP-511).
 """
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from broker.api.repeats import Repeats
 from broker.extension import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
 from protocol.budget import DecodeBudget
@@ -73,6 +76,10 @@ class Dispatcher:
                 )
 
     def __call__(self, peer: Peer, frame: bytes | memoryview) -> Answer:
+        if peer.memory is not None and type(frame) is bytes:
+            repeated: list[Part] | None = peer.memory.answer(frame)
+            if repeated is not None:
+                return repeated
         try:
             api_key, version, correlation_id = peek_request(frame)
             route = self._routes.get((api_key, version))
@@ -89,6 +96,8 @@ class Dispatcher:
         try:
             response = route.handler(context, request)
             if type(response) is route.response or response is None or hasattr(response, "encode_parts"):
+                if response is not None and route.declaration.repeat is not None and type(frame) is bytes:
+                    self._learn(peer, route, context, request, frame, position)
                 return _encode(route, context, cast("Encodable | None", response))
         except Exception as error:  # noqa: BLE001 - the boundary: see the table in the module's docstring
             return self._encode_failure(route, context, request, error)
@@ -97,6 +106,22 @@ class Dispatcher:
             partial(self._finish, route, context, request),
             route.declaration.cancel_on_disconnect,
         )
+
+    def _learn(
+        self,
+        peer: Peer,
+        route: _Route,
+        context: RequestContext,
+        request: ApiMessage,
+        frame: bytes,
+        position: int,
+    ) -> None:
+        assert route.declaration.repeat is not None
+        repeat = route.declaration.repeat(context, request)
+        if repeat is not None:
+            if peer.memory is None:
+                peer.memory = Repeats()
+            peer.memory.learn(frame, position, request, context.api_version, repeat)
 
     def _finish(
         self, route: _Route, context: RequestContext, request: ApiMessage, outcome: asyncio.Future[Any]

@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 
 from broker.api.leaders import current_leader, endpoint
 from broker.cluster.partition import Partition
-from broker.extension import ApiDeclaration, BrokerContext, RecordErrors, RequestContext
+from broker.extension import ApiDeclaration, BrokerContext, RecordErrors, Repeat, RequestContext
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
 from broker.transactions.admission import admit_batch
@@ -43,6 +43,7 @@ _ATTRIBUTES_LOW_BYTE = 22
 _COMPRESSION_MASK, _ZSTD = 0x07, 4
 _TRANSACTIONAL = 0x10
 _FIRST_VERSION_WITH_IDS = 13
+_PLACEHOLDERS = (0x6B1D_A2E4_97C3_5F08, 0x2E97_04D8_B16A_F35C, 0x51F8_3C6E_0AD9_72B4)
 _INLINE_BYTES_MAX = 8192
 """Looking into a batch takes a millisecond and more from about here on."""
 
@@ -63,6 +64,7 @@ class ProduceApi:
                 self.produce,
                 advertised_min_version=0,
                 on_error=_failed,
+                repeat=self.repeat,
             )
         ]
 
@@ -117,6 +119,44 @@ class ProduceApi:
         if waiting:
             return self._wait(response, waiting, acks)
         return self._answer(response, acks)
+
+    def repeat(self, context: RequestContext, request: ProduceRequest) -> Repeat | None:
+        """For producers that send one batch a request, to a plain topic that takes batches as they are."""
+        if len(request.topic_data) != 1 or len(request.topic_data[0].partition_data) != 1:
+            return None
+        topic, version, acks = request.topic_data[0], context.api_version, request.acks
+        index, metadata = topic.partition_data[0].index, self._context.metadata
+        image = metadata.topic_by_id(topic.topic_id) if version >= _FIRST_VERSION_WITH_IDS else None
+        partition = self._find(topic.name if image is None else image.name, index)
+        if partition is None or partition.hooks is not None or partition.topic.internal:
+            return None
+        try:
+            config = partition.log.config
+            self._check_in_sync(partition, acks)
+        except KafkaError:
+            return None
+        if config.looks_into_batches:
+            return None
+        known = metadata.version
+        append, check = partition.append, self._check_records
+
+        def handle(records: memoryview) -> tuple[int, int, int] | None:
+            if metadata.version != known or partition.log.config is not config:
+                return None
+            check(partition, records, version)
+            if records[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
+                return None
+            info = append(records, AppendOrigin.CLIENT)
+            return info.base_offset, info.log_append_time_ms, info.log_start_offset
+
+        offset, time, start = _PLACEHOLDERS
+        answer = PartitionProduceResponse(
+            index=index, base_offset=offset, log_append_time_ms=time, log_start_offset=start
+        )
+        told = TopicProduceResponse(
+            name=partition.topic.name, topic_id=topic.topic_id, partition_responses=[answer]
+        )
+        return Repeat(handle, ProduceResponse(responses=[told]), _PLACEHOLDERS)
 
     async def _wait(
         self, response: ProduceResponse, waiting: list[Awaitable[None]], acks: int
@@ -180,7 +220,24 @@ class ProduceApi:
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic} is the broker's own; clients cannot write"
             )
-        records = data.records
+        self._check_records(partition, data.records, version)
+        self._check_in_sync(partition, acks)
+        return partition
+
+    def _check_in_sync(self, partition: Partition, acks: int) -> None:
+        if acks != -1:
+            return
+        needed = partition.log.config.min_insync_replicas
+        if needed > self._in_sync_replicas:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"topic {partition.topic.name} wants min.insync.replicas={needed}; "
+                f"{self._in_sync_replicas} is in sync",
+            )
+
+    @staticmethod
+    def _check_records(partition: Partition, records: memoryview | None, version: int) -> None:
+        """What can be seen of a batch without looking into its header."""
         if records is None or len(records) < HEADER_SIZE:
             size = 0 if records is None else len(records)
             raise KafkaError(
@@ -205,14 +262,6 @@ class ProduceApi:
                     ErrorCode.INVALID_RECORD,
                     f"the batch says {length} bytes and {len(records)} were sent; one batch is accepted",
                 )
-        if acks == -1:
-            needed = partition.log.config.min_insync_replicas
-            if needed > self._in_sync_replicas:
-                raise KafkaError(
-                    ErrorCode.NOT_ENOUGH_REPLICAS,
-                    f"topic {topic} wants min.insync.replicas={needed}; {self._in_sync_replicas} is in sync",
-                )
-        return partition
 
 
 async def _hand_over(

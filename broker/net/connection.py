@@ -208,7 +208,13 @@ class Connection:
                 self._wait_for(answer, frame)
                 break
             if answer is not None:
-                self._enqueue(answer)  # type: ignore[arg-type]
+                parts: list[Part] = answer  # type: ignore[assignment]
+                first = parts[0]
+                if len(parts) == 1 and type(first) is bytes and not frames and not self._unsent_bytes:
+                    self._send_at_once(first)
+                else:
+                    self._enqueue(parts)
+                del parts, first  # views of the frame, perhaps
                 answer = None
             if type(frame) is memoryview:
                 self._recycle(frame)
@@ -280,6 +286,21 @@ class Connection:
             parts.insert(0, head)
         self._unsent.extend(parts)
         self._unsent_bytes += size + 4
+
+    def _send_at_once(self, body: bytes) -> None:
+        """The short way of an answer in one piece when nothing else is to be sent; what is left is enqueued."""
+        size = len(body)
+        data = size.to_bytes(4, "big") + body
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            return
+        if sent < size + 4:
+            self._unsent.append(memoryview(data)[sent:])
+            self._unsent_bytes = size + 4 - sent
 
     def _send(self) -> None:
         """Send what the socket takes; have the rest sent when it takes more."""

@@ -183,4 +183,3 @@ class Network:
         self.stop_listening()
         for connection in tuple(self._connections):
             connection.close("the broker stops", logging.DEBUG)
-        self.poller.close()

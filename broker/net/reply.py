@@ -37,12 +37,14 @@ class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ou
 
 @dataclass(slots=True)
 class Peer:
-    """Who sends: what an answerer may know of a connection."""
+    """Who sends: what an answerer may know of a connection. `memory` is the answerer's own, gone with the
+    connection."""
 
     connection_id: int
     host: str
     port: int
     listener: str
+    memory: Any = None
 
 
 @dataclass(slots=True)

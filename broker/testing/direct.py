@@ -48,6 +48,8 @@ class DirectBroker:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.context = broker.context
+        self.peer = Peer(1, "127.0.0.1", 1, "PLAINTEXT")
+        """The one connection that all requests seem to come from; another object is another connection."""
         self._correlation_id = 0
 
     async def send(self, request: ApiMessage, version: int | None = None, client_id: str = "test") -> Any:
@@ -132,7 +134,7 @@ class DirectBroker:
 
     async def send_frame(self, frame: bytes) -> bytes | None:
         """The bytes of the answer to a frame given without its length."""
-        answer = self.broker.dispatcher(Peer(1, "127.0.0.1", 1, "PLAINTEXT"), frame)
+        answer = self.broker.dispatcher(self.peer, frame)
         if isinstance(answer, Pending):
             outcome = asyncio.ensure_future(answer.outcome)
             try:

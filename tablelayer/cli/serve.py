@@ -20,6 +20,7 @@ from time import perf_counter
 
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
+from broker.net.poller import run_server
 from broker.server import Broker
 from tablelayer.model.table import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
@@ -84,7 +85,7 @@ def serve(
     try:
         broker = Broker(config, data_dir=data, host=host, port=port, extensions=[extension])
         broker_made = True
-        asyncio.run(_run(broker, data, held, started))
+        run_server(_run(broker, data, held, started))
     except ConfigError:
         raise
     except BaseException:
