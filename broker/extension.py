@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from broker.config import BrokerConfig
     from broker.log.partition_log import AppendInfo
     from broker.log.region import FileRegion
-    from broker.ports import Clock, CoordinationStore, Entropy
+    from broker.ports import AgeClock, Clock, CoordinationStore, Entropy
     from protocol.errors import KafkaError
     from protocol.schema import ApiMessage
 
@@ -234,6 +234,8 @@ class BrokerContext:
     allocate_producer_id: Callable[[], Awaitable[int]]
     advertised: Callable[[], tuple[str, int]]
     """Host and port that clients are told; known once the broker listens."""
+    ages: AgeClock
+    """What retention and expiry go by."""
 
     @property
     def rack(self) -> str | None:

@@ -44,6 +44,23 @@ class SystemClock:
         return time.monotonic()
 
 
+class AgeClock:
+    """Wall-clock time for deciding that something is old: it never runs ahead of the monotonic clock.
+
+    A wall clock that is set forward, by mistake or because it was wrong before, makes nothing old; what was kept too
+    long for that goes after the next start. Set backwards, it makes everything younger.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_ms = clock.time_ms()
+        self._started = clock.monotonic()
+
+    def time_ms(self) -> int:
+        passed_ms = int((self._clock.monotonic() - self._started) * 1000)
+        return min(self._clock.time_ms(), self._started_ms + passed_ms)
+
+
 class SystemEntropy:
     def uuid(self) -> uuid.UUID:
         return uuid.uuid4()

@@ -49,7 +49,7 @@ from broker.groups.coordinator import GroupCoordinator
 from broker.log.partition_log import PartitionLog
 from broker.net.limits import Limits
 from broker.net.listener import Network
-from broker.ports import Clock, Entropy, SystemClock, SystemEntropy
+from broker.ports import AgeClock, Clock, Entropy, SystemClock, SystemEntropy
 from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import KafkaError
 
@@ -147,6 +147,7 @@ class Broker:
             start_task=self._start_task,
             allocate_producer_id=ProducerIds(store).allocate,
             advertised=self._advertised,
+            ages=AgeClock(self._clock),
         )
         undo.push_async_callback(self._cancel_tasks)
         for extension in self._extensions:
@@ -278,7 +279,7 @@ class Broker:
         while True:
             for partition in self._metadata.all_partitions():
                 try:
-                    deleted = partition.apply_retention(self._clock.time_ms())
+                    deleted = partition.apply_retention(self.context.ages.time_ms())
                 except (KafkaError, OSError) as error:
                     logger.error("retention of %r failed: %s", partition, error)
                     continue

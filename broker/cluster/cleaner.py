@@ -92,7 +92,7 @@ class LogCleaner:
                 log = partition.log
                 bound = partition.last_stable_offset
                 done = self._done.get(_name(partition), 0)
-                part = cleanable(log, done, bound, self._context.clock.time_ms())
+                part = cleanable(log, done, bound, self._context.ages.time_ms())
             except (KafkaError, OSError, CorruptLogError, DecodeError) as error:
                 self._give_up(partition, error)
                 continue
@@ -123,7 +123,7 @@ class LogCleaner:
         cleaning: Cleaning = cleaning_class(
             partition.log,
             part,
-            now_ms=context.clock.time_ms(),
+            now_ms=context.ages.time_ms(),
             memory_bytes=context.config["log.cleaner.dedupe.buffer.size"],
             secret=os.urandom(_SECRET_BYTES),
         )

@@ -198,6 +198,9 @@ class GroupCoordinator:
     def now(self) -> Now:
         return Now(self.context.clock.monotonic(), self.context.clock.time_ms())
 
+    def _now_for_ages(self) -> Now:
+        return Now(self.context.clock.monotonic(), self.context.ages.time_ms())
+
     def unavailable(self, group_id: str) -> ErrorCode:
         """NONE, or why the group cannot be served now."""
         if self._stopped:
@@ -300,12 +303,12 @@ class GroupCoordinator:
 
     # -- steps and effects -----------------------------------------------------------------------------------
 
-    def _run(self, group_id: str, event: Event) -> None:
+    def _run(self, group_id: str, event: Event, now: Now | None = None) -> None:
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
         limits, topics = self.limits_of_group(group_id), self.context.metadata
-        effects: deque[Effect] = deque(step(group, event, self.now(), limits, topics))
+        effects: deque[Effect] = deque(step(group, event, now or self.now(), limits, topics))
         while effects:
             effect = effects.popleft()
             if isinstance(effect, Reply):
@@ -453,7 +456,8 @@ class GroupCoordinator:
         """Drop the offsets whose retention is over, a few groups at a time, and come back later."""
         for turn, group_id in enumerate(list(self.groups)):
             if group_id in self.groups:
-                self._run(group_id, ExpireOffsets(self.transactional.unstable_partitions(group_id)))
+                unstable = self.transactional.unstable_partitions(group_id)
+                self._run(group_id, ExpireOffsets(unstable), self._now_for_ages())
             if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
                 await asyncio.sleep(0)
         if not self._stopped:

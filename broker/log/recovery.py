@@ -3,8 +3,8 @@
 After a crash every segment from the recovery point on is scanned, CRCs included; where an acknowledgement means
 fsynced, as the medium has it. - The log ends at the first
 batch that is not whole and intact, if nothing readable follows: a torn tail, which is cut. - If an intact
-batch does follow, in that file or a later one, or if offsets are missing between two segments, the
-  damage is in the middle: CorruptLogError, nothing is changed on disk.
+batch does follow, in that file or a later one, if offsets are missing between two segments, or if the batch lies
+  below the recovery point, the damage is in what was acknowledged: CorruptLogError, nothing is changed on disk.
 - Indexes of scanned segments are made again; leader epochs and producer state are completed from the batches,
 the
   latter from the newest readable snapshot that is not ahead of the log.
@@ -307,7 +307,7 @@ class _Recovery:
             builders.append((segment, builder))
             later = segments[index + 1 :]
             if end.problem is not None:
-                self._check_tail(segment, view, end, later)
+                self._check_tail(segment, view, end, later, checkpoint.recovery_point)
             elif later and end.next_offset != (following := later[0].base_offset):
                 if end.next_offset < following <= gaps_below:
                     segment.end_offset = following
@@ -325,8 +325,17 @@ class _Recovery:
                 segment.write_indexes()
                 segment.release()
 
-    def _check_tail(self, segment: Segment, view: memoryview, end: WalkEnd, later: list[Segment]) -> None:
-        """Raise CorruptLogError if anything readable follows the bad batch."""
+    def _check_tail(
+        self, segment: Segment, view: memoryview, end: WalkEnd, later: list[Segment], recovery_point: int
+    ) -> None:
+        """Raise CorruptLogError if anything readable follows the bad batch, or if it was on disk, whole, before."""
+        if end.next_offset < recovery_point:
+            raise CorruptLogError(
+                f"{segment.path} is damaged: the batch at byte {end.position}, offset {end.next_offset}, is unreadable "
+                f"({end.problem}), and everything below offset {recovery_point} had been written and synced. Restore "
+                f"the file from a copy. To give up everything from offset {end.next_offset} on, cut the file there "
+                f"(truncate -s {end.position}) and remove the later segments."
+            )
         where, position = segment, find_batch(view, end.position + 1, end.next_offset + 1)
         for other in later:
             if position is None:

@@ -197,11 +197,17 @@ class TransactionCoordinator:
 
     # -- steps and effects -----------------------------------------------------------------------------------
 
-    def _run(self, transactional_id: str, event: Event, results: dict[int, Result] | None = None) -> None:
+    def _run(
+        self,
+        transactional_id: str,
+        event: Event,
+        results: dict[int, Result] | None = None,
+        now: Now | None = None,
+    ) -> None:
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
             transaction = self.transactions[transactional_id] = Transaction(transactional_id)
-        effects: deque[Effect] = deque(step(transaction, event, self.now(), self.limits))
+        effects: deque[Effect] = deque(step(transaction, event, now or self.now(), self.limits))
         while effects:
             effect = effects.popleft()
             following: Event | None = None
@@ -391,7 +397,8 @@ class TransactionCoordinator:
         """Forget the ids that were not used for long, a few at a time, and come back later."""
         for turn, transactional_id in enumerate(list(self.transactions)):
             if transactional_id in self.transactions:
-                self._run(transactional_id, Expire())
+                ages = Now(self.context.clock.monotonic(), self.context.ages.time_ms())
+                self._run(transactional_id, Expire(), now=ages)
             if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
                 await asyncio.sleep(0)
         if not self._stopped:

@@ -12,6 +12,7 @@ from broker.extension import RequestContext
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.journal import TOPIC, partition_of
 from broker.groups.model import Limits
+from broker.ports import AgeClock
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.describe_groups import DescribeGroupsRequest
@@ -142,6 +143,7 @@ class Site:
             broker_id=7,
             start_task=self.start_task,
             advertised=lambda: ("127.0.0.1", 9092),
+            ages=AgeClock(self.clock),
         )
         self.coordinator = GroupCoordinator(context, limits)
         self.apis = {declaration.key: declaration for declaration in self.coordinator.apis()}

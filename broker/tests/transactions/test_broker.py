@@ -579,6 +579,7 @@ def test_ids_that_were_not_used_for_long_are_forgotten(tmp_path):
             client = Client(broker)
             await client.init()
             clock.now_ms += 7 * 86_400_000
+            clock.seconds += 7 * 86_400
             coordinator = next(
                 api.handler.__self__._coordinator
                 for api in broker.broker.dispatcher._declarations.values()
