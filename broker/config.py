@@ -1,12 +1,14 @@
 """The broker's configuration: one declared table under Kafka's names, and a reader for it.
 
-Only what has an effect is declared, so that a name nobody honours is refused instead of ignored. The values
-are fixed while the broker runs.
+Only what has an effect is declared, so that a name nobody honours is refused instead of ignored. What is declared
+`dynamic` may be changed while the broker runs (`broker.cluster.broker_configs` does that), so it is read where it is
+used; the rest is fixed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,7 @@ _TIMES = {
 def _topic_defaults() -> Iterator[ConfigKey]:
     """What is a default for topics is declared once, there."""
     for topic_config, name in _TOPIC_SYNONYMS.items():
-        yield replace(TOPIC_CONFIGS[topic_config], name=name)
+        yield replace(TOPIC_CONFIGS[topic_config], name=name, dynamic=True)
 
 
 BROKER_CONFIGS: tuple[ConfigKey, ...] = (
@@ -114,17 +116,33 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey("delete.topic.enable", _BOOLEAN, "true", "Let clients delete topics."),
     # logs: defaults of the topic configurations
     ConfigKey(
-        "log.retention.ms", _LONG, None, "How long records are kept; -1 for ever. Wins over minutes, hours."
+        "log.retention.ms",
+        _LONG,
+        None,
+        "How long records are kept; -1 for ever. Wins over minutes, hours.",
+        dynamic=True,
     ),
     ConfigKey("log.retention.minutes", _INT, None, "The same in minutes; wins over hours."),
     ConfigKey("log.retention.hours", _INT, "168", "The same in hours."),
-    ConfigKey("log.roll.ms", _LONG, None, "Age at which a segment is closed. Wins over hours."),
+    ConfigKey("log.roll.ms", _LONG, None, "Age at which a segment is closed. Wins over hours.", dynamic=True),
     ConfigKey("log.roll.hours", _INT, "168", "The same in hours.", at_least(1)),
     ConfigKey(
-        "log.roll.jitter.ms", _LONG, None, "At most so much is taken off it. Wins over hours.", at_least(0)
+        "log.roll.jitter.ms",
+        _LONG,
+        None,
+        "At most so much is taken off it. Wins over hours.",
+        at_least(0),
+        dynamic=True,
     ),
     ConfigKey("log.roll.jitter.hours", _INT, "0", "The same in hours.", at_least(0)),
-    ConfigKey("log.flush.interval.ms", _LONG, None, "fsync a partition at least this often.", at_least(0)),
+    ConfigKey(
+        "log.flush.interval.ms",
+        _LONG,
+        None,
+        "fsync a partition at least this often.",
+        at_least(0),
+        dynamic=True,
+    ),
     *_topic_defaults(),
     # what this broker has and Kafka has not
     ConfigKey(
@@ -135,13 +153,16 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ),
     # compaction
     ConfigKey("log.cleaner.enable", _BOOLEAN, "true", "Compact the topics that ask for it."),
-    ConfigKey("log.cleaner.threads", _INT, "1", "Partitions compacted at a time.", between(1, 1)),
+    ConfigKey(
+        "log.cleaner.threads", _INT, "1", "Partitions compacted at a time.", between(1, 1), dynamic=True
+    ),
     ConfigKey(
         "log.cleaner.dedupe.buffer.size",
         _LONG,
         "134217728",
         "Most memory for the keys of one compaction; each needs 32 bytes.",
         at_least(65536),
+        dynamic=True,
     ),
     ConfigKey(
         "log.cleaner.io.max.bytes.per.second",
@@ -149,9 +170,15 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "1.7976931348623157E308",
         "Most bytes that compaction reads and writes in a second.",
         at_least(1),
+        dynamic=True,
     ),
     ConfigKey(
-        "log.cleaner.backoff.ms", _LONG, "15000", "How often is looked for something to compact.", at_least(1)
+        "log.cleaner.backoff.ms",
+        _LONG,
+        "15000",
+        "How often is looked for something to compact.",
+        at_least(1),
+        dynamic=True,
     ),
     # background work
     ConfigKey(
@@ -201,8 +228,17 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "connections.max.idle.ms", _LONG, "600000", "A connection silent for so long is closed.", at_least(1)
     ),
-    ConfigKey("max.connections", _INT, "2147483647", "Most connections at a time.", at_least(1)),
-    ConfigKey("max.connections.per.ip", _INT, "2147483647", "Most connections of one address.", at_least(1)),
+    ConfigKey(
+        "max.connections", _INT, "2147483647", "Most connections at a time.", at_least(1), dynamic=True
+    ),
+    ConfigKey(
+        "max.connections.per.ip",
+        _INT,
+        "2147483647",
+        "Most connections of one address.",
+        at_least(1),
+        dynamic=True,
+    ),
     ConfigKey("fetch.max.bytes", _INT, "57671680", "Largest answer to one fetch.", at_least(1024)),
     ConfigKey(
         "max.incremental.fetch.session.cache.slots",
@@ -295,6 +331,14 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "Partitions of __consumer_offsets, fixed at its creation.",
         between(1, 1000),
     ),
+    ConfigKey(
+        "producer.id.expiration.ms",
+        _INT,
+        "86400000",
+        "How long a partition remembers a producer that sends nothing and has no transaction open.",
+        at_least(1),
+        dynamic=True,
+    ),
     ConfigKey("transaction.max.timeout.ms", _INT, "900000", "Longest timeout of a transaction.", at_least(1)),
     ConfigKey(
         "transactional.id.expiration.ms",
@@ -327,9 +371,15 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
 )
 
 
+# ConfigSource of DescribeConfigs: set while the broker runs, set at its start, declared.
+BROKER_SOURCE, ALL_BROKERS_SOURCE, STATIC_SOURCE, DEFAULT_SOURCE = 2, 3, 4, 5
+
+
 class BrokerConfig:
     """Parsed values by name: `config["num.partitions"]` is an int, a bool, a str or a list by the declared
     type.
+
+    `explicit` is what is set, by whomever: see `layers`.
     """
 
     def __init__(
@@ -337,12 +387,35 @@ class BrokerConfig:
     ) -> None:
         """Raises ConfigError for an unknown name or an illegal value. `extra_keys` are the extensions'."""
         self.keys: dict[str, ConfigKey] = {key.name: key for key in (*BROKER_CONFIGS, *extra_keys)}
-        self.explicit = dict(explicit or {})
-        self._values: dict[str, Any] = {name: key.default_value for name, key in self.keys.items()}
-        for name, text in self.explicit.items():
+        self._static = dict(explicit or {})
+        self.set_dynamic({}, {})
+
+    def set_dynamic(self, all_brokers: Mapping[str, str], broker: Mapping[str, str]) -> None:
+        """Replace what was set while the broker runs, for all brokers and for this one. Raises ConfigError."""
+        values: dict[str, Any] = {name: key.default_value for name, key in self.keys.items()}
+        explicit = {**self._static, **all_brokers, **broker}
+        for name, text in explicit.items():
             if name not in self.keys:
                 raise unknown_name("broker", name, self.keys)
-            self._values[name] = self.keys[name].parse(text)
+            values[name] = self.keys[name].parse(text)
+        self.explicit = explicit
+        self._values = values
+        self._dynamic = ((BROKER_SOURCE, dict(broker)), (ALL_BROKERS_SOURCE, dict(all_brokers)))
+
+    def with_dynamic(self, all_brokers: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
+        """This configuration as `set_dynamic` would make it. Raises ConfigError."""
+        changed = copy(self)
+        changed.set_dynamic(all_brokers, broker)
+        return changed
+
+    def layers(self, name: str) -> list[tuple[str | None, int]]:
+        """Where the value of a configuration may come from, the place that counts first: (text, source)."""
+        found: list[tuple[str | None, int]] = [
+            (texts[name], source)
+            for source, texts in (*self._dynamic, (STATIC_SOURCE, self._static))
+            if name in texts
+        ]
+        return [*found, (self.keys[name].default, DEFAULT_SOURCE)]
 
     @classmethod
     def load(
@@ -368,16 +441,24 @@ class BrokerConfig:
 
     def topic_defaults(self) -> dict[str, str]:
         """Topic configurations that this configuration sets explicitly, as text."""
-        defaults = {
-            topic: self.explicit[name] for topic, name in _TOPIC_SYNONYMS.items() if name in self.explicit
+        return {
+            topic: text for topic in (*_TOPIC_SYNONYMS, *_TIMES) for text, _ in self.topic_layers(topic)[:1]
         }
-        for topic, names in _TIMES.items():
-            for name, factor in names:
-                if name in self.explicit:
-                    value = self._values[name]
-                    defaults[topic] = str(value * factor if value >= 0 else -1)
-                    break
-        return defaults
+
+    def topic_layers(self, topic_config: str) -> list[tuple[str, int]]:
+        """The defaults that this configuration sets for a topic configuration, the one that counts first."""
+        if topic_config in _TOPIC_SYNONYMS:
+            return _set_only(self.layers(_TOPIC_SYNONYMS[topic_config]))
+        found = []
+        for name, factor in _TIMES.get(topic_config, ()):
+            for text, source in _set_only(self.layers(name)):
+                value = int(text)
+                found.append((str(value * factor if value >= 0 else -1), source))
+        return found
+
+
+def _set_only(layers: list[tuple[str | None, int]]) -> list[tuple[str, int]]:
+    return [(text, source) for text, source in layers if source != DEFAULT_SOURCE and text is not None]
 
 
 def read_config_file(path: Path) -> dict[str, str]:

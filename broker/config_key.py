@@ -45,7 +45,8 @@ class ConfigKey:
     """One configuration.
 
     `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it,
-    or None. `choices` lists the legal texts where there are few.
+    or None. `choices` lists the legal texts where there are few. A `dynamic` one of the broker may be changed
+    while it runs.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ConfigKey:
     doc: str
     check: Callable[[Any], str | None] | None = None
     choices: tuple[str, ...] = ()
+    dynamic: bool = False
 
     def parse(self, text: str) -> Any:
         """The value of `text`: bool, int, float, str or list[str] by type; raises ConfigError."""

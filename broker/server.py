@@ -34,6 +34,7 @@ from broker.api.producer_ids import ProducerIdsApi
 from broker.api.quotas import QuotasApi
 from broker.api.replicas import ReplicasApi
 from broker.api.topics import TopicsApi
+from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import DataDirectory
 from broker.cluster.epoch import next_leader_epoch
@@ -46,12 +47,13 @@ from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
 from broker.extension import ApiDeclaration, BrokerContext, Extension
 from broker.groups.coordinator import GroupCoordinator
+from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.ports import AgeClock, Clock, Entropy, SystemClock, SystemEntropy
 from broker.transactions.coordinator import TransactionCoordinator
-from protocol.errors import KafkaError
+from protocol.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger("headrace.server")
 
@@ -120,6 +122,9 @@ class Broker:
         store = EmbeddedStore(self._directory.store_path)
         undo.push_async_callback(store.close)
         await store.open()
+        configs = BrokerConfigs(store, config, config["node.id"])
+        await configs.load()
+        network.limits = self._network_limits()
 
         keys = [key for extension in self._extensions for key in extension.topic_configs()]
         self._metadata = TopicManager(
@@ -128,7 +133,12 @@ class Broker:
             executor=executor,
             directory=self._directory,
             open_log=self._open_log,
-            topic_configs=TopicConfigs(config.topic_defaults(), keys, strict=config["log.strict.records"]),
+            topic_configs=TopicConfigs(
+                config.topic_defaults(),
+                keys,
+                strict=config["log.strict.records"],
+                producer_id_expiration_ms=config["producer.id.expiration.ms"],
+            ),
             extensions=self._extensions,
             default_partitions=config["num.partitions"],
             leader_epoch=await next_leader_epoch(store, clean=self._clean_start),
@@ -155,6 +165,8 @@ class Broker:
             self._start_task(extension.run(self.context), f"extension {extension.name}")
         await self._metadata.load(open_all=not self._clean_start)
         self._loaded = True
+        configs.checks.append(self._check_config)
+        configs.listeners.append(self._config_changed)
 
         groups = GroupCoordinator(self.context)
         undo.push_async_callback(groups.stop)
@@ -164,7 +176,7 @@ class Broker:
         undo.push_async_callback(transactions.stop)
         await transactions.start()
         fetches = FetchApi(self.context)
-        declarations = self._declarations(groups, transactions, fetches)
+        declarations = self._declarations(groups, transactions, fetches, configs)
         network.answerer = self.dispatcher = Dispatcher(declarations)
 
         async def drain() -> None:
@@ -187,17 +199,7 @@ class Broker:
         logger.info("serving on %s:%d, data in %s", self.host, self.port, self._directory.path)
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> Network:
-        config = self.config
-        limits = Limits(
-            request_bytes_max=config["socket.request.max.bytes"],
-            idle_seconds_max=config["connections.max.idle.ms"] / 1000,
-            connections_max=config["max.connections"],
-            connections_per_address_max=config["max.connections.per.ip"],
-            backlog=config["socket.listen.backlog.size"],
-            send_buffer_bytes=config["socket.send.buffer.bytes"],
-            receive_buffer_bytes=config["socket.receive.buffer.bytes"],
-        )
-        network = Network(Dispatcher(()), limits, loop=loop)
+        network = Network(Dispatcher(()), self._network_limits(), loop=loop)
         try:
             network.bind(self.host, self.port)
         except OSError as error:
@@ -210,8 +212,37 @@ class Broker:
             self.host = network.host  # clients might resolve the name to an address nobody listens on
         return network
 
+    def _network_limits(self) -> Limits:
+        config = self.config
+        return Limits(
+            request_bytes_max=config["socket.request.max.bytes"],
+            idle_seconds_max=config["connections.max.idle.ms"] / 1000,
+            connections_max=config["max.connections"],
+            connections_per_address_max=config["max.connections.per.ip"],
+            backlog=config["socket.listen.backlog.size"],
+            send_buffer_bytes=config["socket.send.buffer.bytes"],
+            receive_buffer_bytes=config["socket.receive.buffer.bytes"],
+        )
+
+    def _check_config(self, config: BrokerConfig) -> None:
+        try:
+            LogConfig.parse(config.topic_defaults())
+        except ConfigError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+        self._metadata.check_defaults(config.topic_defaults())
+
+    def _config_changed(self) -> None:
+        """Those that are not read where they are used."""
+        config = self.config
+        self._metadata.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
+        self._network.limits = self._network_limits()
+
     def _declarations(
-        self, groups: GroupCoordinator, transactions: TransactionCoordinator, fetches: FetchApi
+        self,
+        groups: GroupCoordinator,
+        transactions: TransactionCoordinator,
+        fetches: FetchApi,
+        configs: BrokerConfigs,
     ) -> list[ApiDeclaration]:
         context = self.context
         declarations = [
@@ -220,7 +251,7 @@ class Broker:
             *OffsetsApi(context).declarations(),
             *MetadataApi(context).declarations(),
             *TopicsApi(context).declarations(),
-            *ConfigsApi(context, groups.configs).declarations(),
+            *ConfigsApi(context, configs, groups.configs).declarations(),
             *LogDirsApi(context).declarations(),
             *ReplicasApi(context).declarations(),
             *QuotasApi().declarations(),

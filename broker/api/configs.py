@@ -1,8 +1,8 @@
 """DescribeConfigs (32), IncrementalAlterConfigs (44), AlterConfigs (33), ListConfigResources (74).
 
 Everything is computed from the declared tables: every configuration is listed, with its value, where the
-value comes from, its type and its documentation. Configurations of topics and groups can be changed; the
-broker's are fixed while it runs.
+value comes from, its type and its documentation. Configurations of topics and groups can be changed, and those of
+the broker that are declared so; the others are read-only.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs
 from broker.cluster.partition import TopicImage
 from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
-from broker.config import BrokerConfig
+from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig
 from broker.config_key import ConfigKey, ConfigType
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
@@ -42,7 +43,7 @@ from protocol.messages.list_config_resources import (
 )
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32  # ConfigResource.Type
-_TOPIC_SOURCE, _BROKER_SOURCE, _DEFAULT_SOURCE, _GROUP_SOURCE = 1, 4, 5, 8  # ConfigSource
+_TOPIC_SOURCE, _GROUP_SOURCE = 1, 8  # ConfigSource; those of the broker are in `broker.config`
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
 
 
@@ -51,7 +52,8 @@ Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], dict[str, str |
 
 
 class ConfigsApi:
-    def __init__(self, context: BrokerContext, groups: GroupConfigs) -> None:
+    def __init__(self, context: BrokerContext, brokers: BrokerConfigs, groups: GroupConfigs) -> None:
+        self._brokers = brokers
         self._groups = groups
         self._metadata = context.metadata
         self._config = context.config
@@ -100,7 +102,7 @@ class ConfigsApi:
         if resource.resource_type == GROUP:
             return _describe_group(self._groups, self._config, resource.resource_name)
         self._check_broker(resource.resource_type, resource.resource_name)
-        return _describe_broker(self._config)
+        return _describe_broker(self._config, for_all=resource.resource_name == ALL_BROKERS)
 
     def list_resources(
         self, context: RequestContext, request: ListConfigResourcesRequest
@@ -180,12 +182,12 @@ class ConfigsApi:
                 return 0, None
             if resource.resource_type != TOPIC:
                 self._check_broker(resource.resource_type, resource.resource_name)
-                if all(getattr(entry, "config_operation", None) == _DELETE for entry in resource.configs):
-                    return 0, None  # nothing is ever set at run time, so it is gone already
-                raise KafkaError(
-                    ErrorCode.INVALID_REQUEST,
-                    "the broker's configuration cannot be changed while it runs; set it when you start it",
+                await self._brokers.alter(
+                    resource.resource_name,
+                    lambda config: changes(self._with_effective_lists(config), self._config.keys),
+                    validate_only=validate_only,
                 )
+                return 0, None
             image = self._existing(resource.resource_name)
             if image.internal:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{image.name} is the broker's own")
@@ -194,6 +196,15 @@ class ConfigsApi:
         except KafkaError as error:
             return error.code, error.message
         return 0, None
+
+    def _with_effective_lists(self, config: Mapping[str, str]) -> Mapping[str, str]:
+        """What APPEND and SUBTRACT begin from: what the broker has, wherever it was set."""
+        lists = {
+            name: self._config.explicit[name]
+            for name, key in self._config.keys.items()
+            if key.type == ConfigType.LIST and name in self._config.explicit
+        }
+        return {**lists, **config}
 
     def _existing(self, name: str) -> TopicImage:
         image = self._metadata.topic(name)
@@ -225,10 +236,12 @@ def describe_topic(
         synonyms: list[tuple[str, str | None, int]] = []
         if name in image.config:
             synonyms.append((name, image.config[name], _TOPIC_SOURCE))
-        if name in configs.broker_defaults:
-            synonyms.append((broker.topic_synonym(name), configs.broker_defaults[name], _BROKER_SOURCE))
+        if not (image.internal and name in INTERNAL_DEFAULTS):
+            synonyms += [
+                (broker.topic_synonym(name), text, source) for text, source in broker.topic_layers(name)
+            ]
         default = INTERNAL_DEFAULTS.get(name, key.default) if image.internal else key.default
-        synonyms.append((broker.topic_synonym(name), default, _DEFAULT_SOURCE))
+        synonyms.append((broker.topic_synonym(name), default, DEFAULT_SOURCE))
         entries.append(_entry(key, synonyms, read_only=False))
     return entries
 
@@ -273,21 +286,24 @@ def _describe_group(
         synonyms: list[tuple[str, str | None, int]] = []
         if name in explicit:
             synonyms.append((name, explicit[name], _GROUP_SOURCE))
-        if synonym in broker.explicit:
-            synonyms.append((synonym, broker.explicit[synonym], _BROKER_SOURCE))
-        synonyms.append((synonym, key.default, _DEFAULT_SOURCE))
+        synonyms += [(synonym, text, source) for text, source in broker.layers(synonym)]
         entries.append(_entry(key, synonyms, read_only=False))
     return entries
 
 
-def _describe_broker(config: BrokerConfig) -> list[DescribeConfigsResourceResult]:
+def _describe_broker(config: BrokerConfig, *, for_all: bool) -> list[DescribeConfigsResourceResult]:
+    """`for_all`: as what is set for all brokers; the values are this one's, as Kafka does it."""
     entries = []
     for name, key in config.keys.items():
-        synonyms: list[tuple[str, str | None, int]] = []
-        if name in config.explicit:
-            synonyms.append((name, config.explicit[name], _BROKER_SOURCE))
-        synonyms.append((name, key.default, _DEFAULT_SOURCE))
-        entries.append(_entry(key, synonyms, read_only=True))
+        layers = config.layers(name)
+        synonyms = [
+            (name, text, source)
+            for text, source in layers
+            if not for_all or source in (ALL_BROKERS_SOURCE, DEFAULT_SOURCE)
+        ]
+        entry = _entry(key, synonyms, read_only=not key.dynamic)
+        entry.value = layers[0][0]
+        entries.append(entry)
     return entries
 
 

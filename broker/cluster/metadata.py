@@ -29,6 +29,7 @@ from protocol.errors import ErrorCode, KafkaError
 if TYPE_CHECKING:
     from broker.cluster.data_dir import DataDirectory
     from broker.extension import Extension
+    from broker.log.config import LogConfig
     from broker.log.partition_log import PartitionLog
 
 logger = logging.getLogger("headrace.metadata")
@@ -264,6 +265,30 @@ class TopicManager:
                 if partition.is_open:
                     partition.log.reconfigure(log_config)
             return image
+
+    def check_defaults(self, broker_defaults: Mapping[str, str]) -> None:
+        """Raises KafkaError if a topic could not have these defaults under what it sets itself."""
+        others = TopicConfigs(broker_defaults, tuple(self.topic_configs.extension_keys.values()))
+        for image in self._topics.values():
+            if image.config or image.internal:
+                try:
+                    others.check(image.config, internal=image.internal)
+                except KafkaError as error:
+                    raise KafkaError(error.code, f"topic {image.name}: {error.message}") from None
+
+    def defaults_changed(self, broker_defaults: Mapping[str, str], producer_id_expiration_ms: int) -> None:
+        """The broker's configuration gives topics other defaults from now on; open logs follow at once."""
+        self.topic_configs.defaults_changed(broker_defaults, producer_id_expiration_ms)
+        parsed: dict[tuple[bool, tuple[tuple[str, str], ...]], LogConfig] = {}
+        for image in self._topics.values():
+            key = (image.internal, tuple(sorted(image.config.items())))
+            config = parsed.get(key)
+            if config is None:
+                config = parsed[key] = self.topic_configs.log_config(image)
+            for partition in self._partitions[image.name]:
+                if partition.is_open:
+                    partition.log.reconfigure(config)
+        self.version += 1
 
     # -- start and stop ------------------------------------------------------------------------------------
 

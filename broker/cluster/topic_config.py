@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.config_key import ConfigError, ConfigKey, unknown_name
-from broker.log.config import LogConfig
+from broker.log.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from broker.log.topic_configs import TOPIC_CONFIGS
 from protocol.errors import ErrorCode, KafkaError
 
@@ -24,7 +24,9 @@ INTERNAL_DEFAULTS = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
 class TopicConfigs:
-    """`broker_defaults` are the topic configurations that the broker's own configuration sets explicitly."""
+    """`broker_defaults` are the topic configurations that the broker's own configuration sets explicitly. They may
+    be replaced while the broker runs: `defaults_changed`.
+    """
 
     def __init__(
         self,
@@ -32,10 +34,12 @@ class TopicConfigs:
         extension_keys: Sequence[ConfigKey] = (),
         *,
         strict: bool = False,
+        producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     ) -> None:
         """`strict`: clients' batches are decoded before they are appended (rule B9)."""
         self.broker_defaults = dict(broker_defaults)
         self._strict = strict
+        self._expiration_ms = producer_id_expiration_ms
         self.log_keys: Mapping[str, ConfigKey] = TOPIC_CONFIGS
         self.extension_keys = {key.name: key for key in extension_keys}
         LogConfig.parse(self.broker_defaults)
@@ -60,7 +64,13 @@ class TopicConfigs:
     def log_config(self, image: TopicImage) -> LogConfig:
         """What the log of the topic's partitions is opened with."""
         config = LogConfig.parse(self._effective(image.config, internal=image.internal))
-        return replace(config, strict_records=True) if self._strict else config
+        return replace(config, strict_records=self._strict, producer_id_expiration_ms=self._expiration_ms)
+
+    def defaults_changed(self, broker_defaults: Mapping[str, str], producer_id_expiration_ms: int) -> None:
+        """The broker's own configuration is another from now on. Open logs are told by `TopicManager`."""
+        LogConfig.parse(broker_defaults)
+        self.broker_defaults = dict(broker_defaults)
+        self._expiration_ms = producer_id_expiration_ms
 
     def _effective(self, config: Mapping[str, str], *, internal: bool) -> dict[str, str]:
         merged = {**self.broker_defaults, **(INTERNAL_DEFAULTS if internal else {})}

@@ -10,6 +10,7 @@ from broker.config_key import ConfigError, unknown_name
 from broker.log.topic_configs import TOPIC_CONFIGS
 
 _UNBOUNDED = 9223372036854775807
+PRODUCER_ID_EXPIRATION_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class LogConfig:
     compression_zstd_level: int = 3
     strict_records: bool = False
     """Look into every batch of a client before it is appended (rule B9); the broker's own `log.strict.records`."""
+    producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
+    """How long a silent producer is remembered; the broker's own `producer.id.expiration.ms`."""
     is_compacted: bool = field(init=False)
     looks_into_batches: bool = field(init=False)
     """Whether the header of a client's batch is not enough to append it."""

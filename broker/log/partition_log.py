@@ -60,8 +60,6 @@ logger = logging.getLogger("headrace.log")
 T = TypeVar("T")
 
 _SNAPSHOTS_KEPT: Final = 2
-_PRODUCER_EXPIRY_SECONDS: Final = 86_400.0
-"""`producer.id.expiration.ms` of Kafka: 24 hours."""
 
 
 @dataclass(slots=True)
@@ -507,7 +505,7 @@ class PartitionLog:
         """
         self._check_usable()
         if self._producers is not None:
-            self._producers.expire(self._clock.monotonic(), _PRODUCER_EXPIRY_SECONDS)
+            self._producers.expire(self._clock.monotonic(), self.config.producer_id_expiration_ms / 1000)
         bound = high_watermark if floor is None else min(high_watermark, floor)
         config = self.config
         deletes = "delete" in config.cleanup_policy

@@ -1,0 +1,103 @@
+"""Broker configurations that are changed while it runs: for all brokers (named "") or for one (by its id).
+
+They are kept in the coordination store, under `/broker-configs/default` and `/broker-configs/<id>`, count from the
+moment their change is answered, and again after every restart. What is set for one broker wins over what is set for
+all, and that over what the broker was started with. Only configurations declared `dynamic` may be set; a change is
+taken whole or refused whole, and refused if any topic would be left with configurations that contradict each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from broker.config_key import ConfigError, unknown_name
+from broker.ports import CreateNode, DeleteNode, SetNode
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from broker.ports import CoordinationStore
+
+_ROOT = "/broker-configs"
+_DEFAULT = "default"
+ALL_BROKERS = ""
+
+
+class BrokerConfigs:
+    """Changes the `BrokerConfig` that everybody reads.
+
+    `checks` are called with the configuration as it would become and raise KafkaError; `listeners` after it has.
+    """
+
+    def __init__(self, store: CoordinationStore, config: BrokerConfig, broker_id: int) -> None:
+        self.checks: list[Callable[[BrokerConfig], None]] = []
+        self.listeners: list[Callable[[], None]] = []
+        self._store = store
+        self._config = config
+        self._own = str(broker_id)
+        self._explicit: dict[str, Mapping[str, str]] = {ALL_BROKERS: {}, self._own: {}}
+        self._change = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Raises ConfigError if something in the store is no longer legal."""
+        for name in self._explicit:
+            node = await self._store.get(self._path(name))
+            if node is not None:
+                self._explicit[name] = json.loads(node.data)
+        self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
+
+    def explicit(self, name: str) -> Mapping[str, str]:
+        """What is set for a broker, or for all of them. Raises KafkaError for another broker."""
+        if name not in self._explicit:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no broker {name!r}; this is {self._own}")
+        return self._explicit[name]
+
+    async def alter(
+        self,
+        name: str,
+        changes: Callable[[Mapping[str, str]], Mapping[str, str | None]],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set configurations (None: no longer), all or none. `changes` is given what is set. Raises KafkaError."""
+        async with self._change:
+            old = self.explicit(name)
+            wanted = changes(old)
+            new = {key: text for key, text in {**old, **wanted}.items() if text is not None}
+            self._check(name, wanted, new)
+            if validate_only:
+                return
+            path, data = self._path(name), json.dumps(new, separators=(",", ":")).encode()
+            if old and new:
+                await self._store.transact([SetNode(path, data)])
+            elif old or new:
+                await self._store.transact([CreateNode(path, data) if new else DeleteNode(path)])
+            self._explicit[name] = new
+            self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
+            for listener in self.listeners:
+                listener()
+
+    def _check(self, name: str, changes: Mapping[str, str | None], config: Mapping[str, str]) -> None:
+        known = self._config.keys
+        try:
+            for key_name, text in changes.items():
+                key = known.get(key_name)
+                if key is None:
+                    raise unknown_name("broker", key_name, known)
+                if text is not None and not key.dynamic:
+                    raise ConfigError(
+                        f"{key_name} cannot be changed while the broker runs; set it when you start it"
+                    )
+            layers = {**self._explicit, name: config}
+            changed = self._config.with_dynamic(layers[ALL_BROKERS], layers[self._own])
+        except ConfigError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+        for check in self.checks:
+            check(changed)
+
+    @staticmethod
+    def _path(name: str) -> str:
+        return f"{_ROOT}/{name or _DEFAULT}"
