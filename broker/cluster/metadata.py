@@ -302,7 +302,8 @@ class TopicManager:
                 images.append(_from_json(name, node.data))
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.set_aside_strays, images)
-        for image in images:
+        # By name: an extension's topic may depend on another one whose name is the beginning of its own.
+        for image in sorted(images, key=lambda image: image.name):
             await self._serve(image, range(image.partition_count), open_all=open_all)
         self.is_loaded = True
 

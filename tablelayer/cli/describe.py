@@ -31,6 +31,8 @@ def describe_definition(definition: TableDefinition, output: Format) -> None:
         typer.echo(f"comment: {definition.comment}")
     by = f" by {', '.join(definition.bucket_key)}" if definition.bucket_key else ""
     typer.echo(f"{definition.bucket_count} bucket{'s' if definition.bucket_count != 1 else ''}{by}")
+    if definition.partition_keys:
+        typer.echo(f"partitioned by {', '.join(definition.partition_keys)}")
     for name, value in definition.options.items():
         typer.echo(f"  '{name}' = '{value}'")
     altered = f", altered {len(definition.history)} times" if definition.history else ""
@@ -41,6 +43,8 @@ def _key(definition: TableDefinition, name: str) -> str:
     words = []
     if name in definition.schema.primary_key:
         words.append("primary")
-    if name in definition.bucket_key and definition.bucket_key != definition.schema.primary_key:
+    if name in definition.partition_keys:
+        words.append("partition")
+    if name in definition.bucket_key and definition.bucket_key != definition.default_bucket_key:
         words.append("bucket")
     return ", ".join(words)

@@ -28,6 +28,7 @@ from tablelayer.model.ddl import (
     ShowCreateTable,
     ShowDatabases,
     ShowOptions,
+    ShowPartitions,
     ShowTables,
     Statement,
     Update,
@@ -78,6 +79,8 @@ class Session:
             return _names("database", self._connection.admin.list_databases(), statement.like)
         if isinstance(statement, ShowTables):
             return _names("table", self._connection.admin.list_tables(statement.database), statement.like)
+        if isinstance(statement, ShowPartitions):
+            return self._partitions(statement)
         if isinstance(statement, ShowOptions):
             return self._options(statement)
         if isinstance(statement, DescribeDatabase):
@@ -99,6 +102,19 @@ class Session:
         if isinstance(statement, Select):
             return Answer(rows=run_select(self._connection, statement))
         raise AssertionError(f"a statement of no known kind: {statement!r}")
+
+    def _partitions(self, statement: ShowPartitions) -> Answer:
+        """A row for each: its values, its name (which is also the end of its topic's), its buckets."""
+        admin = self._connection.admin
+        definition = admin.describe_table(statement.path)
+        found = admin.list_partitions(statement.path, statement.spec)
+        columns: dict[str, pa.Array] = {
+            key: pa.array([each.values[position] for each in found], pa.string())
+            for position, key in enumerate(definition.partition_keys)
+        }
+        columns["topic"] = pa.array([f"{statement.path}.{each.name}" for each in found], pa.string())
+        columns["buckets"] = pa.array([each.bucket_count for each in found], pa.int32())
+        return Answer(rows=pa.table(list(columns.values()), names=list(columns)))
 
     def _options(self, statement: ShowOptions) -> Answer:
         """All options; of a table with the values that it has."""

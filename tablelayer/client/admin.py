@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tablelayer.client.cluster import Cluster
+from tablelayer.client.partitions import create_partition, drop_partition, list_partitions
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import Change, changes_to_json
 from tablelayer.model.messages import (
@@ -31,7 +32,9 @@ from tablelayer.model.messages import (
     ListTablesResponse,
     Property,
 )
+from tablelayer.model.partitions import Partition, matching, name_of_spec, spec_texts
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.values import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,36 @@ class AsyncAdmin:
         request = DescribeTableRequest(database=path.database, table=path.table)
         answer = await self._cluster.call(request, DescribeTableResponse, doing=f"describe table {path}")
         return TableDefinition.from_json(answer.definition).with_id(answer.table_id)
+
+    async def list_partitions(
+        self, path: TablePath | str, spec: Mapping[str, Value] | None = None
+    ) -> list[Partition]:
+        """A table's partitions in order of name; with `spec` those that have these values of partition columns.
+
+        TableError TABLE_NOT_FOUND, NOT_PARTITIONED, INVALID_PARTITION.
+        """
+        definition = await self.describe_table(path)
+        texts = spec_texts(definition, spec or {})
+        found = {each.name: each for each in await list_partitions(self._cluster, definition)}
+        return [found[name] for name in matching(definition, found, texts)]
+
+    async def add_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_not_exists: bool = False
+    ) -> Partition:
+        """Add the partition that has this value of each partition column. TableError PARTITION_EXISTS,
+        INVALID_PARTITION, TOO_MANY_PARTITIONS, NOT_PARTITIONED.
+        """
+        definition = await self.describe_table(path)
+        name = name_of_spec(definition, spec)
+        return await create_partition(self._cluster, definition, name, if_not_exists=if_not_exists)
+
+    async def drop_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_exists: bool = False
+    ) -> None:
+        """Drop one partition and its data. TableError PARTITION_NOT_FOUND unless `if_exists`, INVALID_PARTITION."""
+        definition = await self.describe_table(path)
+        name = name_of_spec(definition, spec)
+        await drop_partition(self._cluster, definition, name, if_exists=if_exists)
 
     async def table_exists(self, path: TablePath | str) -> bool:
         """Whether there is such a table."""

@@ -32,12 +32,14 @@ from tablelayer.client.kafka_admin import (
     TopicDescription,
 )
 from tablelayer.client.reader import LATEST, LookupResult
-from tablelayer.client.scan import AsyncScan, ScanBatch, Start, Until
+from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until
 from tablelayer.client.staging import AsyncStagedWriter, Receipt
 from tablelayer.client.table import AsyncTable
 from tablelayer.client.writer import WriteResult
 from tablelayer.model.evolution import Change
+from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.values import Value
 
 T = TypeVar("T")
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
@@ -286,6 +288,22 @@ class Table:
         """As `prefix_lookup`, and for each row the index of the prefix it answers."""
         return self._loop.run(self._table.prefix_lookup_grouped(prefixes, columns))
 
+    def partitions(self) -> list[Partition]:
+        """The partitions that there are now, in order of name."""
+        return self._loop.run(self._table.partitions())
+
+    def partition(self, name: str) -> Table:
+        """One partition as a table: its name is the values of the partition columns, joined by dots."""
+        return Table(self._loop.run(self._table.partition(name)), self._loop)
+
+    def only(self, spec: Mapping[str, Any]) -> Table:
+        """The same table, whose reads see only the partitions with these values of partition columns."""
+        return Table(self._table.only(spec), self._loop)
+
+    def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
+        """`offsets` of every partition."""
+        return self._loop.run(self._table.partition_offsets(at))
+
     def limit(self, count: int, columns: Sequence[str] | None = None) -> pa.Table:
         """At most `count` rows, quickly: a PK table's first by key in each bucket, a log table's latest."""
         return self._loop.run(self._table.limit(count, columns))
@@ -331,11 +349,15 @@ class Table:
         """The whole table as it is now."""
         return self._loop.run(self._table.to_arrow(columns))
 
-    def commit(self, group: str, positions: Mapping[int, int]) -> None:
+    def commit(self, group: str, positions: Mapping[int, int] | PartitionPositions) -> None:
         """Keep positions (`scan.positions`) on the server under a consumer group's name, as Kafka's consumers
         do.
         """
         self._loop.run(self._table.commit(group, positions))
+
+    def partition_committed(self, group: str) -> dict[str, dict[int, int]]:
+        """`committed` of every partition that there is."""
+        return self._loop.run(self._table.partition_committed(group))
 
     def committed(self, group: str) -> dict[int, int]:
         """The positions kept under this name; buckets without one are absent."""
@@ -402,7 +424,12 @@ class Scan:
         """The next offset of each bucket, after the batches handed out so far."""
         return self._scan.positions
 
-    def seek(self, positions: Mapping[int, int]) -> None:
+    @property
+    def partition_positions(self) -> dict[str, dict[int, int]]:
+        """The next offset of each bucket of each partition of a partitioned table."""
+        return self._scan.partition_positions
+
+    def seek(self, positions: Mapping[int, int] | PartitionPositions) -> None:
         """Go on from these offsets instead."""
 
         async def seek() -> None:
@@ -500,6 +527,24 @@ class Admin:
     def describe_table(self, path: TablePath | str) -> TableDefinition:
         """A table's definition, id included."""
         return self._loop.run(self._admin.describe_table(path))
+
+    def list_partitions(
+        self, path: TablePath | str, spec: Mapping[str, Value] | None = None
+    ) -> list[Partition]:
+        """A table's partitions in order of name; with `spec` those with these values."""
+        return self._loop.run(self._admin.list_partitions(path, spec))
+
+    def add_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_not_exists: bool = False
+    ) -> Partition:
+        """Add a partition: `add_partition("db.t", {"dt": "2024-09-19"})`."""
+        return self._loop.run(self._admin.add_partition(path, spec, if_not_exists=if_not_exists))
+
+    def drop_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_exists: bool = False
+    ) -> None:
+        """Drop a partition and its data."""
+        self._loop.run(self._admin.drop_partition(path, spec, if_exists=if_exists))
 
     def table_exists(self, path: TablePath | str) -> bool:
         """Whether there is such a table."""

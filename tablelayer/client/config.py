@@ -40,6 +40,11 @@ class ClientConfig:
     scan_max_wait_ms: int = 500
     #: A scan answer, over all buckets.
     scan_max_size_bytes: int = 16 << 20
+    #: Whether a write makes the partition that its rows belong to. Fluss's
+    #: client.writer.dynamic-create-partition.enabled.
+    dynamic_create_partition: bool = True
+    #: How soon a scan of a whole partitioned table sees a partition that was added or dropped.
+    partition_discovery_ms: int = 1_000
     #: Keys in one lookup request: bounds the answer, and lets the server work on several at a time.
     lookup_batch_count: int = 16_384
 

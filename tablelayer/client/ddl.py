@@ -6,18 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tablelayer.model.ddl import (
+    AddPartition,
     AlterDatabase,
     AlterTable,
     CreateDatabase,
     CreateTable,
     DropDatabase,
+    DropPartition,
     DropTable,
     Statement,
     parse,
 )
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import Change
+from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.values import Value
 
 
 class Definer(Protocol):
@@ -48,9 +52,24 @@ class Definer(Protocol):
         self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None
     ) -> TableDefinition: ...
     def drop_table(self, path: TablePath | str, *, if_exists: bool = False) -> None: ...
+    def add_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_not_exists: bool = False
+    ) -> Partition: ...
+    def drop_partition(
+        self, path: TablePath | str, spec: Mapping[str, Value], *, if_exists: bool = False
+    ) -> None: ...
 
 
-_DEFINING = (CreateDatabase, AlterDatabase, DropDatabase, CreateTable, AlterTable, DropTable)
+_DEFINING = (
+    CreateDatabase,
+    AlterDatabase,
+    DropDatabase,
+    CreateTable,
+    AlterTable,
+    DropTable,
+    AddPartition,
+    DropPartition,
+)
 
 
 def execute(admin: Definer, sql: str) -> None:
@@ -62,7 +81,8 @@ def execute(admin: Definer, sql: str) -> None:
         if not isinstance(statement, _DEFINING):
             raise TableError(
                 TableErrorCode.INVALID_STATEMENT,
-                f"execute runs CREATE, ALTER and DROP of databases and tables, not {type(statement).__name__}: "
+                f"execute runs CREATE, ALTER and DROP of databases, tables and partitions, "
+                f"not {type(statement).__name__}: "
                 "use the methods of a table, or `headrace sql`",
             )
     for statement in statements:
@@ -98,6 +118,12 @@ def define(admin: Definer, statement: Statement) -> str | None:
     if isinstance(statement, DropTable):
         admin.drop_table(statement.path, if_exists=statement.if_exists)
         return f"table {statement.path} is gone"
+    if isinstance(statement, AddPartition):
+        admin.add_partition(statement.path, statement.spec, if_not_exists=statement.if_not_exists)
+        return f"table {statement.path} has the partition"
+    if isinstance(statement, DropPartition):
+        admin.drop_partition(statement.path, statement.spec, if_exists=statement.if_exists)
+        return f"the partition of table {statement.path} is gone"
     return None
 
 

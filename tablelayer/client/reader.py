@@ -260,6 +260,12 @@ class Reader:
         buckets = buckets_of(self._definition, keys)
         return split_by_bucket(buckets, keys), np.argsort(buckets, kind="stable")
 
+    def answer_schema(self, columns: Sequence[str] | None) -> pa.Schema:
+        """Arrow schema of looked up rows, in the caller's order."""
+        ids, _, order = self.project(columns)
+        schema = self._answer_schema(ids)
+        return schema if order is None else pa.schema([schema.field(name) for name in order])
+
     def _answer_schema(self, ids: list[int] | None) -> pa.Schema:
         schema = self._definition.schema
         return nullable_schema(schema.columns if ids is None else schema.columns_by_ids(ids))

@@ -36,6 +36,7 @@ from tablelayer.client.retry import (
 )
 from tablelayer.client.routes import TableRoutes
 from tablelayer.model.batch import ArrowBatch, ChangeType, schema_id_of
+from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.ipc import decode_ipc
 from tablelayer.model.messages import (
     OPEN_SCAN,
@@ -51,8 +52,9 @@ _LOG_OVERHEAD = 12
 _SNAPSHOT_OFFSET = -1
 _scan_numbers = itertools.count(1)
 
-Start = str | int | Mapping[int, int]
-Until = str | Mapping[int, int] | None
+PartitionPositions = Mapping[str, Mapping[int, int]]
+Start = str | int | Mapping[int, int] | PartitionPositions
+Until = str | Mapping[int, int] | PartitionPositions | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class ScanBatch:
     offsets: np.ndarray
     timestamp_ms: int
     from_snapshot: bool = False
+    partition: str = ""
+    """Of a partitioned table the partition's name."""
 
     @property
     def row_count(self) -> int:
@@ -157,7 +161,7 @@ class AsyncScan:
         count = self._definition.bucket_count
         if buckets is None:
             if isinstance(self._start, Mapping):
-                buckets = list(self._start)
+                buckets = list(offsets_by_bucket(self._start))
             else:
                 return list(range(count))
         for bucket in buckets:
@@ -167,6 +171,16 @@ class AsyncScan:
 
     # -- for the caller
     # ---------------------------------------------------------------------------------------
+
+    @property
+    def bucket_count(self) -> int:
+        """Of the table."""
+        return self._definition.bucket_count
+
+    @property
+    def until(self) -> Mapping[int, int] | None:
+        """Where the scan ends, if that was given as offsets."""
+        return offsets_by_bucket(self._until) if isinstance(self._until, Mapping) else None
 
     def __aiter__(self) -> AsyncScan:
         return self
@@ -200,9 +214,14 @@ class AsyncScan:
         """
         return {state.bucket: state.offset for state in self._buckets.values() if state.offset is not None}
 
-    def seek(self, positions: Mapping[int, int]) -> None:
+    @property
+    def partition_positions(self) -> dict[str, dict[int, int]]:
+        """The next offset of each bucket of each partition, when a partitioned table is scanned as a whole."""
+        raise TableError(TableErrorCode.NOT_PARTITIONED, f"{self._topic} is not partitioned: use `positions`")
+
+    def seek(self, positions: Mapping[int, int] | PartitionPositions) -> None:
         """Go on from these offsets instead; what was read ahead of them is dropped."""
-        for bucket, offset in positions.items():
+        for bucket, offset in offsets_by_bucket(positions).items():
             state = self._buckets.get(bucket)
             if state is None:
                 raise ValueError(f"this scan does not read bucket {bucket}, or has not begun")
@@ -236,7 +255,7 @@ class AsyncScan:
         if self._until == "latest":
             until = await self._reader.offsets("latest", self._wanted)
         elif isinstance(self._until, Mapping):
-            until = self._until
+            until = offsets_by_bucket(self._until)
         elif self._until is not None:
             raise ValueError(
                 f"until={self._until!r}: say 'latest', offsets by bucket, or None to go on for ever"
@@ -245,7 +264,7 @@ class AsyncScan:
         snapshot = start == "full" and self._definition.is_primary_key_table
         offsets: Mapping[int, int] = {}
         if isinstance(start, Mapping):
-            offsets = start
+            offsets = offsets_by_bucket(start)
         elif not snapshot:
             offsets = await self._reader.offsets("earliest" if start == "full" else start, self._wanted)
         for bucket in self._wanted:
@@ -523,3 +542,13 @@ def _seen(task: asyncio.Task[list[_Arrived]]) -> None:
 
 def _reorder_batch(batch: pa.RecordBatch, names: Sequence[str] | None) -> pa.RecordBatch:
     return batch if names is None or batch.schema.names == list(names) else batch.select(list(names))
+
+
+def offsets_by_bucket(place: Mapping[int, int] | PartitionPositions) -> dict[int, int]:
+    """ValueError for offsets by partition: those are for a partitioned table as a whole."""
+    found: dict[int, int] = {}
+    for bucket, offset in place.items():
+        if isinstance(bucket, str) or not isinstance(offset, int):
+            raise ValueError(f"offsets are by bucket, as {{0: 17}}; {bucket!r} is no bucket")
+        found[bucket] = offset
+    return found

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 
+from tablelayer.model.partitions import partition_names_of_rows
 from tablelayer.model.table import TableDefinition
 
 
@@ -34,6 +35,26 @@ def split_by_bucket(buckets: np.ndarray, batch: pa.RecordBatch) -> list[tuple[in
     return [
         (int(ordered[start]), gathered.slice(start, end - start))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def split_by_partition(definition: TableDefinition, rows: pa.Table) -> list[tuple[str, pa.Table, np.ndarray]]:
+    """The rows of each partition in their order, as (its name, rows, their positions in `rows`). One gather for all.
+
+    Names are what the values say; whether they can name a partition is not looked at. Raises RowError for a null.
+    """
+    if not rows.num_rows:
+        return []
+    columns = rows.select(definition.partition_keys).combine_chunks().to_batches()
+    codes, names = partition_names_of_rows(definition.partition_keys, columns[0])
+    if len(names) == 1:
+        return [(names[0], rows, np.arange(rows.num_rows))]
+    order = np.argsort(codes, kind="stable")
+    gathered = rows.take(pa.array(order))
+    bounds = np.searchsorted(codes[order], np.arange(len(names) + 1)).tolist()
+    return [
+        (name, gathered.slice(start, end - start), order[start:end])
+        for name, start, end in zip(names, bounds, bounds[1:], strict=False)
     ]
 
 

@@ -16,16 +16,24 @@ import pyarrow as pa
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.conform import Data, as_rows, conform
 from tablelayer.client.errors import ConnectionLost, DataError, RequestTimeout
-from tablelayer.client.lane import WriteMode
+from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.positions import commit_positions, fetch_positions
 from tablelayer.client.reader import LookupResult, Reader, first_row, nullable_schema, reorder
 from tablelayer.client.retry import Deadline, retrying
 from tablelayer.client.routes import TableRoutes
-from tablelayer.client.scan import AsyncScan, Start, Until, snapshot_pieces
+from tablelayer.client.scan import (
+    AsyncScan,
+    PartitionPositions,
+    Start,
+    Until,
+    offsets_by_bucket,
+    snapshot_pieces,
+)
 from tablelayer.client.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from tablelayer.client.writer import Writer, WriteResult
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.partitions import Partition, check_partitioned
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition, TablePath
 
@@ -35,7 +43,7 @@ _SNAPSHOT_ATTEMPTS = 3
 _SNAPSHOTS_AT_ONCE = 4
 _snapshot_numbers = itertools.count(1)
 _UPSERT = int(ChangeType.UPDATE_AFTER)
-_DELETE = int(ChangeType.DELETE)
+DELETE = int(ChangeType.DELETE)
 
 
 class AsyncTable:
@@ -73,9 +81,13 @@ class AsyncTable:
             deadline=deadline,
             repeatable=True,
         )
+        self.adopt(definition)
+        return definition
+
+    def adopt(self, definition: TableDefinition) -> None:
+        """Go on with this definition of the same table."""
         self.definition = definition
         self._reader = Reader(self._cluster, definition)
-        return definition
 
     async def _with_fresh_schema(self, work: Callable[[], Awaitable[T]]) -> T:
         """`work`, which sends no writes; once more if it fails and the table has another schema by now."""
@@ -106,7 +118,7 @@ class AsyncTable:
         """
         self._must_be(log_table=True, doing="append")
         rows, definition = await self._whole_rows(data)
-        return await self._writer.write(rows, definition=definition)
+        return await self._write(rows, definition)
 
     async def upsert(self, data: Data, *, overwrite: bool = False) -> WriteResult:
         """Insert rows, or replace the rows that have the same primary key; the last of equal keys wins.
@@ -117,9 +129,7 @@ class AsyncTable:
         """
         self._must_be(log_table=False, doing="upsert")
         rows, definition = await self._whole_rows(data)
-        return await self._writer.write(
-            rows, definition=definition, change_type=_UPSERT, mode=WriteMode(None, overwrite)
-        )
+        return await self._write(rows, definition, _UPSERT, WriteMode(None, overwrite))
 
     async def delete(
         self, keys: Data, columns: Sequence[str] | None = None, *, overwrite: bool = False
@@ -143,9 +153,7 @@ class AsyncTable:
             for column in chosen
         ]
         rows = pa.table(arrays, schema=nullable_schema(chosen))
-        return await self._writer.write(
-            rows, definition=definition, change_type=_DELETE, mode=WriteMode(targets, overwrite)
-        )
+        return await self._write(rows, definition, DELETE, WriteMode(targets, overwrite))
 
     async def partial(self, data: Data, columns: Sequence[str], *, overwrite: bool = False) -> WriteResult:
         """Write only these columns, the primary key among them; the others keep their values.
@@ -162,9 +170,17 @@ class AsyncTable:
             return await self._conformed(data, chosen, fill_missing=False), definition, targets
 
         rows, definition, targets = await self._with_fresh_schema(prepare)
-        return await self._writer.write(
-            rows, definition=definition, change_type=_UPSERT, mode=WriteMode(targets, overwrite)
-        )
+        return await self._write(rows, definition, _UPSERT, WriteMode(targets, overwrite))
+
+    async def _write(
+        self,
+        rows: pa.Table,
+        definition: TableDefinition,
+        change_type: int | None = None,
+        mode: WriteMode = WHOLE_ROWS,
+    ) -> WriteResult:
+        """Write rows that conform to a definition of this table."""
+        return await self._writer.write(rows, definition=definition, change_type=change_type, mode=mode)
 
     async def write_rows(
         self,
@@ -175,9 +191,7 @@ class AsyncTable:
         target_columns: tuple[int, ...] | None = None,
     ) -> WriteResult:
         """Write rows that conform to `definition` already; see `tablelayer.client.writer.Writer.write`."""
-        return await self._writer.write(
-            rows, definition=definition, change_type=change_type, mode=WriteMode(target_columns, False)
-        )
+        return await self._write(rows, definition, change_type, WriteMode(target_columns, False))
 
     def staged_writer(
         self,
@@ -293,9 +307,14 @@ class AsyncTable:
 
         async def look() -> LookupResult:
             key_rows = await self._keys(keys, self.definition.schema.key_columns)
-            return await self._reader.lookup(key_rows, columns, insert_if_absent=insert_if_absent)
+            return await self._lookup(key_rows, columns, insert_if_absent)
 
         return await self._with_fresh_schema(look)
+
+    async def _lookup(
+        self, keys: pa.Table, columns: Sequence[str] | None, insert_if_absent: bool
+    ) -> LookupResult:
+        return await self._reader.lookup(keys, columns, insert_if_absent=insert_if_absent)
 
     async def lookup_one(
         self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
@@ -309,6 +328,7 @@ class AsyncTable:
     async def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows whose primary key begins with these values of the bucket key, in key order.
 
+        Of a partitioned table the partition columns are needed as well.
         The bucket key must be a prefix of the primary key: `CREATE TABLE t (a .., b .., PRIMARY KEY (a, b)
         NOT ENFORCED) WITH ('bucket.key' = 'a')`. Several prefixes give their rows one after the other.
         """
@@ -329,10 +349,43 @@ class AsyncTable:
             )
 
         async def look() -> tuple[np.ndarray, pa.Table]:
-            bucket_columns = self.definition.schema.select(self.definition.bucket_key)
-            return await self._reader.prefix_lookup(await self._keys(prefixes, bucket_columns), columns)
+            whole = self.definition.is_partitioned
+            names = self.definition.prefix_columns if whole else self.definition.key_prefix
+            prefix_rows = await self._keys(prefixes, self.definition.schema.select(names))
+            return await self._prefix_lookup(prefix_rows, columns)
 
         return await self._with_fresh_schema(look)
+
+    async def _prefix_lookup(
+        self, prefixes: pa.Table, columns: Sequence[str] | None
+    ) -> tuple[np.ndarray, pa.Table]:
+        return await self._reader.prefix_lookup(prefixes, columns)
+
+    # -- partitions
+    # -------------------------------------------------------------------------------------------
+
+    async def partitions(self) -> list[Partition]:
+        """The partitions that there are now, in order of name. TableError NOT_PARTITIONED for other tables."""
+        check_partitioned(self.definition)
+        raise AssertionError("a partitioned table has its own class")
+
+    async def partition(self, name: str) -> AsyncTable:
+        """One partition as a table: its name is the values of the partition columns, joined by dots.
+
+        TableError PARTITION_NOT_FOUND, NOT_PARTITIONED.
+        """
+        check_partitioned(self.definition)
+        raise AssertionError("a partitioned table has its own class")
+
+    def only(self, spec: Mapping[str, Any]) -> AsyncTable:
+        """The same table, whose reads see only the partitions with these values of partition columns."""
+        check_partitioned(self.definition)
+        raise AssertionError("a partitioned table has its own class")
+
+    async def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
+        """`offsets` of every partition."""
+        check_partitioned(self.definition)
+        raise AssertionError("a partitioned table has its own class")
 
     # -- numbers and samples
     # ----------------------------------------------------------------------------------
@@ -442,11 +495,16 @@ class AsyncTable:
     # -- committed positions
     # ----------------------------------------------------------------------------------
 
-    async def commit(self, group: str, positions: Mapping[int, int]) -> None:
-        """Keep positions (`scan.positions`) on the server under a consumer group's name, as Kafka's consumers
-        do.
+    async def commit(self, group: str, positions: Mapping[int, int] | PartitionPositions) -> None:
+        """Keep positions (`scan.positions`, or `scan.partition_positions`) on the server under a consumer group's
+        name, as Kafka's consumers do.
         """
-        await commit_positions(self._cluster, group, self.path.topic, positions)
+        await commit_positions(self._cluster, group, self.path.topic, offsets_by_bucket(positions))
+
+    async def partition_committed(self, group: str) -> dict[str, dict[int, int]]:
+        """`committed` of every partition that there is."""
+        check_partitioned(self.definition)
+        raise AssertionError("a partitioned table has its own class")
 
     async def committed(self, group: str) -> dict[int, int]:
         """The positions kept under this name; buckets without one are absent."""

@@ -63,11 +63,13 @@ _UNDECIDED = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLIC
 class WriteResult:
     """What a write did: rows given, and for each bucket written to the offset after its last changelog row.
 
-    A reader of the changelog that has reached `end_offsets` has seen the write.
+    A reader of the changelog that has reached `end_offsets` has seen the write. Of a partitioned table they are in
+    `partition_end_offsets`, by partition.
     """
 
     row_count: int
     end_offsets: dict[int, int] = field(default_factory=dict)
+    partition_end_offsets: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 CHANGE_COLUMN = "\0change"

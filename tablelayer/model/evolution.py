@@ -199,6 +199,7 @@ class _Work:
         self.columns = list(definition.schema.columns)
         self.primary_key = list(definition.schema.primary_key)
         self.bucket_key = list(definition.bucket_key)
+        self.partition_keys = list(definition.partition_keys)
         self.options = dict(definition.options)
         self.comment = definition.comment
         self.functions: dict[str, str] = {}
@@ -260,6 +261,7 @@ class _Work:
             schema=schema,
             history=history,
             bucket_key=tuple(self.bucket_key),
+            partition_keys=tuple(self.partition_keys),
             options=options,
             comment=self.comment,
         )
@@ -326,6 +328,8 @@ class _Work:
         """What stands in the way of a column's going."""
         if name in self.primary_key:
             return f"is in the primary key ({', '.join(self.primary_key)})"
+        if name in self.partition_keys:
+            return f"says which partition a row is in ({', '.join(self.partition_keys)})"
         if name in self.bucket_key:
             return f"is in the bucket key ({', '.join(self.bucket_key)})"
         for option, value in self.options.items():
@@ -342,6 +346,7 @@ class _Work:
         self.columns[position] = replace(self.columns[position], name=new)
         self.primary_key = [new if name == old else name for name in self.primary_key]
         self.bucket_key = [new if name == old else name for name in self.bucket_key]
+        self.partition_keys = [new if name == old else name for name in self.partition_keys]
         for option, value in self.options.items():
             if table_options.names_columns(option):
                 names = table_options.parse_name_list(value)
@@ -379,7 +384,11 @@ class _Work:
                 f"column '{column.name}' is {column.type} and cannot become {new}: "
                 f"only {_wider_types(column.type)} has room for every value"
             )
-        for what, names in (("primary", self.primary_key), ("bucket", self.bucket_key)):
+        for what, names in (
+            ("primary", self.primary_key),
+            ("bucket", self.bucket_key),
+            ("partition", self.partition_keys),
+        ):
             if column.name in names:
                 raise _invalid(
                     f"column '{column.name}' is in the {what} key: rows are placed by its bytes, so its type "
@@ -420,6 +429,8 @@ def check_successor(before: TableDefinition, after: TableDefinition) -> None:
         renames = {
             column.name: new_names[column.id] for column in before.schema.columns if column.id in new_names
         }
+    if after.partition_keys != tuple(renames.get(name, name) for name in before.partition_keys):
+        raise _invalid(f"the partition columns of table {path} are fixed: its rows are placed by them")
     if after.bucket_key != tuple(renames.get(name, name) for name in before.bucket_key):
         raise _invalid(f"the bucket key of table {path} is fixed: its rows are placed by it")
     for name in sorted({*before.options, *after.options}):
@@ -434,10 +445,14 @@ def _check_columns(before: TableDefinition, schema: Schema) -> None:
         raise _invalid(f"the schema after {before.schema.schema_id} has id {schema.schema_id}")
     if [column.id for column in schema.key_columns] != keys:
         raise _invalid(f"the primary key of table {before.path} is fixed")
-    placed = {*keys, *(before.schema.column(name).id for name in before.bucket_key)}
+    placing = (*before.bucket_key, *before.partition_keys)
+    placed = {*keys, *(before.schema.column(name).id for name in placing)}
     missing = placed - {column.id for column in schema.columns}
     if missing:
-        raise _invalid(f"the primary key and the bucket key of table {before.path} cannot be dropped")
+        raise _invalid(
+            f"the columns that place the rows of table {before.path} (primary key, bucket key, partition columns) "
+            "cannot be dropped"
+        )
     for column in schema.columns:
         known = old.get(column.id)
         if known is None:

@@ -583,6 +583,53 @@ class AbortStagedResponse(ApiMessage, key=10042, kind="response", versions="0", 
     error_message: str | None = string(nullable="0+", default=None)
 
 
+class CreatePartitionRequest(ApiMessage, key=10024, kind="request", versions="0", flexible="0+"):
+    """``name``: the values of the partition columns as text, joined by dots (``partitions.py``)."""
+
+    table_id: UUID = uuid()
+    name: str = string()
+    ignore_if_exists: bool = boolean()
+
+
+class CreatePartitionResponse(ApiMessage, key=10024, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    partition_id: UUID = uuid()
+    bucket_count: int = int32(default=0)
+
+
+class DropPartitionRequest(ApiMessage, key=10025, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+    name: str = string()
+    ignore_if_not_exists: bool = boolean()
+
+
+class DropPartitionResponse(ApiMessage, key=10025, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
+class ListedPartition(Struct):
+    name: str = string()
+    partition_id: UUID = uuid()
+    bucket_count: int = int32()
+
+
+class ListPartitionsRequest(ApiMessage, key=10026, kind="request", versions="0", flexible="0+"):
+    table_id: UUID = uuid()
+
+
+class ListPartitionsResponse(ApiMessage, key=10026, kind="response", versions="0", flexible="0+"):
+    """In order of name."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    partitions: list[ListedPartition] = array(ListedPartition)
+
+
 REQUESTS: tuple[type[ApiMessage], ...] = (
     CreateDatabaseRequest,
     DropDatabaseRequest,
@@ -609,6 +656,9 @@ REQUESTS: tuple[type[ApiMessage], ...] = (
     StageRowsRequest,
     CommitStagedRequest,
     AbortStagedRequest,
+    CreatePartitionRequest,
+    DropPartitionRequest,
+    ListPartitionsRequest,
 )
 RESPONSES: tuple[type[ApiMessage], ...] = (
     CreateDatabaseResponse,
@@ -636,4 +686,7 @@ RESPONSES: tuple[type[ApiMessage], ...] = (
     StageRowsResponse,
     CommitStagedResponse,
     AbortStagedResponse,
+    CreatePartitionResponse,
+    DropPartitionResponse,
+    ListPartitionsResponse,
 )

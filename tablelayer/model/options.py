@@ -32,6 +32,28 @@ VERSION_COLUMN = "table.merge-engine.versioned.ver-column"
 AUTO_INCREMENT = "auto-increment.fields"
 STATISTICS_COLUMNS = "table.statistics.columns"
 AUTO_INCREMENT_CACHE = "table.auto-increment.cache-size"
+ROW_TTL = "table.kv.ttl"
+ROW_TTL_COLUMN = "table.kv.ttl.time-column"
+AUTO_PARTITION = "table.auto-partition.enabled"
+AUTO_PARTITION_KEY = "table.auto-partition.key"
+AUTO_PARTITION_UNIT = "table.auto-partition.time-unit"
+AUTO_PARTITION_PRECREATE = "table.auto-partition.num-precreate"
+AUTO_PARTITION_RETENTION = "table.auto-partition.num-retention"
+AUTO_PARTITION_ZONE = "table.auto-partition.time-zone"
+KAFKA_CREATES_PARTITIONS = "table.kafka.dynamic-create-partition.enabled"
+
+PARTITION_OPTIONS = frozenset(
+    {
+        AUTO_PARTITION,
+        AUTO_PARTITION_KEY,
+        AUTO_PARTITION_UNIT,
+        AUTO_PARTITION_PRECREATE,
+        AUTO_PARTITION_RETENTION,
+        AUTO_PARTITION_ZONE,
+        KAFKA_CREATES_PARTITIONS,
+    }
+)
+"""Options that only tables with PARTITIONED BY may have."""
 
 MAX_BUCKET_COUNT = 4096  # Fluss's max.bucket.num
 DEFAULT_BUCKET_COUNT = 1  # Fluss's default.bucket.number
@@ -90,6 +112,16 @@ class KafkaChangelog(StrEnum):
 
     COMPACT = "compact"
     FULL = "full"
+
+
+class TimeUnit(StrEnum):
+    """How much time one automatic partition covers."""
+
+    HOUR = "HOUR"
+    DAY = "DAY"
+    MONTH = "MONTH"
+    QUARTER = "QUARTER"
+    YEAR = "YEAR"
 
 
 class UnknownFields(StrEnum):
@@ -189,6 +221,31 @@ def _parse_cache_size(text: str) -> int:
     return int(text)
 
 
+def _parse_partition_number(text: str) -> int:
+    if not re.fullmatch(r"\s*[0-9]{1,6}\s*", text):
+        raise ValueError("the value must be a whole number, 0 or more")
+    return int(text)
+
+
+def _parse_retained(text: str) -> int:
+    if not re.fullmatch(r"\s*(-1|[0-9]{1,6})\s*", text):
+        raise ValueError("the value must be a whole number, 0 or more, or -1 to drop none")
+    return int(text)
+
+
+def _parse_zone(text: str) -> str:
+    from zoneinfo import ZoneInfo
+
+    name = text.strip()
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            "the value must be the name of a time zone, such as 'UTC' or 'Europe/Berlin'"
+        ) from error
+    return name
+
+
 def _boolean_text(value: bool) -> str:
     return "true" if value else "false"
 
@@ -277,6 +334,72 @@ DECLARED: Mapping[str, TableOption] = {
             "FULL writes -U and +U for an update, WAL only +U.",
             primary_key_only=True,
         ),
+        _declare(
+            ROW_TTL,
+            None,
+            None,
+            "How long a row lives after its last write (or after the time in its time column): then the server deletes "
+            "it, with a -D in the changelog.",
+            primary_key_only=True,
+        ),
+        TableOption(
+            ROW_TTL_COLUMN,
+            None,
+            _parse_column,
+            str,
+            "The column with the time from which a row's life is counted: BIGINT (milliseconds), TIMESTAMP or "
+            "TIMESTAMP_LTZ. A row without a time never ends.",
+            primary_key_only=True,
+            names_columns=True,
+        ),
+        TableOption(
+            AUTO_PARTITION,
+            "false",
+            _parse_boolean,
+            _boolean_text,
+            "Whether the server makes partitions ahead of time and drops old ones.",
+            alterable=True,
+        ),
+        TableOption(
+            AUTO_PARTITION_KEY,
+            None,
+            _parse_column,
+            str,
+            "The partition column that holds the time; must be said when there are several.",
+            names_columns=True,
+        ),
+        _declare(AUTO_PARTITION_UNIT, "DAY", TimeUnit, "How much time one automatic partition covers."),
+        TableOption(
+            AUTO_PARTITION_PRECREATE,
+            "2",
+            _parse_partition_number,
+            str,
+            "How many partitions there are from the present one on. 0 with several partition columns.",
+            alterable=True,
+        ),
+        TableOption(
+            AUTO_PARTITION_RETENTION,
+            "7",
+            _parse_retained,
+            str,
+            "How many partitions before the present one are kept; older ones are dropped. -1: all.",
+            alterable=True,
+        ),
+        TableOption(
+            AUTO_PARTITION_ZONE,
+            None,
+            _parse_zone,
+            str,
+            "The time zone in which days begin; the server's own unless it is given.",
+        ),
+        TableOption(
+            KAFKA_CREATES_PARTITIONS,
+            "true",
+            _parse_boolean,
+            _boolean_text,
+            "Whether a row that a Kafka client produces makes the partition it belongs to.",
+            alterable=True,
+        ),
         TableOption(
             DATALAKE_ENABLED,
             "false",
@@ -321,8 +444,7 @@ DECLARED: Mapping[str, TableOption] = {
 
 # Fluss has these; saying so is more use than "unknown option".
 _NOT_IN_THIS_RELEASE = (
-    ("table.auto-partition.", "partitioned tables"),
-    ("table.kv.ttl", "row expiry"),
+    ("table.auto-partition.time-format", "a choice of time formats"),
     ("table.kv.standby-replica.", "standby replicas"),
     ("table.log.format", "a choice of log formats (it is always Arrow)"),
     ("table.kv.format", "a choice of row formats"),
@@ -330,7 +452,7 @@ _NOT_IN_THIS_RELEASE = (
     ("table.log.local-ttl", "remote log segments"),
     ("table.datalake.auto-compaction", "compaction of the lake table"),
     ("table.datalake.auto-expire-snapshot", "expiry of the lake table's snapshots"),
-    ("table.datalake.historical-partition.", "partitioned tables"),
+    ("table.datalake.historical-partition.", "historical partitions"),
     ("table.replication.factor", "replication of tables"),
 )
 
@@ -355,6 +477,15 @@ class TableOptions:
     kafka_value_format: KafkaValueFormat
     kafka_changelog: KafkaChangelog
     kafka_unknown_fields: UnknownFields
+    kafka_creates_partitions: bool
+    kv_ttl_ms: int | None
+    kv_ttl_time_column: str | None
+    auto_partition: bool
+    auto_partition_key: str | None
+    auto_partition_unit: TimeUnit
+    auto_partition_precreate: int | None
+    auto_partition_retention: int
+    auto_partition_zone: str | None
 
 
 def is_table_option(name: str) -> bool:
@@ -450,6 +581,18 @@ def effective(options: Mapping[str, str]) -> TableOptions:
         kafka_value_format=value("table.kafka.value-format"),
         kafka_changelog=value(KAFKA_CHANGELOG),
         kafka_unknown_fields=value("table.kafka.unknown-fields"),
+        kafka_creates_partitions=value(KAFKA_CREATES_PARTITIONS),
+        kv_ttl_ms=value(ROW_TTL),
+        kv_ttl_time_column=value(ROW_TTL_COLUMN),
+        auto_partition=value(AUTO_PARTITION),
+        auto_partition_key=value(AUTO_PARTITION_KEY),
+        auto_partition_unit=value(AUTO_PARTITION_UNIT),
+        # No default here: with several partition columns it is 0.
+        auto_partition_precreate=(
+            value(AUTO_PARTITION_PRECREATE) if AUTO_PARTITION_PRECREATE in options else None
+        ),
+        auto_partition_retention=value(AUTO_PARTITION_RETENTION),
+        auto_partition_zone=value(AUTO_PARTITION_ZONE),
     )
 
 

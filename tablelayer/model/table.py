@@ -21,6 +21,12 @@ from tablelayer.model import options as table_options
 from tablelayer.model.aggregates import Aggregate, check_type, is_aggregate_option, parse_options
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options import ChangelogImage, DatalakeFormat, DeleteBehavior, MergeEngine, TableOptions
+from tablelayer.model.partitions import (
+    check_auto_partition,
+    check_partition_keys,
+    check_partition_name,
+    values_of,
+)
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.types import FLOAT_KINDS, TIMESTAMP_KINDS, TypeKind
 from tablelayer.model.versions import SchemaVersions
@@ -30,7 +36,17 @@ HISTORY_CONFIG = "table.schema.history"
 PRIMARY_KEY_CONFIG = "table.primary-key"
 BUCKET_KEY_CONFIG = "table.bucket-key"
 COMMENT_CONFIG = "table.comment"
-DEFINITION_CONFIGS = (SCHEMA_CONFIG, HISTORY_CONFIG, PRIMARY_KEY_CONFIG, BUCKET_KEY_CONFIG, COMMENT_CONFIG)
+PARTITIONED_BY_CONFIG = "table.partitioned-by"
+PARTITION_OF_CONFIG = "table.partition-of"
+DEFINITION_CONFIGS = (
+    SCHEMA_CONFIG,
+    HISTORY_CONFIG,
+    PRIMARY_KEY_CONFIG,
+    BUCKET_KEY_CONFIG,
+    COMMENT_CONFIG,
+    PARTITIONED_BY_CONFIG,
+    PARTITION_OF_CONFIG,
+)
 
 DEFAULT_DATABASE = "default"
 MAX_NAME_LENGTH = 200  # Fluss's
@@ -52,14 +68,21 @@ def check_name(kind: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TablePath:
-    """Database and table name. The table's topic is ``database.table``."""
+    """Database and table name. The table's topic is ``database.table``.
+
+    A partition of a table is addressed like a table whose name is ``table.partition``: its topic is
+    ``database.table.partition``.
+    """
 
     database: str
     table: str
 
     def __post_init__(self) -> None:
         check_name("database", self.database)
-        check_name("table", self.table)
+        name, dot, partition = self.table.partition(".")
+        check_name("table", name)
+        if dot:
+            check_partition_name(partition)
         if len(self.topic) > MAX_TOPIC_LENGTH:
             raise _invalid(f"'{self.topic}' is longer than {MAX_TOPIC_LENGTH} characters, a topic's limit")
 
@@ -71,13 +94,28 @@ class TablePath:
         """Name of the topic that is this table."""
         return f"{self.database}.{self.table}"
 
+    @property
+    def partition(self) -> str | None:
+        """Name of the partition that this is, None for a table."""
+        return self.table.partition(".")[2] or None
+
+    @property
+    def whole(self) -> TablePath:
+        """The table that a partition belongs to; a table's own path."""
+        name, dot, _ = self.table.partition(".")
+        return TablePath(self.database, name) if dot else self
+
+    def of_partition(self, name: str) -> TablePath:
+        """The path of one of this table's partitions. Raises TableError(INVALID_TABLE)."""
+        return TablePath(self.database, f"{self.table}.{name}")
+
     @classmethod
     def parse(cls, text: str, default_database: str = DEFAULT_DATABASE) -> TablePath:
-        """The path written ``db.t``, or ``t`` in the default database. Raises TableError(INVALID_TABLE)."""
-        parts = text.split(".")
-        if len(parts) > 2:
-            raise _invalid(f"'{text}' is not a table: write 'database.table'")
-        return cls(parts[0], parts[1]) if len(parts) == 2 else cls(default_database, text)
+        """The path written ``db.t``, or ``t`` in the default database, or ``db.t.partition``. Raises
+        TableError(INVALID_TABLE).
+        """
+        database, dot, table = text.partition(".")
+        return cls(database, table) if dot else cls(default_database, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +127,8 @@ class TableDefinition:
     Kafka topic configurations that were given explicitly; ``settings`` has the effective values.
     ``bucket.num`` and ``bucket.key`` among the options are folded into the fields, ``fields.<column>.agg`` into
     the schema's columns. ``table_id`` is the topic's id once the table exists. ``history``: the schemas before
-    ``schema``, oldest first; with it they are ``versions``.
+    ``schema``, oldest first; with it they are ``versions``. ``partition_keys``: the columns whose values make the
+    partition a row is in; every partition is a table of its own for reads and writes (`of_partition`).
     """
 
     path: TablePath
@@ -100,6 +139,7 @@ class TableDefinition:
     comment: str | None = None
     table_id: UUID | None = None
     history: tuple[Schema, ...] = ()
+    partition_keys: tuple[str, ...] = ()
     settings: TableOptions = field(init=False, repr=False, compare=False)
     versions: SchemaVersions = field(init=False, repr=False, compare=False)
 
@@ -118,7 +158,11 @@ class TableDefinition:
         for name, value in (
             ("schema", schema),
             ("bucket_count", bucket_count),
-            ("bucket_key", bucket_key or schema.primary_key),
+            (
+                "bucket_key",
+                bucket_key or tuple(each for each in schema.primary_key if each not in self.partition_keys),
+            ),
+            ("partition_keys", tuple(self.partition_keys)),
             ("options", normal),
             ("settings", table_options.effective(normal)),
             ("history", tuple(self.history)),
@@ -139,7 +183,7 @@ class TableDefinition:
             dict(self.options),
             self.comment,
         )
-        return TableDefinition, (*fields, self.table_id, self.history)
+        return TableDefinition, (*fields, self.table_id, self.history, self.partition_keys)
 
     @property
     def is_primary_key_table(self) -> bool:
@@ -153,12 +197,43 @@ class TableDefinition:
         return self.settings.datalake_format is DatalakeFormat.ICEBERG
 
     @property
+    def is_partitioned(self) -> bool:
+        """Whether this is a whole table that consists of partitions, with no rows of its own."""
+        return bool(self.partition_keys) and self.path.partition is None
+
+    def of_partition(self, name: str, table_id: UUID | None, bucket_count: int = 0) -> TableDefinition:
+        """One partition as a table. ``bucket_count`` 0: as many as the table says."""
+        return replace(
+            self,
+            path=self.path.of_partition(name),
+            table_id=table_id,
+            bucket_count=bucket_count or self.bucket_count,
+        )
+
+    @property
+    def default_bucket_key(self) -> tuple[str, ...]:
+        """The bucket key of a table that does not say one."""
+        return tuple(name for name in self.schema.primary_key if name not in self.partition_keys)
+
+    @property
     def allows_prefix_lookup(self) -> bool:
-        """Whether the bucket key is a proper prefix of the primary key (so one bucket holds all rows of a
-        prefix).
+        """Whether the bucket key is a proper prefix of the primary key without partition columns (so one bucket holds
+        all rows of a prefix).
         """
-        key = self.schema.primary_key
+        key = self.default_bucket_key
         return len(self.bucket_key) < len(key) and key[: len(self.bucket_key)] == self.bucket_key
+
+    @property
+    def key_prefix(self) -> tuple[str, ...]:
+        """The shortest beginning of the primary key that has the whole bucket key: what a prefix lookup seeks."""
+        key = self.schema.primary_key
+        return key[: max(key.index(name) for name in self.bucket_key) + 1] if self.bucket_key else ()
+
+    @property
+    def prefix_columns(self) -> tuple[str, ...]:
+        """The columns that a prefix lookup needs: the bucket key and the partition columns, in the key's order."""
+        wanted = {*self.bucket_key, *self.partition_keys}
+        return tuple(name for name in self.schema.primary_key if name in wanted)
 
     def with_id(self, table_id: UUID | None) -> TableDefinition:
         """The same definition with another table id."""
@@ -185,6 +260,8 @@ class TableDefinition:
         }
         if self.history:
             value["history"] = _history_to_dict(self.history)
+        if self.partition_keys:
+            value["partition_keys"] = list(self.partition_keys)
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -200,6 +277,7 @@ class TableDefinition:
             comment = value.get("comment")
             table_id = None if value.get("table_id") is None else UUID(value["table_id"])
             history = value.get("history")
+            partition_keys = tuple(str(name) for name in value.get("partition_keys", ()))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise _invalid(f"this is not a table definition in JSON: {error!r}") from error
         return cls(
@@ -211,6 +289,7 @@ class TableDefinition:
             comment=None if comment is None else str(comment),
             table_id=table_id,
             history=() if history is None else _history_from_dict(history),
+            partition_keys=partition_keys,
         )
 
     def to_topic_config(self) -> dict[str, str]:
@@ -222,11 +301,21 @@ class TableDefinition:
             )
         if self.bucket_key:
             config[BUCKET_KEY_CONFIG] = ",".join(self.bucket_key)
+        if self.partition_keys:
+            config[PARTITIONED_BY_CONFIG] = ",".join(self.partition_keys)
         if self.comment is not None:
             config[COMMENT_CONFIG] = self.comment
         if table_options.TTL in self.options:
             config[RETENTION_CONFIG] = str(self.settings.log_ttl_ms)
         return config
+
+    def to_partition_config(self) -> dict[str, str]:
+        """The configuration of a partition's topic: whose partition it is, and what Kafka's log goes by. The rest is
+        the table's, so that one ALTER changes all partitions at once.
+        """
+        config = self.to_topic_config()
+        kept = {name: text for name, text in config.items() if not table_options.is_table_option(name)}
+        return {**kept, PARTITION_OF_CONFIG: str(self.table_id)}
 
     @classmethod
     def from_topic_config(
@@ -243,6 +332,7 @@ class TableDefinition:
         history = _parse_history(given.pop(HISTORY_CONFIG, None))
         bucket_key = table_options.parse_name_list(given.pop(BUCKET_KEY_CONFIG, ""))
         comment = given.pop(COMMENT_CONFIG, None)
+        partition_keys = table_options.parse_name_list(given.pop(PARTITIONED_BY_CONFIG, ""))
         ttl, retention = given.get(table_options.TTL), given.get(RETENTION_CONFIG)
         if ttl is not None and retention is not None:
             if retention.strip() != str(table_options.parse(table_options.TTL, ttl)):
@@ -259,6 +349,7 @@ class TableDefinition:
             comment=comment,
             table_id=topic_id,
             history=history,
+            partition_keys=partition_keys,
         )
 
 
@@ -323,6 +414,14 @@ _NO_ICEBERG_BUCKETS = FLOAT_KINDS | {TypeKind.BOOLEAN}
 
 
 def _validate(definition: TableDefinition) -> None:
+    name = definition.path.partition
+    if name is not None and len(values_of(name)) != len(definition.partition_keys):
+        by = ", ".join(definition.partition_keys)
+        raise _invalid(
+            f"'{definition.path}' cannot name a table: write 'database.table'"
+            if not by
+            else f"'{definition.path}' is no partition of a table that is partitioned by ({by})"
+        )
     if not 1 <= definition.bucket_count <= table_options.MAX_BUCKET_COUNT:
         raise _invalid(
             f"table {definition.path}: {definition.bucket_count} buckets: the number must be between 1 and "
@@ -341,10 +440,21 @@ def _validate(definition: TableDefinition) -> None:
             raise _invalid(
                 f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
             )
+    unused = [name for name in definition.options if name in table_options.PARTITION_OPTIONS]
+    if unused and not definition.partition_keys:
+        raise _invalid(f"option '{unused[0]}' is for tables with PARTITIONED BY; {definition.path} has none")
+    check_partition_keys(str(definition.path), schema, definition.partition_keys, bucket_key)
+    check_auto_partition(str(definition.path), schema, definition.partition_keys, definition.settings)
+    _check_row_ttl(definition)
     _check_merge_engine(definition)
     _check_statistics(definition)
     _check_auto_increment(definition)
     if definition.settings.datalake_enabled:
+        if definition.partition_keys:
+            raise _invalid(
+                f"table {definition.path}: partitioned tables are not tiered into a lake in this release; "
+                f"leave out '{table_options.DATALAKE_ENABLED}' = 'true'"
+            )
         _check_lake_names(definition)
     if definition.uses_iceberg_buckets and definition.bucket_count > 1 and bucket_key:
         if len(bucket_key) != 1:
@@ -458,6 +568,31 @@ def _check_statistics(definition: TableDefinition) -> None:
         raise _invalid(
             f"option '{table_options.STATISTICS_COLUMNS}': there is no column '{unknown[0]}'; "
             f"columns: {', '.join(definition.schema.names)}"
+        )
+
+
+_TTL_KINDS = TIMESTAMP_KINDS | {TypeKind.BIGINT}
+
+
+def _check_row_ttl(definition: TableDefinition) -> None:
+    """Row expiry: what can hold a row's time, and which tables can delete by themselves."""
+    settings, schema = definition.settings, definition.schema
+    name = settings.kv_ttl_time_column
+    if settings.kv_ttl_ms is None and name is not None:
+        raise _invalid(
+            f"option '{table_options.ROW_TTL_COLUMN}' needs '{table_options.ROW_TTL}', after how long a row ends"
+        )
+    if settings.kv_ttl_ms is not None:
+        raise _invalid(f"option '{table_options.ROW_TTL}': row expiry: not in this release")
+    if name is None:
+        return
+    option = f"option '{table_options.ROW_TTL_COLUMN}' = '{name}'"
+    if name not in schema:
+        raise _invalid(f"{option}: there is no such column; columns: {', '.join(schema.names)}")
+    column = schema.column(name)
+    if column.type.kind not in _TTL_KINDS:
+        raise _invalid(
+            f"{option}: the column is {column.type}; it must be BIGINT (milliseconds), TIMESTAMP or TIMESTAMP_LTZ"
         )
 
 

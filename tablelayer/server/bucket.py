@@ -20,7 +20,7 @@ from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.buckets import bucket_of
 from tablelayer.model.errors import RowError, TableError
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import kafka_face
 from tablelayer.server.merge import Operations
@@ -29,7 +29,7 @@ from tablelayer.server.transcode import to_kafka
 from tablelayer.server.writes import OperationSource, Writer, made_for
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition, TopicImage
+    from broker.cluster.partition import Partition
     from broker.log.region import FileRegion
 
 _EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
@@ -43,16 +43,21 @@ class TableBucket:
         self.partition = partition
         self.closed = False
         self._topic = partition.topic
-        self._known = (partition.topic, definition_of(partition.topic))
+        self._known = (partition.topic, services.catalog.definition(partition.topic))
         self._transcoding = asyncio.Lock()
 
     @property
     def definition(self) -> TableDefinition:
         """The table as it is now: it can be altered. May be asked from any thread."""
         topic, definition = self._known
+        if definition.path.partition is not None:  # its table's topic says what it is
+            try:
+                return self.services.catalog.definition(self.partition.topic)
+            except TableError:
+                return definition  # the table is gone, and this is about to go
         if self.partition.topic is not topic:
             topic = self.partition.topic
-            definition = definition_of(topic)
+            definition = self.services.catalog.definition(topic)
             self._known = (topic, definition)
         return definition
 
@@ -157,37 +162,37 @@ class TableBucket:
                 return await self.write_rows(
                     lambda now: kafka_face.decode_produced(now, batch), writer, size, acks, timeout_ms
                 )
-            by_bucket = await self.services.run(_split, definition, batch)
-            forwarded = Writer(
-                kafka_face.forwarded_producer_id(header.producer_id, index),
-                header.producer_epoch if header.has_producer else -1,
-                header.base_sequence,
-                writer.sequence_count,
-            )
-            for bucket, operations in by_bucket.items():
+            operations = await self.services.run(kafka_face.decode_produced, definition, batch)
+            by_bucket = await self.services.run(split, definition, operations)
+            forwarded = kafka_face.forwarded(header, index)
+            for bucket, part in by_bucket.items():
                 if bucket != index:
-                    source = made_for(definition, operations)
-                    await self._forward(bucket, source, operations.rows.nbytes, forwarded, acks, timeout_ms)
-            own = made_for(definition, by_bucket.get(index) or Operations(_no_rows(definition)))
+                    await self.forward(
+                        self._topic.name, bucket, definition, part, forwarded, acks, timeout_ms
+                    )
+            own = made_for(definition, by_bucket.get(index) or Operations(no_rows(definition)))
             return await self.write_rows(own, writer, size, acks, timeout_ms)
         except TableError as error:
             raise as_kafka_error(error, definition) from error
 
-    async def _forward(
-        self, bucket: int, source: OperationSource, size: int, writer: Writer, acks: int, timeout_ms: int
+    async def forward(
+        self,
+        topic: str,
+        bucket: int,
+        definition: TableDefinition,
+        operations: Operations,
+        writer: Writer,
+        acks: int,
+        timeout_ms: int,
     ) -> None:
-        other: object = self.services.context.partition(self._topic.name, bucket).hooks
+        """Write rows that were produced here, decoded for `definition`, to the bucket that they belong to."""
+        source = made_for(definition, operations)
+        other: object = self.services.context.partition(topic, bucket).hooks
         if not isinstance(other, TableBucket):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
         other.check_open()
         # Without acknowledgement the answer must still mean that every row is in some log.
-        await other.write_rows(source, writer, size, -1 if acks == -1 else 1, timeout_ms)
-
-
-def definition_of(topic: TopicImage) -> TableDefinition:
-    return TableDefinition.from_topic_config(
-        TablePath.parse(topic.name), topic.topic_id, topic.partition_count, topic.config
-    )
+        await other.write_rows(source, writer, operations.rows.nbytes, -1 if acks == -1 else 1, timeout_ms)
 
 
 def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError:
@@ -208,13 +213,14 @@ def headers_of(region: FileRegion) -> Iterator[tuple[int, BatchHeader]]:
         position += header.size
 
 
-def _no_rows(definition: TableDefinition) -> pa.RecordBatch:
+def no_rows(definition: TableDefinition) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=definition.schema.arrow())
 
 
-def _split(definition: TableDefinition, batch: memoryview) -> dict[int, Operations]:
-    """A producer's batch by bucket, rows in order. Raises as `decode_produced`."""
-    operations = kafka_face.decode_produced(definition, batch)
+def split(definition: TableDefinition, operations: Operations) -> dict[int, Operations]:
+    """A producer's rows by bucket, in order."""
+    if definition.bucket_count == 1:
+        return {0: operations}
     buckets = bucket_of(definition, operations.rows)
     parts = {}
     for bucket in np.unique(buckets).tolist():

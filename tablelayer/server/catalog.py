@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,10 +20,13 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import Change, changed_topic_config, evolve
 from tablelayer.model.options import is_table_option
+from tablelayer.model.partitions import check_partitioned, spec_texts, values_of
 from tablelayer.model.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table import (
     DEFAULT_DATABASE,
     HISTORY_CONFIG,
+    PARTITION_OF_CONFIG,
+    PARTITIONED_BY_CONFIG,
     SCHEMA_CONFIG,
     TableDefinition,
     TablePath,
@@ -34,12 +38,25 @@ if TYPE_CHECKING:
     from broker.extension import BrokerContext
 
 
+MAX_PARTITIONS_CONFIG = "max.partition.num"
+PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
+"""A topic with more than one dot in its name: its table would be the first group."""
+
 DATABASE_BYTES_MAX = 64 << 10
 """Of a database's comment and properties: a node of a coordination store is small."""
 
 
 def is_table(config: Mapping[str, str]) -> bool:
+    """Whether a topic is a table: not a partition of one."""
     return SCHEMA_CONFIG in config
+
+
+def is_partition(config: Mapping[str, str]) -> bool:
+    return PARTITION_OF_CONFIG in config
+
+
+def _has_rows(config: Mapping[str, str]) -> bool:
+    return is_table(config) or is_partition(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,13 @@ class Catalog:
         self._altering = asyncio.Lock()
         self._context: BrokerContext | None = None
         self._databases: dict[str, Database] = {DEFAULT_DATABASE: Database()}
-        self._definitions: dict[UUID, tuple[TopicImage, TableDefinition]] = {}
+        self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
+
+    @property
+    def max_partitions(self) -> int:
+        """Of one table."""
+        most: int = self.context.config[MAX_PARTITIONS_CONFIG]
+        return most
 
     async def load(self, context: BrokerContext) -> None:
         self._context = context
@@ -98,8 +121,11 @@ class Catalog:
 
     def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         """The configuration of a new topic in its normal form. Raises KafkaError(INVALID_CONFIG)."""
+        if PARTITION_OF_CONFIG in config:
+            return self._validate_partition(topic, partitions, config)
         if not is_table(config):
             _refuse_table_options(topic, config)
+            self._refuse_name_of_partition(topic)
             return dict(config)
         try:
             path = _table_path(topic)
@@ -115,12 +141,64 @@ class Catalog:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return definition.to_topic_config()
 
+    def _validate_partition(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        """A new partition's topic: the table must be there, and must be the one that is meant."""
+        try:
+            path = TablePath.parse(topic)
+            if path.partition is None:
+                raise TableError(TableErrorCode.INVALID_TABLE, f"'{topic}' does not name a partition")
+            definition = self.by_path(path.whole)
+            if config[PARTITION_OF_CONFIG] != str(definition.table_id):
+                raise TableError(
+                    TableErrorCode.TABLE_NOT_FOUND,
+                    f"'{PARTITION_OF_CONFIG}' is {config[PARTITION_OF_CONFIG]}, but table {path.whole} has the id "
+                    f"{definition.table_id}",
+                )
+            check_partitioned(definition)
+            partition = definition.of_partition(path.partition, None)
+            if partitions != definition.bucket_count:
+                raise TableError(
+                    TableErrorCode.INVALID_TABLE,
+                    f"a partition of table {path.whole} has {definition.bucket_count} buckets, not {partitions}",
+                )
+            for key, value in zip(partition.partition_keys, values_of(path.partition), strict=True):
+                spec_texts(definition, {key: value})
+            self._check_room(definition)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+        return definition.to_partition_config()
+
+    def _check_room(self, definition: TableDefinition) -> None:
+        """Raises TableError(TOO_MANY_PARTITIONS)."""
+        count, most = len(self.partition_names(definition.path)), self.max_partitions
+        if count >= most:
+            raise TableError(
+                TableErrorCode.TOO_MANY_PARTITIONS,
+                f"table {definition.path} has {count} partitions, and {MAX_PARTITIONS_CONFIG} is {most}: drop some, "
+                "or set the broker's configuration higher",
+            )
+
+    def _refuse_name_of_partition(self, topic: str) -> None:
+        """A plain topic must not stand where a partition would be."""
+        match = PARTITION_PREFIX.fullmatch(topic)
+        if match is None:
+            return
+        table = self.context.metadata.topic(match.group(1))
+        if table is not None and PARTITIONED_BY_CONFIG in table.config:
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"'{topic}' would be a partition of table {table.name}: add it with ALTER TABLE {table.name} ADD "
+                f"PARTITION, or produce to {table.name}",
+            )
+
     def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
         """The configuration that an existing topic is to get. Raises KafkaError."""
+        if is_partition(topic.config):
+            return self._validate_partition_change(topic, partitions, config)
         if not is_table(topic.config):
-            if is_table(config):
+            if is_table(config) or PARTITION_OF_CONFIG in config:
                 raise KafkaError(
                     ErrorCode.INVALID_CONFIG,
                     f"topic {topic.name!r} was created without '{SCHEMA_CONFIG}' and cannot become a table",
@@ -137,6 +215,26 @@ class Catalog:
             return changed_topic_config(TablePath.parse(topic.name), partitions, topic.config, config)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+
+    def _validate_partition_change(
+        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
+    ) -> dict[str, str]:
+        if partitions != topic.partition_count:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"{topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
+            )
+        given = sorted(name for name in config if is_table_option(name) and name != PARTITION_OF_CONFIG)
+        if given or config.get(PARTITION_OF_CONFIG) != topic.config[PARTITION_OF_CONFIG]:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{topic.name} is a partition: '{given[0] if given else PARTITION_OF_CONFIG}' is the table's own",
+            )
+        try:
+            _refuse_record_options(config)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+        return dict(config)
 
     def _check_database(self, name: str) -> None:
         if name not in self._databases:
@@ -244,22 +342,45 @@ class Catalog:
         return self.tables(database)
 
     def all_tables(self) -> list[TableDefinition]:
+        """Whole tables, not their partitions."""
         return [self.definition(topic) for topic in self.context.metadata.topics() if is_table(topic.config)]
 
     def definition(self, topic: TopicImage) -> TableDefinition:
+        """The table, or the partition, that a topic is. Raises TableError(TABLE_NOT_FOUND) for a partition whose table
+        is gone. May be asked from any thread.
+        """
         known = self._definitions.get(topic.topic_id)
-        if known is not None and known[0] is topic:
-            return known[1]
-        definition = TableDefinition.from_topic_config(
-            TablePath.parse(topic.name), topic.topic_id, topic.partition_count, topic.config
-        )
-        self._definitions[topic.topic_id] = (topic, definition)
+        table = self._table_of(topic)
+        if known is not None and known[0] is topic and known[1] is table:
+            return known[2]
+        path = TablePath.parse(topic.name)
+        if table is topic:
+            definition = TableDefinition.from_topic_config(
+                path, topic.topic_id, topic.partition_count, topic.config
+            )
+        else:
+            assert path.partition is not None
+            whole = self.definition(table)
+            definition = whole.of_partition(path.partition, topic.topic_id, topic.partition_count)
+        self._definitions[topic.topic_id] = (topic, table, definition)
         return definition
+
+    def _table_of(self, topic: TopicImage) -> TopicImage:
+        """The topic that has the definition: the table's, of which `topic` may be a partition."""
+        if not is_partition(topic.config):
+            return topic
+        name = ".".join(topic.name.split(".", 2)[:2])
+        table = self.context.metadata.topic(name)
+        if table is None or str(table.topic_id) != topic.config[PARTITION_OF_CONFIG]:
+            raise TableError(
+                TableErrorCode.TABLE_NOT_FOUND, f"table {name}, whose partition {topic.name} was, is gone"
+            )
+        return table
 
     def by_path(self, path: TablePath) -> TableDefinition:
         """Raises TableError: DATABASE_NOT_FOUND, TABLE_NOT_FOUND."""
         topic = self.context.metadata.topic(path.topic)
-        if topic is None or not is_table(topic.config):
+        if topic is None or not _has_rows(topic.config):
             self._check_database(path.database)
             what = "is a plain topic, not a table" if topic is not None else "does not exist"
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} {what}")
@@ -268,7 +389,7 @@ class Catalog:
     def by_id(self, table_id: UUID) -> TableDefinition:
         """Raises TableError(TABLE_NOT_FOUND)."""
         topic = self.context.metadata.topic_by_id(table_id)
-        if topic is None or not is_table(topic.config):
+        if topic is None or not _has_rows(topic.config):
             self._definitions.pop(table_id, None)
             raise TableError(
                 TableErrorCode.TABLE_NOT_FOUND,
@@ -280,6 +401,11 @@ class Catalog:
         """Create a table; its id. Raises TableError."""
         path = definition.path
         self._check_database(path.database)
+        if path.partition is not None:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"{path} is a partition: add it with ALTER TABLE {path.whole} ADD PARTITION",
+            )
         try:
             topic = await self.context.metadata.create_topic(
                 path.topic, definition.bucket_count, definition.to_topic_config()
@@ -305,7 +431,15 @@ class Catalog:
         the one that the table has at that moment; then it is worked out again.
         """
         async with self._altering:
-            return await self._alter_table(path, changes, expected_schema_id)
+            if path.partition is not None:
+                raise TableError(
+                    TableErrorCode.INVALID_TABLE,
+                    f"{path} is a partition: alter table {path.whole}, and all of its partitions follow",
+                )
+            altered = await self._alter_table(path, changes, expected_schema_id)
+        if altered.is_partitioned:
+            await self.follow(altered)
+        return altered
 
     async def _alter_table(
         self, path: TablePath, changes: Sequence[Change], expected_schema_id: int
@@ -338,6 +472,11 @@ class Catalog:
 
     async def drop_table(self, path: TablePath, *, ignore_if_not_exists: bool) -> None:
         """Delete a table, its rows and its log. Raises TableError(TABLE_NOT_FOUND)."""
+        if path.partition is not None:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"{path} is a partition: drop it with ALTER TABLE {path.whole} DROP PARTITION",
+            )
         topic = self.context.metadata.topic(path.topic)
         if topic is None or not is_table(topic.config):
             if ignore_if_not_exists:
@@ -346,6 +485,121 @@ class Catalog:
             return
         self._definitions.pop(topic.topic_id, None)
         await self.context.metadata.delete_topic(path.topic)
+        if PARTITIONED_BY_CONFIG in topic.config:
+            await self.drop_orphans()
+
+    # -- partitions ----------------------------------------------------------------------------------------
+
+    def partition_names(self, path: TablePath) -> list[str]:
+        """The names of a table's partitions, in order."""
+        prefix = f"{path.topic}."
+        return [
+            topic.name.removeprefix(prefix)
+            for topic in self.context.metadata.topics()
+            if topic.name.startswith(prefix) and is_partition(topic.config)
+        ]
+
+    def partitions(self, definition: TableDefinition) -> list[TableDefinition]:
+        """A table's partitions in order of name. Raises TableError(NOT_PARTITIONED)."""
+        check_partitioned(definition)
+        found = []
+        for name in self.partition_names(definition.path):
+            topic = self.context.metadata.topic(definition.path.of_partition(name).topic)
+            if topic is not None and topic.config[PARTITION_OF_CONFIG] == str(definition.table_id):
+                found.append(self.definition(topic))
+        return found
+
+    async def create_partition(
+        self, definition: TableDefinition, name: str, *, ignore_if_exists: bool
+    ) -> TableDefinition:
+        """Create a partition of a table. Raises TableError."""
+        check_partitioned(definition)
+        path = definition.of_partition(name, None).path
+        for key, value in zip(definition.partition_keys, values_of(name), strict=True):
+            canonical = spec_texts(definition, {key: value})[key]
+            if canonical != value:
+                raise TableError(
+                    TableErrorCode.INVALID_PARTITION,
+                    f"partition column '{key}': '{value}' is written '{canonical}'",
+                )
+        existing = self.context.metadata.topic(path.topic)
+        if existing is None:
+            self._check_room(definition)
+            try:
+                topic = await self.context.metadata.create_topic(
+                    path.topic, definition.bucket_count, definition.to_partition_config()
+                )
+            except KafkaError as error:
+                if error.code not in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.INVALID_CONFIG):
+                    raise
+                existing = self.context.metadata.topic(path.topic)
+                if existing is None:
+                    self.by_path(definition.path)
+                    raise TableError(TableErrorCode.INVALID_PARTITION, error.message) from None
+            else:
+                return self.definition(topic)
+        if not is_partition(existing.config):
+            raise TableError(
+                TableErrorCode.PARTITION_EXISTS,
+                f"topic {path} is a plain topic, so that there can be no partition of this name",
+            )
+        if not ignore_if_exists:
+            raise TableError(TableErrorCode.PARTITION_EXISTS, f"partition {path} exists already")
+        return self.definition(existing)
+
+    async def drop_partition(
+        self, definition: TableDefinition, name: str, *, ignore_if_not_exists: bool
+    ) -> None:
+        """Delete a partition, its rows and its log. Raises TableError(PARTITION_NOT_FOUND)."""
+        check_partitioned(definition)
+        path = definition.path.of_partition(name)
+        topic = self.context.metadata.topic(path.topic)
+        if topic is not None and is_partition(topic.config):
+            self._definitions.pop(topic.topic_id, None)
+            try:
+                await self.context.metadata.delete_topic(path.topic)
+            except KafkaError as error:
+                if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+            else:
+                return
+        if not ignore_if_not_exists:
+            raise TableError(TableErrorCode.PARTITION_NOT_FOUND, f"partition {path} does not exist")
+
+    async def follow(self, definition: TableDefinition) -> None:
+        """Bring what Kafka's log goes by (retention, ...) to every partition; what a crash leaves out is done at the
+        next check.
+        """
+        wanted = definition.to_partition_config()
+        for partition in self.partitions(definition):
+            topic = self.context.metadata.topic(partition.path.topic)
+            if topic is None or topic.config == wanted:
+                continue
+            changed: dict[str, str | None] = {
+                name: wanted.get(name)
+                for name in {*topic.config, *wanted}
+                if topic.config.get(name) != wanted.get(name)
+            }
+            try:
+                await self.context.metadata.alter_config(partition.path.topic, changed)
+            except KafkaError as error:
+                if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+
+    async def drop_orphans(self) -> None:
+        """Delete partitions whose table is gone: it was dropped through Kafka, or a crash came between."""
+        for topic in self.context.metadata.topics():
+            if not is_partition(topic.config):
+                continue
+            try:
+                self._table_of(topic)
+            except TableError:
+                self._definitions.pop(topic.topic_id, None)
+                try:
+                    await self.context.metadata.delete_topic(topic.name)
+                except KafkaError as error:
+                    if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                        raise
 
 
 def _table_path(topic: str) -> TablePath:

@@ -14,13 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from broker.config_key import ConfigKey, ConfigType
+from broker.config_key import ConfigKey, ConfigType, at_least
 from broker.extension import ApiDeclaration
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
+from tablelayer.model.errors import TableError
 from tablelayer.model.options import DECLARED
 from tablelayer.model.table import DEFINITION_CONFIGS
-from tablelayer.server.catalog import Catalog, is_table
+from tablelayer.server.auto_partitions import Calendar
+from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.limits import Limits
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
@@ -47,6 +49,8 @@ _DEFINITION_DOCS = {
     "table.primary-key": "The columns of the primary key, separated by commas; makes it a primary-key table.",
     "table.bucket-key": "The columns whose hash chooses the bucket, separated by commas.",
     "table.comment": "What the table is for.",
+    "table.partitioned-by": "The columns whose values make the partition of a row, separated by commas.",
+    "table.partition-of": "The id of the table that the topic is a partition of; given by the server.",
 }
 _BROKER_CONFIGS = (
     ConfigKey(
@@ -56,6 +60,27 @@ _BROKER_CONFIGS = (
         "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
     ),
     *SNAPSHOT_CONFIGS,
+    ConfigKey(
+        MAX_PARTITIONS_CONFIG,
+        ConfigType.INT,
+        "1000",
+        "How many partitions one table may have.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "auto-partition.check.interval.ms",
+        ConfigType.LONG,
+        "600000",
+        "How often automatic partitions are looked after: made ahead of time, and dropped when they are old.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "table.kv.ttl.check.interval.ms",
+        ConfigType.LONG,
+        "10000",
+        "How often rows that have outlived 'table.kv.ttl' are deleted.",
+        at_least(1),
+    ),
 )
 
 
@@ -159,24 +184,41 @@ class TableExtension:
         await self.catalog.load(context)
         self._lake = LakeRounds(context.store, context.clock, self.limits.lake_lease_ms)
         await self._lake.load()
-        self._services = Services(context, self.limits, context.extension_dir(self.name), self._tiered_offset)
+        self._services = Services(
+            context, self.limits, context.extension_dir(self.name), self._tiered_offset, self.catalog
+        )
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
-        if not is_table(topic.config):
+        if not (is_table(topic.config) or is_partition(topic.config)):
             return None
         from tablelayer.server.key_bucket import KeyBucket
         from tablelayer.server.log_bucket import LogBucket
 
         assert self._services is not None
-        if self.catalog.definition(topic).is_primary_key_table:
+        try:
+            definition = self.catalog.definition(topic)
+        except TableError as error:
+            if not is_partition(topic.config):
+                raise
+            from tablelayer.server.partitioned import OrphanBucket
+
+            logger.warning("%s will be deleted: %s", topic.name, error)
+            return OrphanBucket(self._services, partition)
+        if definition.is_partitioned:
+            from tablelayer.server.partitioned import PartitionedBucket
+
+            return PartitionedBucket(self._services, partition)
+        if definition.is_primary_key_table:
             return KeyBucket(self._services, partition)
         return LogBucket(self._services, partition)
 
     async def run(self, context: BrokerContext) -> None:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
         assert self._lake is not None
+        calendar = Calendar(self.catalog, context)
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
+            await calendar.check_if_due()
             if self._scans is not None:
                 self._scans.expire()
             self._tend_buckets(context)
@@ -206,11 +248,10 @@ class TableExtension:
             return
         from tablelayer.server.key_bucket import KeyBucket
 
-        for definition in tables:
-            for partition in context.metadata.partitions(definition.path.topic):
-                bucket: object = partition.hooks
-                if isinstance(bucket, KeyBucket):
-                    bucket.tend()
+        for partition in context.metadata.all_partitions():
+            bucket: object = partition.hooks
+            if isinstance(bucket, KeyBucket):
+                bucket.tend()
 
     def _tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
         """How far the lake has a bucket; None if the table is not tiered, so that nothing waits for it."""

@@ -68,6 +68,7 @@ class Handlers:
             self._limit_scan, self._count_rows, self._scan_snapshot,
             self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
             self._stage_rows, self._commit_staged, self._abort_staged,
+            self._create_partition, self._drop_partition, self._list_partitions,
         )  # fmt: skip
         return [
             _answering(handler, response) for response, handler in zip(m.RESPONSES, handlers, strict=True)
@@ -139,10 +140,39 @@ class Handlers:
         )
         return m.AlterDatabaseResponse()
 
+    # -- partitions ----------------------------------------------------------------------------------------
+
+    async def _create_partition(self, request: m.CreatePartitionRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+        partition = await self._catalog.create_partition(
+            definition, request.name, ignore_if_exists=request.ignore_if_exists
+        )
+        assert partition.table_id is not None
+        return m.CreatePartitionResponse(partition_id=partition.table_id, bucket_count=partition.bucket_count)
+
+    async def _drop_partition(self, request: m.DropPartitionRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+        await self._catalog.drop_partition(
+            definition, request.name, ignore_if_not_exists=request.ignore_if_not_exists
+        )
+        return m.DropPartitionResponse()
+
+    async def _list_partitions(self, request: m.ListPartitionsRequest) -> ApiMessage:
+        found = []
+        for each in self._catalog.partitions(self._catalog.by_id(request.table_id)):
+            assert each.table_id is not None
+            assert each.path.partition is not None
+            found.append(
+                m.ListedPartition(
+                    name=each.path.partition, partition_id=each.table_id, bucket_count=each.bucket_count
+                )
+            )
+        return m.ListPartitionsResponse(partitions=found)
+
     # -- writing -------------------------------------------------------------------------------------------
 
     async def _append_rows(self, request: m.AppendRowsRequest) -> ApiMessage | None:
-        definition = self._catalog.by_id(request.table_id)
+        definition = self._with_rows(request.table_id)
         if definition.is_primary_key_table:
             raise TableError(
                 TableErrorCode.NOT_A_LOG_TABLE,
@@ -224,7 +254,7 @@ class Handlers:
             )
 
     async def _stage_rows(self, request: m.StageRowsRequest) -> ApiMessage:
-        definition = self._catalog.by_id(request.table_id)
+        definition = self._with_rows(request.table_id)
         targets = None if request.target_columns is None else tuple(request.target_columns)
         if self._staged.is_decided(request.table_id, request.writer, request.batch_id):
             return m.StageRowsResponse(decided=True)
@@ -241,7 +271,7 @@ class Handlers:
         return m.StageRowsResponse()
 
     async def _commit_staged(self, request: m.CommitStagedRequest) -> ApiMessage:
-        definition = self._catalog.by_id(request.table_id)
+        definition = self._with_rows(request.table_id)
         attempts = [
             (each.attempt, {entry.bucket: entry.count for entry in each.chunks}) for each in request.attempts
         ]
@@ -291,12 +321,14 @@ class Handlers:
                 f"is not a proper prefix of its primary key ({', '.join(definition.schema.primary_key)})",
             )
 
+        prefix_length = len(definition.key_prefix)
+
         async def one(part: m.PrefixLookupBucket) -> m.PrefixLookupResult:
             answer = m.PrefixLookupResult(bucket=part.bucket)
             try:
                 bucket = self._bucket(definition, part.bucket, KeyBucket)
                 answer.counts, answer.rows = await bucket.read(
-                    reads.prefix_lookup, bucket.versions, definition.bucket_key, part.prefixes, wanted, limit
+                    reads.prefix_lookup, bucket.versions, prefix_length, part.prefixes, wanted, limit
                 )
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, part.bucket)
@@ -307,10 +339,10 @@ class Handlers:
         )
 
     async def _scan_log(self, request: m.ScanLogRequest) -> ApiMessage:
-        return await scan_log(self._services, self._catalog.by_id(request.table_id), request)
+        return await scan_log(self._services, self._with_rows(request.table_id), request)
 
     async def _limit_scan(self, request: m.LimitScanRequest) -> ApiMessage:
-        definition = self._catalog.by_id(request.table_id)
+        definition = self._with_rows(request.table_id)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
         limit = request.limit
         if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
@@ -338,7 +370,7 @@ class Handlers:
         )
 
     async def _count_rows(self, request: m.CountRowsRequest) -> ApiMessage:
-        definition = self._catalog.by_id(request.table_id)
+        definition = self._with_rows(request.table_id)
 
         async def one(index: int) -> m.CountRowsResult:
             answer = m.CountRowsResult(bucket=index)
@@ -460,9 +492,20 @@ class Handlers:
 
     # -- inside --------------------------------------------------------------------------------------------
 
+    def _with_rows(self, table_id: Any) -> TableDefinition:
+        """A table or a partition; of a partitioned table only the partitions have rows."""
+        definition = self._catalog.by_id(table_id)
+        if definition.is_partitioned:
+            raise TableError(
+                TableErrorCode.PARTITION_NEEDED,
+                f"table {definition.path} is partitioned: its rows are read and written by partition, "
+                f"such as {definition.path}.{'.'.join(definition.partition_keys)}; this client does not know how",
+            )
+        return definition
+
     def _key_table(self, table_id: Any) -> TableDefinition:
         """R16."""
-        definition = self._catalog.by_id(table_id)
+        definition = self._with_rows(table_id)
         if not definition.is_primary_key_table:
             raise TableError(
                 TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,

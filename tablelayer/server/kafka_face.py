@@ -12,12 +12,14 @@ from protocol.records.decode import decode_records
 from protocol.records.header import BatchHeader, read_header, verify_crc
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.partitions import check_rows_of_partition
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.merge import Operations
 from tablelayer.server.transcode import from_kafka
-from tablelayer.server.writes import admit
+from tablelayer.server.writes import Writer, admit
 
 _FORWARDED_PARTITIONS = 4096
+_WHOLE_TABLES = 1 << 62  # ids of producers stay below 1 << 50
 
 
 def check_frame(batch: memoryview) -> BatchHeader:
@@ -45,11 +47,21 @@ def check_frame(batch: memoryview) -> BatchHeader:
     return header
 
 
-def forwarded_producer_id(producer_id: int, source_partition: int) -> int:
-    """The identity under which rows of another bucket are forwarded: its own for each writer and partition."""
-    if producer_id < 0:
-        return -1
-    return -(2 + producer_id * _FORWARDED_PARTITIONS + source_partition)
+def forwarded(header: BatchHeader, source_partition: int, *, by_whole_table: bool = False) -> Writer:
+    """The writer as whom rows of another bucket are forwarded: its own for each producer and partition.
+
+    `by_whole_table`: the partition is one of a partitioned table's own topic, which forwards to buckets of other topics
+    and must not be taken for a bucket of theirs.
+    """
+    if header.producer_id < 0:
+        return Writer(-1, -1, header.base_sequence, header.sequence_count)
+    producer_id = -(2 + header.producer_id * _FORWARDED_PARTITIONS + source_partition)
+    return Writer(
+        producer_id - (_WHOLE_TABLES if by_whole_table else 0),
+        header.producer_epoch if header.has_producer else -1,
+        header.base_sequence,
+        header.sequence_count,
+    )
 
 
 def decode_produced(definition: TableDefinition, batch: memoryview) -> Operations:
@@ -66,6 +78,11 @@ def decode_produced(definition: TableDefinition, batch: memoryview) -> Operation
         raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
     except RowError as error:
         raise refused_record(definition, error) from None
+    if not definition.is_partitioned:
+        try:
+            check_rows_of_partition(definition, write.rows)
+        except RowError as error:
+            raise refused_record(definition, error) from None
     deletes = None if write.change_types is None else write.change_types == ChangeType.DELETE
     if deletes is None:
         return Operations(write.rows)

@@ -20,11 +20,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
 from tablelayer.model.schema import Schema
+from tablelayer.model.table import PARTITION_OF_CONFIG
 from tablelayer.model.types import INTEGER_BITS
 from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import reads
@@ -244,7 +246,7 @@ class KeyBucket(TableBucket):
         highest = (1 << (INTEGER_BITS[column.type.kind] - 1)) - 1
         tablet.numbers.add(
             *await self.services.auto_increment.take(
-                self.partition.topic.topic_id, max(missing, settings.auto_increment_cache), highest
+                self._numbered_id, max(missing, settings.auto_increment_cache), highest
             )
         )
 
@@ -432,8 +434,15 @@ class KeyBucket(TableBucket):
                     "%s: its snapshots in %s are left behind: %s", self.name, self._snapshots, error
                 )
         await self.services.run(_remove_if_empty, self.directory.parent)
-        if self.definition.settings.auto_increment_column is not None:
-            await self.services.auto_increment.forget(self.partition.topic.topic_id)
+        definition = self.definition
+        if definition.settings.auto_increment_column is not None and definition.path.partition is None:
+            await self.services.auto_increment.forget(self._numbered_id)
+
+    @property
+    def _numbered_id(self) -> UUID:
+        """Whose counter an auto-increment column goes by: the whole table's, also in a partition."""
+        table = self.partition.topic.config.get(PARTITION_OF_CONFIG)
+        return self.partition.topic.topic_id if table is None else UUID(table)
 
     async def _stop(self) -> Tablet | None:
         """Let what is under way end; nothing begins any more."""

@@ -116,15 +116,15 @@ def _values_of(store: KeyValueStore, keys: pa.BinaryArray) -> pa.BinaryArray:
 def prefix_lookup(
     store: KeyValueStore,
     versions: Versions,
-    bucket_key: tuple[str, ...],
+    prefix_length: int,
     prefixes: memoryview,
     wanted: Wanted,
     keys_max: int,
 ) -> tuple[bytes, Rows]:
-    """(rows per prefix as int32, little endian, rows one after the other). `bucket_key`: as the latest schema
-    names it. Raises TableError(INVALID_KEY)."""
-    # The bucket key is a prefix of the primary key, whose columns are the same in every schema, maybe renamed.
-    names = wanted.schema.primary_key[: len(bucket_key)]
+    """(rows per prefix as int32, little endian, rows one after the other). `prefix_length`: columns of the
+    primary key that a prefix has. Raises TableError(INVALID_KEY)."""
+    # The columns of the primary key are the same in every schema, maybe renamed.
+    names = wanted.schema.primary_key[:prefix_length]
     sought = row_keys(wanted.schema, _key_rows(wanted.schema, names, prefixes, keys_max), names)
     counts, values = store.values_by_prefix(sought.to_pylist())
     return np.array(counts, "<i4").tobytes(), _rows(pa.array(values, pa.binary()), versions, wanted)

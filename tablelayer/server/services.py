@@ -21,6 +21,7 @@ from tablelayer.server.remote_files import RemoteFiles, open_files
 
 if TYPE_CHECKING:
     from broker.extension import BrokerContext
+    from tablelayer.server.catalog import Catalog
     from tablelayer.server.kv import SharedMemory
     from tablelayer.server.snapshots import BucketSnapshots
 
@@ -152,11 +153,13 @@ class Services:
         limits: Limits,
         directory: Path,
         tiered_offset: Callable[[UUID, int], int | None],
+        catalog: Catalog,
     ) -> None:
         self.context = context
         self.limits = limits
         self.directory = directory
         self.tiered_offset = tiered_offset
+        self.catalog = catalog
         self.budget = WriteBudget(limits.buffered_bytes_max)
         self.auto_increment = AutoIncrement(context.store)
         self.transcoded = TranscodedCache(limits.transcoded_cache_bytes)

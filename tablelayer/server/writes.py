@@ -18,6 +18,7 @@ from tablelayer.model.arrays import Mask
 from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.options import ArrowCompression, DeleteBehavior, MergeEngine
+from tablelayer.model.partitions import check_rows_of_partition
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.statistics import STATISTICS_FROM_ROWS, automatic_columns, compute
 from tablelayer.model.table import TableDefinition
@@ -193,6 +194,7 @@ def decode_put(
         if not deletes.any():
             deletes = None
     check_columns(columns, rows, deletes, latest.primary_key, partial=targets is not None)
+    check_rows_of_partition(definition, rows)
     if targets is not None:
         filled = dict(zip(sorted(targets), rows.columns, strict=True))
         rows = pa.RecordBatch.from_arrays(
@@ -239,6 +241,11 @@ def decode_append(
     except DecodeError as error:
         raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
     check_columns(schema.columns, rows, None, (), partial=False)
+    if definition.path.partition is not None:
+        latest = rows
+        if schema is not definition.schema:
+            latest = definition.versions.conversion(schema.schema_id).of(rows)
+        check_rows_of_partition(definition, latest)
     return parsed, schema, rows
 
 

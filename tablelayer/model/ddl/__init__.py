@@ -12,6 +12,7 @@ from tablelayer.model.ddl.parser import parse, parse_columns
 from tablelayer.model.ddl.render import create_database_sql, create_table_sql
 from tablelayer.model.ddl.select import Select
 from tablelayer.model.ddl.statements import (
+    AddPartition,
     AlterDatabase,
     AlterTable,
     CreateDatabase,
@@ -20,12 +21,14 @@ from tablelayer.model.ddl.statements import (
     DescribeDatabase,
     DescribeTable,
     DropDatabase,
+    DropPartition,
     DropTable,
     Insert,
     ShowCreateDatabase,
     ShowCreateTable,
     ShowDatabases,
     ShowOptions,
+    ShowPartitions,
     ShowTables,
     Statement,
     Update,
@@ -35,6 +38,7 @@ from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.values import Value
 
 __all__ = [
+    "AddPartition",
     "AlterDatabase",
     "AlterTable",
     "CreateDatabase",
@@ -44,6 +48,7 @@ __all__ = [
     "DescribeDatabase",
     "DescribeTable",
     "DropDatabase",
+    "DropPartition",
     "DropTable",
     "Insert",
     "Select",
@@ -51,6 +56,7 @@ __all__ = [
     "ShowCreateTable",
     "ShowDatabases",
     "ShowOptions",
+    "ShowPartitions",
     "ShowTables",
     "Statement",
     "Update",

@@ -9,6 +9,7 @@ ALTER COLUMN, SET TBLPROPERTIES).
     MODIFY (name ..., ...)
     ALTER [COLUMN] name TYPE type | DROP NOT NULL | SET DEFAULT value | DROP DEFAULT | COMMENT 'text'
                         | FIRST | AFTER name
+    ADD [IF NOT EXISTS] PARTITION (column = value, ...)        DROP [IF EXISTS] PARTITION (column = value, ...)
     SET [TBLPROPERTIES] ('option' = 'value', ...)       RESET ('option', ...)       UNSET TBLPROPERTIES ('option', ...)
 
 What MODIFY does not say stays as it is. Whether a change is possible depends on the table (`evolution.py`); each is
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from sqlglot import Token, TokenType
 
 from tablelayer.model.ddl.literals import read_literal
-from tablelayer.model.ddl.statements import AlterTable
+from tablelayer.model.ddl.statements import AddPartition, AlterTable, DropPartition
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.evolution import (
     FIRST,
@@ -34,6 +35,7 @@ from tablelayer.model.evolution import (
     ResetOptions,
     SetOptions,
 )
+from tablelayer.model.table import TablePath
 from tablelayer.model.types import DataType
 from tablelayer.model.values import plain_text
 
@@ -53,24 +55,45 @@ class AlterReader:
         self.changes: list[Change] = []
         self.places: list[tuple[int, int]] = []
 
-    def read(self) -> AlterTable:
+    def read(self) -> AlterTable | AddPartition | DropPartition:
         if_exists = self.stream.accept("IF", "EXISTS")
         path = self.parser.table_path()
+        of_partition = self.partition_clause(path)
+        if of_partition is not None:
+            if if_exists:
+                raise self.stream.error(
+                    "IF EXISTS belongs before PARTITION: ALTER TABLE t DROP IF EXISTS PARTITION (...)",
+                    self.stream.tokens[self.stream.position - 1],
+                )
+            return of_partition
         while True:
             self.clause()
             if not self.stream.accept_kind(TokenType.COMMA):
                 break
         return AlterTable(path, tuple(self.changes), if_exists, self.stream.sql, tuple(self.places))
 
+    def partition_clause(self, path: TablePath) -> AddPartition | DropPartition | None:
+        """ADD or DROP PARTITION, which is a statement of its own; None if something else follows."""
+        stream = self.stream
+        if stream.at("ADD", "PARTITION") or stream.at("ADD", "IF", "NOT", "EXISTS", "PARTITION"):
+            stream.expect("ADD")
+            if_not_exists = stream.accept("IF", "NOT", "EXISTS")
+            return AddPartition(path, self.parser.partition_spec(), if_not_exists)
+        if stream.at("DROP", "PARTITION") or stream.at("DROP", "IF", "EXISTS", "PARTITION"):
+            stream.expect("DROP")
+            if_exists = stream.accept("IF", "EXISTS")
+            return DropPartition(path, self.parser.partition_spec(), if_exists)
+        return None
+
     def clause(self) -> None:
         stream = self.stream
         if stream.accept("ADD"):
             if stream.at("PARTITION") or stream.at("IF", "NOT", "EXISTS", "PARTITION"):
-                raise stream.error("partitioned tables are not in this release", stream.token)
+                raise stream.error("a partition is added by a statement of its own", stream.token)
             self.each(self.add, "COLUMN", "COLUMNS")
         elif stream.accept("DROP"):
             if stream.at("PARTITION") or stream.at("IF", "EXISTS", "PARTITION"):
-                raise stream.error("partitioned tables are not in this release", stream.token)
+                raise stream.error("a partition is dropped by a statement of its own", stream.token)
             if stream.at("PRIMARY", "KEY") or stream.at("CONSTRAINT"):
                 raise stream.error("the primary key is fixed: rows are found by it", stream.token)
             self.each(self.drop, "COLUMN", "COLUMNS")

@@ -32,6 +32,7 @@ from tablelayer.model.ddl.statements import (
     ShowCreateTable,
     ShowDatabases,
     ShowOptions,
+    ShowPartitions,
     ShowTables,
     Statement,
     Update,
@@ -180,7 +181,27 @@ class Parser:
         if self.stream.accept("OPTIONS"):
             named = self.stream.accept("FROM") or self.stream.accept("IN")
             return ShowOptions(self.table_path() if named else None)
-        raise self.stream.expected("DATABASES, TABLES, OPTIONS, CREATE TABLE or CREATE DATABASE")
+        if self.stream.accept("PARTITIONS"):
+            if not self.stream.accept("FROM"):
+                self.stream.accept("IN")
+            path = self.table_path()
+            return ShowPartitions(path, self.partition_spec() if self.stream.at("PARTITION") else {})
+        raise self.stream.expected("DATABASES, TABLES, PARTITIONS, OPTIONS, CREATE TABLE or CREATE DATABASE")
+
+    def partition_spec(self) -> dict[str, Value]:
+        """PARTITION (column = value, ...)."""
+        self.stream.expect("PARTITION")
+        self.stream.expect_kind(TokenType.L_PAREN, "'(' and a partition column, such as dt = '2024-09-19'")
+        spec: dict[str, Value] = {}
+        while True:
+            token = self.stream.name("the name of a partition column")
+            if token.text in spec:
+                raise self.stream.error(f"column '{token.text}' is given twice", token)
+            self.stream.expect_kind(TokenType.EQ, "'='")
+            spec[token.text] = read_literal(self.stream)
+            if not self.stream.accept_kind(TokenType.COMMA):
+                self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
+                return spec
 
     def like(self) -> str | None:
         return self.stream.text("a pattern in single quotes").text if self.stream.accept("LIKE") else None
@@ -290,6 +311,7 @@ class Parser:
 
     def path_of(self, database: str, table: str, token: Token) -> TablePath:
         try:
+            check_name("table", table)
             return TablePath(database, table)
         except TableError as error:
             raise self.stream.error(error.message, token) from error
@@ -312,13 +334,19 @@ class Parser:
         self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
         comment: str | None = None
         options: dict[str, str] = {}
+        partition_keys: tuple[str, ...] = ()
         while True:
             if self.stream.accept("COMMENT"):
                 comment = self.stream.text("a comment in single quotes").text
             elif self.stream.accept("WITH"):
                 options = self.options(is_primary_key_table=bool(schema.primary_key))
-            elif self.stream.at("PARTITIONED"):
-                raise self.stream.error("partitioned tables are not in this release", self.stream.token)
+            elif self.stream.accept("PARTITIONED", "BY"):
+                token = self.stream.token
+                self.stream.expect_kind(TokenType.L_PAREN, "'(' and the partition columns")
+                partition_keys = tuple(self.names())
+                for name in partition_keys:
+                    if name not in schema:
+                        raise self.stream.error(f"there is no column '{name}'", token)
             elif self.stream.at("DISTRIBUTED"):
                 raise self.stream.error(
                     "say WITH ('bucket.num' = '4', 'bucket.key' = 'column') instead", self.stream.token
@@ -327,7 +355,9 @@ class Parser:
                 break
         self.refuse("LIKE", "AS", what="CREATE TABLE ...")
         try:
-            definition = TableDefinition(path, schema, options=options, comment=comment)
+            definition = TableDefinition(
+                path, schema, options=options, comment=comment, partition_keys=partition_keys
+            )
         except TableError as error:
             raise self.stream.error(error.message, name_token) from error
         return CreateTable(definition, if_not_exists)

@@ -38,8 +38,10 @@ def create_table_sql(definition: TableDefinition) -> str:
     sql = f"CREATE TABLE {path} (\n  " + ",\n  ".join(lines) + "\n)"
     if definition.comment is not None:
         sql += f" COMMENT {quote_text(definition.comment)}"
+    if definition.partition_keys:
+        sql += f" PARTITIONED BY ({', '.join(quote_name(name) for name in definition.partition_keys)})"
     options = {BUCKET_COUNT: str(definition.bucket_count)}
-    if definition.bucket_key != definition.schema.primary_key:
+    if definition.bucket_key != definition.default_bucket_key:
         options[BUCKET_KEY] = ",".join(definition.bucket_key)
     options.update(definition.options)
     for column in definition.schema.columns:

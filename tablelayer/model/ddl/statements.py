@@ -87,6 +87,30 @@ class AlterTable:
 
 
 @dataclass(frozen=True, slots=True)
+class AddPartition:
+    """``spec``: a value of each partition column; whether they are the table's is not known here."""
+
+    path: TablePath
+    spec: Mapping[str, Value]
+    if_not_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropPartition:
+    path: TablePath
+    spec: Mapping[str, Value]
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShowPartitions:
+    """``spec``: values that the partitions shown have; empty for all."""
+
+    path: TablePath
+    spec: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class DropTable:
     path: TablePath
     if_exists: bool = False
@@ -157,6 +181,9 @@ Statement = (
     | UseDatabase
     | CreateTable
     | AlterTable
+    | AddPartition
+    | DropPartition
+    | ShowPartitions
     | DropTable
     | ShowOptions
     | ShowTables

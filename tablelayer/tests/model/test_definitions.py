@@ -243,7 +243,21 @@ def test_lake_tables_need_names_that_differ_by_more_than_case():
 
 
 @pytest.mark.parametrize(
-    "text", ["a.b.c", "a.", ".b", "a b.c", "x" * 201, "__x.t", "d." + "y" * 248, "ä.t", "d.t$lake"]
+    "text",
+    [
+        "a.b.",
+        "a.b.c d",
+        "a.b..c",
+        "a.b.__c",
+        "a.",
+        ".b",
+        "a b.c",
+        "x" * 201,
+        "__x.t",
+        "d." + "y" * 248,
+        "ä.t",
+        "d.t$lake",
+    ],
 )
 def test_path_is_refused(text):
     with pytest.raises(TableError):

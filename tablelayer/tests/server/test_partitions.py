@@ -1,0 +1,308 @@
+"""Partitions on the server: their topics, the Kafka face of the whole table, the calendar, restarts, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.ports import SystemClock
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.decode import decode_records
+from protocol.records.encode import Record, build_batch
+from protocol.records.header import iter_headers
+from tablelayer.model import messages as m
+from tablelayer.model.ddl import CreateTable, parse
+from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.partitions import plan_partitions
+from tablelayer.tests.server.tables import Table, Tables, run, tables
+
+PK = "CREATE TABLE t (dt STRING, id INT, v INT, PRIMARY KEY (id, dt) NOT ENFORCED) PARTITIONED BY (dt)"
+
+
+async def create(all_tables: Tables, sql: str) -> Table:
+    (statement,) = parse(sql)
+    assert isinstance(statement, CreateTable)
+    return await all_tables.create_as(statement.definition)
+
+
+async def add(table: Table, name: str) -> m.CreatePartitionResponse:
+    answer: m.CreatePartitionResponse = await table.broker.send(
+        m.CreatePartitionRequest(table_id=table.table_id, name=name)
+    )
+    return answer
+
+
+async def names(table: Table) -> list[str]:
+    answer = await table.broker.send(m.ListPartitionsRequest(table_id=table.table_id))
+    assert answer.error_code == 0, answer.error_message
+    return [each.name for each in answer.partitions]
+
+
+async def produce(table: Table, *rows: dict[str, Any] | None, key: Any = None, **options: Any) -> Any:
+    """To the whole table; `None` deletes by `key`."""
+    records = [
+        Record(
+            None if row is not None else json.dumps(key).encode(),
+            None if row is None else json.dumps(row).encode(),
+            (),
+            1000,
+        )
+        for row in rows
+    ]
+    return await table.broker.produce(str(table.definition.path), build_batch(records, **options))
+
+
+async def consume(table: Table, topic: str, partition: int = 0) -> list[Any]:
+    found: list[Any] = []
+    offset = 0
+    while True:
+        answer = await table.broker.fetch(topic, offset, partition=partition)
+        assert answer.error_code == 0
+        if not answer.records:
+            return found
+        for position, header in iter_headers(answer.records):
+            part = memoryview(answer.records)[position : position + header.size]
+            found += [None if value is None else json.loads(value) for value in decode_records(part).values()]
+            offset = header.next_offset
+
+
+def test_r17_2_rows_produced_to_the_whole_table_go_to_their_partitions(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await create(all_tables, PK + " WITH ('bucket.num' = '2')")
+            rows = [{"dt": f"d{n % 2}", "id": n, "v": n} for n in range(6)]
+            answer = await produce(table, *rows)
+            assert answer.error_code == 0, answer.error_message
+            assert await names(table) == ["d0", "d1"]
+            for name in ("d0", "d1"):
+                found = [r for b in (0, 1) for r in await consume(table, f"default.t.{name}", b)]
+                assert sorted(found, key=lambda r: r["id"]) == [r for r in rows if r["dt"] == name]
+            assert await consume(table, "default.t") == []
+            answer = await produce(table, None, key={"id": 3, "dt": "d1"})
+            assert answer.error_code == 0, answer.error_message
+            one = await all_tables.open("t.d1")
+            assert await one.count(0) + await one.count(1) == 2
+
+    run(work)
+
+
+def test_r3_1_a_repeated_batch_of_a_producer_is_written_once(tmp_path: Path) -> None:
+    """Also across a restart, and beside the same producer's writes to a partition itself."""
+
+    async def work() -> None:
+        identity = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+        rows = [{"dt": "a", "id": n} for n in range(5)]
+        async with tables(tmp_path) as all_tables:
+            table = await create(all_tables, "CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
+            first = await produce(table, *rows, **identity)
+            assert (await produce(table, *rows, **identity)).base_offset == first.base_offset
+            one = await all_tables.open("t.a")
+            assert await one.count() == 5
+        async with tables(tmp_path) as all_tables:
+            table, one = await all_tables.open("t"), await all_tables.open("t.a")
+            assert (await produce(table, *rows, **identity)).base_offset == first.base_offset
+            assert await one.count() == 5
+            direct = await produce(one, *rows, **identity)
+            assert direct.error_code == 0, direct.error_message
+            assert await one.count() == 10
+
+    run(work)
+
+
+@pytest.mark.parametrize("bad", [{"id": 1}, {"dt": "a.b", "id": 1}, {"dt": "", "id": 1}])
+def test_r17_3_a_record_without_a_partition_refuses_its_batch(tmp_path: Path, bad: Any) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await create(all_tables, "CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
+            answer = await produce(table, {"dt": "x", "id": 0}, bad)
+            assert answer.error_code == ErrorCode.INVALID_RECORD
+            assert [each.batch_index for each in answer.record_errors] == [1]
+            assert "dt" in answer.error_message
+            assert await names(table) == []
+
+    run(work)
+
+
+def test_records_make_no_partitions_where_the_table_says_so(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await create(
+                all_tables, PK + " WITH ('table.kafka.dynamic-create-partition.enabled' = 'false')"
+            )
+            assert (await produce(table, {"dt": "a", "id": 0})).error_code == ErrorCode.INVALID_RECORD
+            assert (await add(table, "a")).error_code == 0
+            assert (await produce(table, {"dt": "a", "id": 0})).error_code == 0
+            one = await all_tables.open("t.a")
+            answer = await produce(one, {"dt": "b", "id": 0})
+            assert answer.error_code == ErrorCode.INVALID_RECORD
+            assert "does not belong to partition a" in answer.error_message
+
+    run(work)
+
+
+def test_partitions_and_their_rows_survive_a_restart_and_follow_an_alter(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await create(all_tables, PK)
+            await produce(table, {"dt": "a", "id": 1, "v": 5})
+            await table.alter("ADD w INT DEFAULT 3, SET ('table.log.ttl' = '2 d')")
+        async with tables(tmp_path) as all_tables:
+            one = await all_tables.open("t.a")
+            assert await one.state() == [{"dt": "a", "id": 1, "v": 5, "w": 3}]
+            image = one.broker.context.metadata.topic("default.t.a")
+            assert image is not None
+            assert image.config["retention.ms"] == str(2 * 86_400_000)
+            assert one.partition.log.config.retention_ms == 2 * 86_400_000
+
+    run(work)
+
+
+def test_a_table_dropped_through_kafka_takes_its_partitions_along(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await create(all_tables, PK)
+            await produce(table, {"dt": "a", "id": 1, "v": 5})
+            one = await all_tables.open("t.a")
+            folder = tmp_path / "extensions" / "tables" / str(one.table_id)
+            assert folder.exists()
+            await table.broker.context.metadata.delete_topic("default.t")
+            answer = await one.append([{"dt": "a", "id": 2}])
+            assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
+        async with tables(tmp_path) as all_tables:  # not deleted yet: the server stopped first
+            again = await create(all_tables, PK)
+            await asyncio.sleep(1.3)
+            assert again.broker.context.metadata.topic("default.t.a") is None
+            assert await names(again) == []
+        assert not folder.exists()
+
+    run(work)
+
+
+def test_plain_topics_and_others_partitions_do_not_stand_where_a_partition_would(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await create(all_tables, PK)
+            await table.broker.create_topic("default.u.a")
+            with pytest.raises(KafkaError, match="ADD PARTITION"):
+                await table.broker.create_topic("default.t.a")
+            with pytest.raises(KafkaError, match="has the id"):
+                await table.broker.create_topic("default.t.a", **{"table.partition-of": "x"})
+            for name in ("a.b", "__a", "", "a/b"):
+                assert (await add(table, name)).error_code != 0
+            assert (await add(table, "a")).error_code == 0
+            assert (await add(table, "a")).error_code == TableErrorCode.PARTITION_EXISTS
+            with pytest.raises(KafkaError, match="its rows are placed"):
+                await table.broker.context.metadata.create_partitions("default.t.a", 2)
+            answer = await table.put(("+", {"dt": "a", "id": 1}))
+            assert answer.error_code == TableErrorCode.PARTITION_NEEDED
+
+    run(work)
+
+
+def test_the_number_of_partitions_is_bounded(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path, {"max.partition.num": "2"}) as all_tables:
+            table = await create(all_tables, PK)
+            for name in "ab":
+                assert (await add(table, name)).error_code == 0
+            answer = await add(table, "c")
+            assert answer.error_code == TableErrorCode.TOO_MANY_PARTITIONS
+            assert "max.partition.num" in answer.error_message
+            assert (await produce(table, {"dt": "c", "id": 1})).error_code != 0
+            assert (await produce(table, {"dt": "b", "id": 1})).error_code == 0
+
+    run(work)
+
+
+def test_an_auto_increment_column_counts_over_all_partitions(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            sql = "CREATE TABLE t (p INT, k INT, n INT, PRIMARY KEY (p, k) NOT ENFORCED) PARTITIONED BY (p)"
+            table = await create(all_tables, sql + " WITH ('auto-increment.fields' = 'n')")
+            await produce(table, *({"p": n % 3, "k": n} for n in range(12)))
+            found = [row["n"] for p in range(3) for row in await (await all_tables.open(f"t.{p}")).state()]
+            assert len(set(found)) == 12
+
+    run(work)
+
+
+class MovableClock(SystemClock):
+    """The system's clock, ahead by `ahead_ms`."""
+
+    ahead_ms = 0
+
+    def time_ms(self) -> int:
+        return super().time_ms() + self.ahead_ms
+
+
+def test_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = MovableClock()
+        config = {"auto-partition.check.interval.ms": "200"}
+        async with tables(tmp_path, config, clock=clock) as all_tables:
+            clock.ahead_ms = 1_700_000_000_000 - clock.time_ms()  # 2023-11-14
+            table = await create(
+                all_tables,
+                PK
+                + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
+                " 'table.auto-partition.time-zone' = 'UTC')",
+            )
+
+            async def wait_for(expected: list[str]) -> None:
+                async with asyncio.timeout(10):
+                    while True:
+                        if await names(table) == expected:
+                            return
+                        await asyncio.sleep(0.05)
+
+            await wait_for(["20231114", "20231115"])
+            assert (await add(table, "other")).error_code == 0
+            await produce(table, {"dt": "20231114", "id": 1})
+            clock.ahead_ms += 86_400_000
+            await wait_for(["20231114", "20231115", "20231116", "other"])
+            clock.ahead_ms += 86_400_000
+            await wait_for(["20231115", "20231116", "20231117", "other"])
+            assert (await produce(table, {"dt": "20231115", "id": 1})).error_code == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("unit", "create_names", "oldest"),
+    [
+        ("HOUR", ("2024123123", "2025010100"), "2024123122"),
+        ("DAY", ("20241231", "20250101"), "20241230"),
+        ("MONTH", ("202412", "202501"), "202411"),
+        ("QUARTER", ("20244", "20251"), "20243"),
+        ("YEAR", ("2024", "2025"), "2023"),
+    ],
+)
+def test_the_calendar_of_each_unit(unit: str, create_names: tuple[str, ...], oldest: str) -> None:
+    (statement,) = parse(
+        f"{PK} WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.time-unit' = '{unit}', "
+        "'table.auto-partition.num-retention' = '1', 'table.auto-partition.time-zone' = 'Europe/Berlin')"
+    )
+    assert isinstance(statement, CreateTable)
+    now_ms = int(datetime(2024, 12, 31, 22, 30, tzinfo=UTC).timestamp() * 1000)  # 23:30 in Berlin
+    older = str(int(oldest) - 1)
+    plan = plan_partitions(statement.definition, ["x", oldest, older, "0", create_names[1]], now_ms)
+    assert plan.create == create_names[:1]
+    assert plan.drop == (older,)
+
+
+def test_a_date_column_and_several_columns_in_the_calendar() -> None:
+    (statement,) = parse(
+        "CREATE TABLE t (region STRING, d DATE) PARTITIONED BY (region, d) WITH ('table.auto-partition.enabled' = "
+        "'true', 'table.auto-partition.key' = 'd', 'table.auto-partition.num-precreate' = '0', "
+        "'table.auto-partition.num-retention' = '1')"
+    )
+    assert isinstance(statement, CreateTable)
+    now_ms = int(datetime(2024, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
+    existing = ["eu.2024-02-28", "eu.2024-02-29", "us.2024-02-20", "us.2024-03-01"]
+    plan = plan_partitions(statement.definition, existing, now_ms)
+    assert (plan.create, plan.drop) == ((), ("eu.2024-02-28", "us.2024-02-20"))
