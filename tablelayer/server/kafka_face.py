@@ -47,17 +47,24 @@ def check_frame(batch: memoryview) -> BatchHeader:
     return header
 
 
+def forwarded_producer_id(producer_id: int, source_partition: int) -> int:
+    """The identity under which rows of another bucket are forwarded: its own for each writer and partition."""
+    if producer_id < 0:
+        return -1
+    return -(2 + producer_id * _FORWARDED_PARTITIONS + source_partition)
+
+
 def forwarded(header: BatchHeader, source_partition: int, *, by_whole_table: bool = False) -> Writer:
     """The writer as whom rows of another bucket are forwarded: its own for each producer and partition.
 
     `by_whole_table`: the partition is one of a partitioned table's own topic, which forwards to buckets of other topics
     and must not be taken for a bucket of theirs.
     """
-    if header.producer_id < 0:
-        return Writer(-1, -1, header.base_sequence, header.sequence_count)
-    producer_id = -(2 + header.producer_id * _FORWARDED_PARTITIONS + source_partition)
+    producer_id = forwarded_producer_id(header.producer_id, source_partition)
+    if by_whole_table and producer_id != -1:
+        producer_id -= _WHOLE_TABLES
     return Writer(
-        producer_id - (_WHOLE_TABLES if by_whole_table else 0),
+        producer_id,
         header.producer_epoch if header.has_producer else -1,
         header.base_sequence,
         header.sequence_count,
