@@ -8,9 +8,12 @@ import asyncio
 import os
 import signal
 import sys
+import time
 
 SESSION_MS = int(os.environ.get("SESSION_MS", "1500"))
 HEARTBEAT_MS = 200
+COMMIT_ATTEMPTS = 20
+LOST_ANSWERS = ("_TRANSPORT", "_TIMED_OUT", "_WAIT_COORD", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT")
 
 
 def say(*words):
@@ -32,7 +35,19 @@ class Stop:
 
 def run_confluent(address, group, topic, instance, **settings):
     """`settings` choose another assignor or protocol, under which assignments come as differences."""
-    from confluent_kafka import Consumer
+    from confluent_kafka import Consumer, KafkaException
+
+    def commit(message):
+        """Once more if the answer is lost with its connection, which librdkafka leaves to the application."""
+        for attempts_left in reversed(range(COMMIT_ATTEMPTS)):
+            try:
+                consumer.commit(message, asynchronous=False)
+            except KafkaException as error:
+                if not attempts_left or error.args[0].name() not in LOST_ANSWERS:
+                    raise
+                time.sleep(0.2)
+            else:
+                break
 
     stop = Stop()
     config = {
@@ -61,7 +76,7 @@ def run_confluent(address, group, topic, instance, **settings):
         if message is None or message.error():
             continue
         say("got", message.partition(), message.offset(), message.value().decode())
-        consumer.commit(message, asynchronous=False)
+        commit(message)
         say("committed")
     consumer.close()
 
