@@ -136,3 +136,32 @@ def count(name: TableArgument, server: ServerOption = DEFAULT_SERVER) -> None:
 
     with open_connection(server) as connection:
         typer.echo(connection.table(name).count())
+
+
+@tables.command()
+def lake(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATABASE.TABLE", help="Only this table, with its buckets.", show_default=False
+        ),
+    ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Have the running round end after what is in hand.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show how far the lake is: snapshot, changes behind, age, the running round, failures.
+
+    \b
+    headrace tables lake
+    headrace tables lake shop.orders
+    headrace tables lake shop.orders --finish
+    """
+    from tablelayer.cli.errors import CommandError
+    from tablelayer.cli.lake import show
+
+    if finish and name is None:
+        raise CommandError("--finish needs a table: headrace tables lake DATABASE.TABLE --finish")
+    show(server, name, output, finish=finish)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 import typer
@@ -17,6 +18,8 @@ def run(server: str, tables: Sequence[str], *, once: bool, interval_s: float, wa
         raise CommandError("tiering needs PySpark: pip install 'headrace[spark]'") from None
     from tablelayer.lake.tier import run_tiering
 
+    # Ended by a signal, the job gives its round back: nobody has to wait for its lease to run out.
+    signal.signal(signal.SIGTERM, _interrupt)
     code = run_tiering(
         server,
         tables=tables,
@@ -27,3 +30,7 @@ def run(server: str, tables: Sequence[str], *, once: bool, interval_s: float, wa
     )
     if code:
         raise typer.Exit(code)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt

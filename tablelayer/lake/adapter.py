@@ -50,7 +50,8 @@ class LakeTable(Protocol):
     def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
         """Write a round where no reader sees it, on top of `base`, `offsets` with it; the new snapshot's id.
 
-        `changes`: a DataFrame; for a PK table the last change of each key, with a column `_deleted`.
+        `changes`: a DataFrame; for a PK table the last change of each key, with a column `_deleted`. A round may
+        be written in several pieces, each on top of the one before, with the same epoch.
         """
 
     def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
@@ -62,6 +63,13 @@ class LakeTable(Protocol):
 
     def discard(self, epoch: int) -> None:
         """Forget what this and earlier rounds wrote and did not commit. Never raises."""
+
+    def maintain(self) -> str:
+        """Compact and expire as the table's options ask for, if it is worth while; what was done, for a person.
+
+        Offsets can be found afterwards as before. Called by the holder of the round after its last commit; a
+        commit of somebody else meanwhile wins over it.
+        """
 
     def read(self, snapshot: int | None = None) -> Any:
         """A DataFrame of the table at a snapshot (None: now), with the table's own types."""

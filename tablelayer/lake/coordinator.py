@@ -21,11 +21,15 @@ from tablelayer.model.messages import (
     LakeBeginResponse,
     LakeCommitRequest,
     LakeCommitResponse,
+    LakeEndRequest,
+    LakeEndResponse,
+    LakeFinishRequest,
+    LakeFinishResponse,
     LakeHeartbeatRequest,
     LakeHeartbeatResponse,
     LakeOffset,
 )
-from tablelayer.model.table import TablePath
+from tablelayer.model.table import TableDefinition, TablePath
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +44,33 @@ class TieringRound:
 
 @dataclass(frozen=True, slots=True)
 class LakeStatus:
-    """What the coordinator knows of a table's lake: `snapshot_id` None before the first commit."""
+    """What the coordinator knows of a table's lake: `snapshot_id` None before the first commit.
+
+    `offsets` are tiered, `ends` where the log ends, by bucket. `worker` (None: nobody), `doing`, `changes` and
+    `round_ms` are of the round that is running; `failures`, `retry_in_ms` and `failure` of the rounds that failed
+    since the last commit; `committed_at_ms` is -1 before the first.
+    """
 
     enabled: bool
     format: str
     snapshot_id: int | None
     offsets: Mapping[int, int] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[int, int] = field(default_factory=dict)
+    freshness_ms: int = 0
+    committed_at_ms: int = -1
+    worker: str | None = None
+    doing: str = ""
+    changes: int = 0
+    round_ms: int = 0
+    failures: int = 0
+    retry_in_ms: int = 0
+    failure: str = ""
+
+    @property
+    def behind(self) -> int:
+        """Changes in the log that the lake does not have."""
+        return sum(max(0, end - self.offsets.get(bucket, 0)) for bucket, end in self.ends.items())
 
 
 class Coordinator(Protocol):
@@ -55,16 +79,20 @@ class Coordinator(Protocol):
     def begin(self, path: TablePath | None, *, force: bool) -> TieringRound | None:
         """A round of this table, or of the one that needs it most; None if there is none to be had now."""
 
-    def heartbeat(self, granted: TieringRound) -> None:
-        """Renew the lease. Raises TableError(FENCED_TIERING_EPOCH) when the round is somebody else's by
-        now.
+    def heartbeat(self, granted: TieringRound, changes: int = 0, doing: str = "") -> bool:
+        """Renew the lease and tell of the progress; whether the round is to finish with what is in hand.
+
+        Raises TableError(FENCED_TIERING_EPOCH) when the round is somebody else's by now.
         """
 
     def commit(self, granted: TieringRound, snapshot_id: int, offsets: Mapping[int, int]) -> None:
-        """Tell what is in the lake already, and end the round. Raises TableError(FENCED_TIERING_EPOCH)."""
+        """Tell what is in the lake already. Raises TableError(FENCED_TIERING_EPOCH)."""
 
-    def release(self, granted: TieringRound) -> None:
-        """End the round without news. Never raises: at worst the lease runs out by itself."""
+    def release(self, granted: TieringRound, failure: str | None = None) -> None:
+        """End the round; `failure` says why it could not be done, and puts the table off for a while.
+
+        Never raises: at worst the lease runs out by itself.
+        """
 
     def describe(self, table_id: UUID) -> LakeStatus:
         """What is known of the table's lake."""
@@ -91,9 +119,14 @@ class ServerCoordinator:
         path = TablePath(answer.database, answer.table)
         return TieringRound(path, answer.table_id, answer.epoch, answer.lease_ms)
 
-    def heartbeat(self, granted: TieringRound) -> None:
-        request = LakeHeartbeatRequest(table_id=granted.table_id, epoch=granted.epoch)
-        self._connection.call(request, LakeHeartbeatResponse, doing=f"keep the round of {granted.path}")
+    def heartbeat(self, granted: TieringRound, changes: int = 0, doing: str = "") -> bool:
+        request = LakeHeartbeatRequest(
+            table_id=granted.table_id, epoch=granted.epoch, changes=changes, doing=doing
+        )
+        answer = self._connection.call(
+            request, LakeHeartbeatResponse, doing=f"keep the round of {granted.path}"
+        )
+        return bool(answer.finish)
 
     def commit(self, granted: TieringRound, snapshot_id: int, offsets: Mapping[int, int]) -> None:
         request = LakeCommitRequest(
@@ -104,13 +137,19 @@ class ServerCoordinator:
         )
         self._connection.call(request, LakeCommitResponse, doing=f"report the round of {granted.path}")
 
-    def release(self, granted: TieringRound) -> None:
-        """Reports again what the server knows already, which ends the round and changes nothing else."""
+    def release(self, granted: TieringRound, failure: str | None = None) -> None:
+        request = LakeEndRequest(table_id=granted.table_id, epoch=granted.epoch, failure=failure)
         try:
-            known = self.describe(granted.table_id)
-            self.commit(granted, -1 if known.snapshot_id is None else known.snapshot_id, known.offsets)
+            self._connection.call(request, LakeEndResponse, doing=f"give back the round of {granted.path}")
         except Exception:  # noqa: BLE001 - see `Coordinator`
             return
+
+    def finish(self, table_id: UUID) -> bool:
+        """Have whoever tiers the table told to finish; False if nobody does."""
+        answer = self._connection.call(
+            LakeFinishRequest(table_id=table_id), LakeFinishResponse, doing="finish a tiering round"
+        )
+        return bool(answer.running)
 
     def describe(self, table_id: UUID) -> LakeStatus:
         answer = self._connection.call(
@@ -122,18 +161,43 @@ class ServerCoordinator:
             snapshot_id=None if answer.snapshot_id < 0 else answer.snapshot_id,
             offsets={entry.bucket: entry.offset for entry in answer.offsets},
             properties={entry.key: entry.value for entry in answer.properties},
+            ends={entry.bucket: entry.offset for entry in answer.ends},
+            freshness_ms=answer.freshness_ms,
+            committed_at_ms=answer.committed_at_ms,
+            worker=answer.worker,
+            doing=answer.doing,
+            changes=answer.changes,
+            round_ms=answer.round_ms,
+            failures=answer.failures,
+            retry_in_ms=answer.retry_in_ms,
+            failure=answer.failure,
         )
+
+
+def lake_tables(connection: Any) -> list[TableDefinition]:
+    """Definitions of all tables that are tiered."""
+    admin = connection.admin
+    found = [
+        admin.describe_table(TablePath(database, table))
+        for database in admin.list_databases()
+        for table in admin.list_tables(database)
+    ]
+    return [definition for definition in found if definition.settings.datalake_enabled]
 
 
 class Heartbeats:
     """Renews a round's lease from a thread, three times per lease, while the context is open.
 
-    `fenced` is set when the coordinator says that the round is not ours any more. An unreachable server is
-    no reason to stop: the lake decides at the commit.
+    `fenced` is set when the coordinator says that the round is not ours any more, `finish` when it wants the
+    round to end with what is in hand. An unreachable server is no reason to stop: the lake decides at the
+    commit. `changes` and `doing` are told to the coordinator; the owner of the round sets them.
     """
 
     def __init__(self, coordinator: Coordinator, granted: TieringRound) -> None:
         self.fenced = threading.Event()
+        self.finish = threading.Event()
+        self.changes = 0
+        self.doing = ""
         self._coordinator = coordinator
         self._round = granted
         self._done = threading.Event()
@@ -151,7 +215,8 @@ class Heartbeats:
         interval_s = max(self._round.lease_ms / 3000, 0.05)
         while not self._done.wait(interval_s):
             try:
-                self._coordinator.heartbeat(self._round)
+                if self._coordinator.heartbeat(self._round, self.changes, self.doing):
+                    self.finish.set()
             except TableError as error:
                 if error.code is TableErrorCode.FENCED_TIERING_EPOCH:
                     self.fenced.set()

@@ -9,10 +9,10 @@ compare-and-set on `main` and fails if anything came in between.
     headrace.table-id   the table's id: a table dropped and created again has another one
     headrace.epoch      the tiering round's epoch
 
-Compaction makes snapshots without these, so the newest ancestor of `main` that has them counts. Expiry may
-remove it; the tag `headrace_tiered` keeps the last one alive, and is believed when its snapshot is in the
-history or is the one the server was told of. Otherwise tiering stops with an error, because starting over
-would duplicate rows.
+Compaction by others makes snapshots without these, so the newest ancestor of `main` that has them counts (ours,
+`iceberg_maintenance.py`, carries them along). Expiry may remove it; the tag `headrace_tiered` keeps the last one
+alive, and is believed when its snapshot is in the history or is the one the server was told of. Otherwise
+tiering stops with an error, because starting over would duplicate rows.
 
 Columns are known by id on both sides: `iceberg_columns.py` keeps which field of the lake table is which column, and
 carries ADD, DROP, RENAME and widening over before a round is written.
@@ -39,6 +39,7 @@ from tablelayer.lake.iceberg_columns import (
     read_columns,
     spark_ddl_type,
 )
+from tablelayer.lake.iceberg_maintenance import compact, expire
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
@@ -206,11 +207,7 @@ class IcebergTable:
         self.create()
         self.evolve()
         branch = f"{BRANCH_PREFIX}{epoch}"
-        properties = {
-            OFFSETS_PROPERTY: json.dumps({str(b): offset for b, offset in sorted(offsets.items())}),
-            TABLE_ID_PROPERTY: self.table_id,
-            EPOCH_PROPERTY: str(epoch),
-        }
+        properties = self._round_properties(offsets, epoch)
         as_of = "" if base.head is None else f" AS OF VERSION {base.head}"
         with self._turn():
             self.spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH `{branch}`{as_of}")
@@ -296,6 +293,27 @@ class IcebergTable:
             found = None if table is None else table.snapshot(at)
             at = None if found is None else found.parentId()
         return at is not None
+
+    def maintain(self) -> str:
+        """See `LakeTable`: `table.datalake.auto-compaction` and `.auto-expire-snapshot`."""
+        settings = self.definition.settings
+        done = []
+        if settings.datalake_compaction:
+            with self._turn():
+                table, state = self._load(), self.find_committed()
+                properties = self._round_properties(state.offsets, state.epoch)
+                done.append(compact(self.spark, table, properties, self.definition.bucket_count))
+        if settings.datalake_expiry:
+            with self._turn():
+                done.append(expire(self._load(), TIERED_TAG))
+        return ", ".join(each for each in done if each)
+
+    def _round_properties(self, offsets: Mapping[int, int], epoch: int) -> dict[str, str]:
+        return {
+            OFFSETS_PROPERTY: json.dumps({str(b): offset for b, offset in sorted(offsets.items())}),
+            TABLE_ID_PROPERTY: self.table_id,
+            EPOCH_PROPERTY: str(epoch),
+        }
 
     def discard(self, epoch: int) -> None:
         """See `LakeTable`. Branches of later epochs belong to others and stay."""

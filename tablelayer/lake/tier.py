@@ -2,21 +2,21 @@
 
 One round of one table:
 1. take a round from the coordinator (epoch, lease; a thread renews it);
-2. find what is tiered **in the lake**, and tell the coordinator if it does not know it (a tierer may have
-died
+2. find what is tiered **in the lake**, and tell the coordinator if it does not know it (a tierer may have died
    between its commit and its report);
 3. pin the log's end offsets; nothing new: the round ends and changes nothing;
-4. read the range in the executors, for a PK table the last change of each key; write it on a branch
-together with
-   the new offsets; move `main` onto it if nobody moved it in between;
-5. tell the coordinator.
+4. read the range in the executors, for a PK table the last change of each key, or at its very first round the
+   state of its key-value store; write it on a branch together with the new offsets; move `main` onto it if
+   nobody moved it in between;
+5. tell the coordinator; go on with 4 until the pinned end, or until the coordinator wants the round to finish;
+6. compact and expire if the table's options say so; end the round.
 
 Whoever dies anywhere leaves either a branch that nobody sees or a complete round. Two tierers at once: the
 coordinator gives the round to one of them; should both have one all the same, the lake takes one commit and
 the other is told that it lost.
 
-A round reads at most `ROUND_ROWS_MAX` changes per bucket, so that its memory does not grow with the
-backlog; a table that is further behind takes several rounds.
+What is read and committed at once has at most `ROUND_ROWS_MAX` changes per bucket, so that memory does not grow
+with the backlog; a table that is further behind takes several commits, and each of them is final.
 """
 
 from __future__ import annotations
@@ -24,18 +24,26 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, RoundLostError
-from tablelayer.lake.coordinator import Coordinator, Heartbeats, LakeStatus, ServerCoordinator, TieringRound
+from tablelayer.lake.coordinator import (
+    Coordinator,
+    Heartbeats,
+    LakeStatus,
+    ServerCoordinator,
+    TieringRound,
+    lake_tables,
+)
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import ChangelogImage
 from tablelayer.model.table import TableDefinition, TablePath
 
 ROUND_ROWS_MAX = 2_000_000
-"""Offsets per bucket and round: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""
+"""Offsets per bucket and commit: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""
 
 WAREHOUSE_PROPERTY = "datalake.iceberg.warehouse"
 CATALOG_PROPERTY_PREFIX = "datalake.iceberg."
@@ -85,6 +93,12 @@ class ChangeSource(Protocol):
     def latest(self) -> dict[int, int]:
         """The end (exclusive) of each bucket's log, as readers may see it now."""
 
+    def state(self, spark: Any, end: Mapping[int, int]) -> Any | None:
+        """A DataFrame in this session of a PK table's rows at `end`, with a column `_deleted` that is false.
+
+        None for a log table, and where the log itself is to be read.
+        """
+
     def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
         """A DataFrame in this session of what is in `[start, end)`: a log table's rows; for a PK table the
         last change of each key with a column `_deleted`."""
@@ -104,6 +118,26 @@ class TableChanges:
     def latest(self) -> dict[int, int]:
         return dict(self._table.offsets("latest"))
 
+    def state(self, spark: Any, end: Mapping[int, int]) -> Any | None:
+        """From the key-value store: a long changelog need not be read, and may have been shortened.
+
+        A changelog without old images (WAL) cannot be undone back to `end`, so it is read itself while it is
+        whole. Where it is not, the lake's first state is that of a moment after `end`; the rounds from `end` on
+        repeat what it has already, and readers of lake and log together see no difference.
+        """
+        from pyspark.sql import functions
+
+        from tablelayer.spark.frames import splits_frame
+        from tablelayer.spark.splits import DELETED_COLUMN, Split, TableRead
+
+        definition = self._definition
+        wal = definition.settings.changelog_image is ChangelogImage.WAL
+        if not definition.is_primary_key_table or (wal and not any(self.earliest().values())):
+            return None
+        read = TableRead(self._bootstrap, definition, definition.schema.columns, "current")
+        splits = [Split(bucket, 0, stop, state=True) for bucket, stop in sorted(end.items()) if stop]
+        return splits_frame(spark, read, splits).withColumn(DELETED_COLUMN, functions.lit(False))
+
     def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
         from tablelayer.spark.frames import splits_frame
         from tablelayer.spark.splits import ReadMode, TableRead, plan_splits
@@ -117,41 +151,64 @@ class TableChanges:
 def tier_round(
     granted: TieringRound, coordinator: Coordinator, lake: LakeTable, source: ChangeSource, spark: Any
 ) -> RoundResult:
-    """Carry out one round. Raises LakeError for what a person must mend, and the source's errors."""
+    """Carry out one round, up to the log's end as it is now; its holder ends it, with the coordinator.
+
+    Raises LakeError for what a person must mend, and the source's errors.
+    """
     started = time.monotonic()
     with Heartbeats(coordinator, granted) as heartbeats:
+        heartbeats.doing = "looking"
         base = lake.find_committed(coordinator.describe(granted.table_id).snapshot_id)
-        start, end, more = _plan(granted.path, base, source)
-        if all(end[bucket] <= start[bucket] for bucket in end):
-            detail = (
-                "" if base.committed is None else _report(coordinator, granted, base.committed, base.offsets)
-            )
+        start, end = _plan(granted.path, base, source)
+        state = source.state(spark, end) if base.committed is None else None
+        if state is not None:
+            start = dict.fromkeys(end, 0)  # whatever the log still has of it
+        if base.committed is not None and start == end:
+            detail = _report(coordinator, granted, base.committed, base.offsets)
             nothing = Outcome.NOTHING_NEW
             return RoundResult(granted.path, nothing, 0, base.committed, base.offsets, detail=detail)
-        offsets = {**base.offsets, **end}
-        try:
-            snapshot = lake.write(base, source.changes(spark, start, end), offsets, granted.epoch)
-            if heartbeats.fenced.is_set():
-                return RoundResult(granted.path, Outcome.FENCED)
-            lake.commit(base, snapshot, granted.epoch)
-        except RoundLostError as error:
-            return RoundResult(granted.path, Outcome.LOST, detail=str(error))
-        finally:
-            lake.discard(granted.epoch)
-        detail = _report(coordinator, granted, snapshot, offsets)
-    changes = sum(end[bucket] - start[bucket] for bucket in end)
-    seconds = time.monotonic() - started
-    return RoundResult(granted.path, Outcome.COMMITTED, changes, snapshot, offsets, seconds, more, detail)
+        if start == end:
+            return RoundResult(granted.path, Outcome.NOTHING_NEW)
+        first = start
+        details = []
+        while start != end and not (base.committed is not None and heartbeats.finish.is_set()):
+            heartbeats.doing = "writing"
+            if base.committed is None and state is not None:
+                upto, changes = end, state
+            else:
+                upto = {bucket: min(end[bucket], start[bucket] + ROUND_ROWS_MAX) for bucket in end}
+                changes = source.changes(spark, start, upto)
+            offsets = {**base.offsets, **upto}
+            try:
+                snapshot = lake.write(base, changes, offsets, granted.epoch)
+                if heartbeats.fenced.is_set():
+                    return RoundResult(granted.path, Outcome.FENCED)
+                heartbeats.doing = "committing"
+                lake.commit(base, snapshot, granted.epoch)
+            except RoundLostError as error:
+                return RoundResult(granted.path, Outcome.LOST, detail=str(error))
+            finally:
+                lake.discard(granted.epoch)
+            details = [_report(coordinator, granted, snapshot, offsets)]
+            base = LakeState(snapshot, snapshot, offsets, granted.epoch)
+            start = upto
+            heartbeats.changes = sum(upto[bucket] - first[bucket] for bucket in upto)
+        heartbeats.doing = "maintaining"
+        details.append(_maintain(lake))
+        detail = "; ".join(each for each in details if each)
+        more, seconds = start != end, time.monotonic() - started
+        committed = Outcome.COMMITTED
+        return RoundResult(
+            granted.path, committed, heartbeats.changes, base.committed, base.offsets, seconds, more, detail
+        )
 
 
-def _plan(
-    path: TablePath, base: LakeState, source: ChangeSource
-) -> tuple[dict[int, int], dict[int, int], bool]:
-    """(start, end, is there more) by bucket: from what is tiered to what is there now, at most
-    ROUND_ROWS_MAX each.
+def _plan(path: TablePath, base: LakeState, source: ChangeSource) -> tuple[dict[int, int], dict[int, int]]:
+    """(start, end) by bucket: from what is tiered to what is there now. What was never tiered begins with the
+    log.
     """
     earliest, latest = source.earliest(), source.latest()
-    start = {bucket: base.offsets.get(bucket, 0) for bucket in latest}
+    start = {bucket: base.offsets.get(bucket, earliest.get(bucket, 0)) for bucket in latest}
     for bucket, first in start.items():
         if earliest.get(bucket, 0) > first:
             raise LakeError(
@@ -165,8 +222,20 @@ def _plan(
                 f" {latest[bucket]}: the log was cut, or the lake is another server's. Check the data"
                 " directory."
             )
-    end = {bucket: min(latest[bucket], start[bucket] + ROUND_ROWS_MAX) for bucket in latest}
-    return start, end, end != latest
+    return start, latest
+
+
+def _maintain(lake: LakeTable) -> str:
+    """What is tiered is tiered: that maintenance failed is worth a line, and the next round tries again."""
+    try:
+        return lake.maintain()
+    except Exception as error:  # noqa: BLE001 - see above
+        return f"maintenance failed: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    """Errors of the JVM come with their whole stack."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def _report(
@@ -241,7 +310,7 @@ class _Job:
 
     def run_once(self, paths: Sequence[TablePath]) -> int:
         failures = 0
-        chosen = list(paths) or list(self._lake_tables())
+        chosen = list(paths) or [table.path for table in lake_tables(self._connection)]
         if not chosen:
             self._report("no table has 'table.datalake.enabled'='true': nothing to tier")
         for path in chosen:
@@ -273,32 +342,23 @@ class _Job:
                     return result
             else:
                 named = granted.path
-                result = self._tier_or_release(granted)
+                result = self._tier_and_release(granted)
         except Exception as error:  # noqa: BLE001 - Spark, the lake, the server: reported, and the job lives on
-            text = str(error).strip() or repr(error)
-            self._report(text if isinstance(error, LakeError) else f"{named}: {text.splitlines()[0]}")
+            self._report(str(error) if isinstance(error, LakeError) else f"{named}: {_first_line(error)}")
             return None
         self._report(str(result))
         return result
 
-    def _lake_tables(self) -> Iterator[TablePath]:
-        admin = self._connection.admin
-        for database in admin.list_databases():
-            for table in admin.list_tables(database):
-                definition = admin.describe_table(TablePath(database, table))
-                if definition.settings.datalake_enabled:
-                    yield definition.path
-
-    def _tier_or_release(self, granted: TieringRound) -> RoundResult:
-        """Whoever runs the job again at once must not find the table taken by a round that has ended."""
-        reported = False
+    def _tier_and_release(self, granted: TieringRound) -> RoundResult:
+        """A failure is told to the coordinator, which puts the table off; an interruption just ends the round."""
+        failure = None
         try:
-            result = self._tier(granted)
-            reported = result.snapshot is not None
+            return self._tier(granted)
+        except Exception as error:
+            failure = _first_line(error)
+            raise
         finally:
-            if not reported:
-                self._coordinator.release(granted)
-        return result
+            self._coordinator.release(granted, failure)
 
     def _tier(self, granted: TieringRound) -> RoundResult:
         from tablelayer.lake.iceberg import IcebergTable

@@ -460,18 +460,28 @@ class LakeBeginResponse(ApiMessage, key=10020, kind="response", versions="0", fl
 
 
 class LakeHeartbeatRequest(ApiMessage, key=10021, kind="request", versions="0", flexible="0+"):
+    """Renews the lease; ``changes`` are in the lake by this round so far, ``doing`` is for people."""
+
     table_id: UUID = uuid()
     epoch: int = int64(default=-1)
+    changes: int = int64()
+    doing: str = string()
 
 
 class LakeHeartbeatResponse(ApiMessage, key=10021, kind="response", versions="0", flexible="0+"):
+    """``finish``: end the round after what is in hand."""
+
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
+    finish: bool = boolean()
 
 
 class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0", flexible="0+"):
-    """Reports what is in the lake already: ``offsets`` as they stand inside of snapshot ``snapshot_id``."""
+    """Reports what is in the lake already: ``offsets`` as they stand inside of snapshot ``snapshot_id``.
+
+    The round goes on until it is given back.
+    """
 
     table_id: UUID = uuid()
     epoch: int = int64(default=-1)
@@ -490,7 +500,12 @@ class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0", f
 
 
 class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0", flexible="0+"):
-    """The coordinator's copy of what the lake's own snapshots say; ``properties`` are the catalog's."""
+    """The coordinator's copy of what the lake's own snapshots say; ``properties`` are the catalog's.
+
+    ``ends`` are the log's ends as readers see them. ``worker`` (null: none), ``doing``, ``changes`` and
+    ``round_ms`` tell of the round that is running, ``failures``, ``retry_in_ms`` and ``failure`` of those that
+    failed since the last commit.
+    """
 
     throttle_time_ms: int = int32()
     error_code: int = int16()
@@ -502,6 +517,44 @@ class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0",
     committed_at_ms: int = int64(default=-1)
     offsets: list[LakeOffset] = array(LakeOffset)
     properties: list[LakeProperty] = array(LakeProperty)
+    ends: list[LakeOffset] = array(LakeOffset)
+    freshness_ms: int = int64()
+    worker: str | None = string(nullable="0+", default=None)
+    doing: str = string()
+    changes: int = int64()
+    round_ms: int = int64()
+    failures: int = int32()
+    retry_in_ms: int = int64()
+    failure: str = string()
+
+
+class LakeEndRequest(ApiMessage, key=10050, kind="request", versions="0", flexible="0+"):
+    """Ends a round; ``failure`` says why it could not be done, null that nothing was wrong."""
+
+    table_id: UUID = uuid()
+    epoch: int = int64(default=-1)
+    failure: str | None = string(nullable="0+", default=None)
+
+
+class LakeEndResponse(ApiMessage, key=10050, kind="response", versions="0", flexible="0+"):
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+
+
+class LakeFinishRequest(ApiMessage, key=10051, kind="request", versions="0", flexible="0+"):
+    """Has whoever tiers the table told to end the round after what is in hand."""
+
+    table_id: UUID = uuid()
+
+
+class LakeFinishResponse(ApiMessage, key=10051, kind="response", versions="0", flexible="0+"):
+    """``running``: whether there was a round to finish."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    running: bool = boolean()
 
 
 class StagedChunk(Struct):
@@ -659,6 +712,8 @@ REQUESTS: tuple[type[ApiMessage], ...] = (
     CreatePartitionRequest,
     DropPartitionRequest,
     ListPartitionsRequest,
+    LakeEndRequest,
+    LakeFinishRequest,
 )
 RESPONSES: tuple[type[ApiMessage], ...] = (
     CreateDatabaseResponse,
@@ -689,4 +744,6 @@ RESPONSES: tuple[type[ApiMessage], ...] = (
     CreatePartitionResponse,
     DropPartitionResponse,
     ListPartitionsResponse,
+    LakeEndResponse,
+    LakeFinishResponse,
 )

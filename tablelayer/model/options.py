@@ -24,6 +24,8 @@ BUCKET_KEY = "bucket.key"
 TTL = "table.log.ttl"
 DATALAKE_ENABLED = "table.datalake.enabled"
 DATALAKE_FORMAT = "table.datalake.format"
+DATALAKE_COMPACTION = "table.datalake.auto-compaction"
+DATALAKE_EXPIRY = "table.datalake.auto-expire-snapshot"
 DELETE_BEHAVIOR = "table.delete.behavior"
 CHANGELOG_IMAGE = "table.changelog.image"
 KAFKA_CHANGELOG = "table.kafka.changelog"
@@ -421,6 +423,23 @@ DECLARED: Mapping[str, TableOption] = {
             "How far the lake may be behind the table; the tiering job plans its rounds by it.",
             alterable=True,
         ),
+        TableOption(
+            DATALAKE_COMPACTION,
+            "false",
+            _parse_boolean,
+            _boolean_text,
+            "Whether the tiering job makes few large files of the lake table's many small ones.",
+            alterable=True,
+        ),
+        TableOption(
+            DATALAKE_EXPIRY,
+            "false",
+            _parse_boolean,
+            _boolean_text,
+            "Whether the tiering job removes old snapshots of the lake table; their age is the lake table's own "
+            "property 'history.expire.max-snapshot-age-ms' (5 days).",
+            alterable=True,
+        ),
         _declare(
             "table.kafka.value-format", "json", KafkaValueFormat, "What the value of a record looks like."
         ),
@@ -450,8 +469,6 @@ _NOT_IN_THIS_RELEASE = (
     ("table.kv.format", "a choice of row formats"),
     ("table.log.tiered.", "remote log segments"),
     ("table.log.local-ttl", "remote log segments"),
-    ("table.datalake.auto-compaction", "compaction of the lake table"),
-    ("table.datalake.auto-expire-snapshot", "expiry of the lake table's snapshots"),
     ("table.datalake.historical-partition.", "historical partitions"),
     ("table.replication.factor", "replication of tables"),
 )
@@ -474,6 +491,8 @@ class TableOptions:
     datalake_enabled: bool
     datalake_format: DatalakeFormat | None
     datalake_freshness_ms: int
+    datalake_compaction: bool
+    datalake_expiry: bool
     kafka_value_format: KafkaValueFormat
     kafka_changelog: KafkaChangelog
     kafka_unknown_fields: UnknownFields
@@ -578,6 +597,8 @@ def effective(options: Mapping[str, str]) -> TableOptions:
         # No default: a table made without a lake in mind has no lake's bucket function.
         datalake_format=value(DATALAKE_FORMAT) if DATALAKE_FORMAT in options else None,
         datalake_freshness_ms=value("table.datalake.freshness"),
+        datalake_compaction=value(DATALAKE_COMPACTION),
+        datalake_expiry=value(DATALAKE_EXPIRY),
         kafka_value_format=value("table.kafka.value-format"),
         kafka_changelog=value(KAFKA_CHANGELOG),
         kafka_unknown_fields=value("table.kafka.unknown-fields"),

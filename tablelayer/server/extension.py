@@ -24,6 +24,7 @@ from tablelayer.model.table import DEFINITION_CONFIGS
 from tablelayer.server.auto_partitions import Calendar
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from tablelayer.server.lake import LakeRounds
+from tablelayer.server.lake_machine import Timing
 from tablelayer.server.limits import Limits
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
@@ -182,7 +183,11 @@ class TableExtension:
 
     async def start(self, context: BrokerContext) -> None:
         await self.catalog.load(context)
-        self._lake = LakeRounds(context.store, context.clock, self.limits.lake_lease_ms)
+        limits = self.limits
+        timing = Timing(
+            limits.lake_lease_ms, limits.lake_round_ms_max, limits.lake_retry_ms, limits.lake_retry_ms_max
+        )
+        self._lake = LakeRounds(context.store, context.clock, timing)
         await self._lake.load()
         self._services = Services(
             context, self.limits, context.extension_dir(self.name), self._tiered_offset, self.catalog

@@ -27,7 +27,8 @@ from tablelayer.server import reads
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.catalog import Catalog
 from tablelayer.server.key_bucket import KeyBucket
-from tablelayer.server.lake import Candidate, LakeRounds
+from tablelayer.server.lake import LakeRounds
+from tablelayer.server.lake_machine import Candidate
 from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
@@ -69,6 +70,7 @@ class Handlers:
             self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
             self._stage_rows, self._commit_staged, self._abort_staged,
             self._create_partition, self._drop_partition, self._list_partitions,
+            self._lake_end, self._lake_finish,
         )  # fmt: skip
         return [
             _answering(handler, response) for response, handler in zip(m.RESPONSES, handlers, strict=True)
@@ -455,8 +457,8 @@ class Handlers:
 
     async def _lake_heartbeat(self, request: m.LakeHeartbeatRequest) -> ApiMessage:
         self._tiered(self._catalog.by_id(request.table_id))
-        self._lake.heartbeat(request.table_id, request.epoch)
-        return m.LakeHeartbeatResponse()
+        finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, request.doing)
+        return m.LakeHeartbeatResponse(finish=finish)
 
     async def _lake_commit(self, request: m.LakeCommitRequest) -> ApiMessage:
         definition = self._tiered(self._catalog.by_id(request.table_id))
@@ -469,10 +471,24 @@ class Handlers:
         await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets)
         return m.LakeCommitResponse()
 
+    async def _lake_end(self, request: m.LakeEndRequest) -> ApiMessage:
+        definition = self._catalog.by_id(request.table_id)
+        self._lake.give_back(request.table_id, request.epoch, request.failure)
+        if request.failure is not None:
+            failed = "tiering round %d of table %s failed: %s"
+            logger.warning(failed, request.epoch, definition.path, request.failure)
+        return m.LakeEndResponse()
+
+    async def _lake_finish(self, request: m.LakeFinishRequest) -> ApiMessage:
+        self._tiered(self._catalog.by_id(request.table_id))
+        return m.LakeFinishResponse(running=self._lake.finish(request.table_id))
+
     async def _describe_lake(self, request: m.DescribeLakeRequest) -> ApiMessage:
         definition = self._catalog.by_id(request.table_id)
         settings, progress = definition.settings, self._lake.state(request.table_id)
         explicit = self._services.context.config.explicit
+        running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
+        clock = self._services.context.clock
         return m.DescribeLakeResponse(
             enabled=settings.datalake_enabled,
             format=settings.datalake_format.value if settings.datalake_format else "",
@@ -488,6 +504,18 @@ class Handlers:
                 for name in sorted(explicit)
                 if name.startswith(_LAKE_PROPERTIES)
             ],
+            ends=[
+                m.LakeOffset(bucket=partition.index, offset=partition.high_watermark)
+                for partition in self._services.context.metadata.partitions(definition.path.topic)
+            ],
+            freshness_ms=settings.datalake_freshness_ms,
+            worker=None if running is None else running.worker,
+            doing="" if running is None else running.doing,
+            changes=0 if running is None else running.changes,
+            round_ms=0 if running is None else max(0, clock.time_ms() - running.started.time_ms),
+            failures=trouble.failures,
+            retry_in_ms=self._lake.retry_in_ms(request.table_id),
+            failure=trouble.error,
         )
 
     # -- inside --------------------------------------------------------------------------------------------

@@ -58,3 +58,12 @@ class Limits:
 
     lake_lease_ms: int = 60_000
     """A tiering round is lost when its worker is silent for so long."""
+
+    lake_round_ms_max: int = 1_800_000
+    """A tiering round that lasts longer is told to finish, so that other tables get their turn."""
+
+    lake_retry_ms: int = 10_000
+    """After a failed round its table is left alone for so long; after each further one twice as long."""
+
+    lake_retry_ms_max: int = 600_000
+    """The longest of these waits: what a person mended is found within ten minutes."""

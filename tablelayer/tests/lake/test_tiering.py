@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class FakeLog:
         default_factory=lambda: {b: [] for b in range(BUCKETS)}
     )
     cut: dict[int, int] = field(default_factory=dict)
+    has_store: bool = True
 
     def add(self, change_type: int, value: dict[str, Any]) -> None:
         self.entries[value["id"] % BUCKETS].append((change_type, value))
@@ -84,6 +85,16 @@ class FakeLog:
 
     def latest(self) -> dict[int, int]:
         return {bucket: len(entries) for bucket, entries in self.entries.items()}
+
+    def state(self, spark: Any, end: Mapping[int, int]) -> Any | None:
+        if not self.table.is_primary_key_table or not self.has_store:
+            return None
+        names = self.table.schema.names
+        rows = [dict(zip(names, values, strict=True)) for values in self.rows(end)]
+        schema = self.table.schema.arrow().append(pa.field("_deleted", pa.bool_(), nullable=False))
+        return spark.createDataFrame(
+            pa.Table.from_pylist([{**row, "_deleted": False} for row in rows], schema=schema)
+        )
 
     def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
         schema = self.table.schema.arrow()
@@ -103,7 +114,7 @@ class FakeLog:
         empty = schema.append(pa.field("_deleted", pa.bool_(), nullable=False)).empty_table()
         return spark.createDataFrame(pa.concat_tables([empty, *tables]))
 
-    def state(self, end: Mapping[int, int] | None = None) -> list[tuple[Any, ...]]:
+    def rows(self, end: Mapping[int, int] | None = None) -> list[tuple[Any, ...]]:
         """The table's rows at these offsets, as sorted tuples."""
         ends = self.latest() if end is None else end
         if not self.table.is_primary_key_table:
@@ -128,20 +139,22 @@ class FakeCoordinator:
     told: list[tuple[int, dict[int, int]]] = field(default_factory=list)
     fenced: bool = False
     deaf: bool = False
+    finish: bool = False
 
     def begin(self, path: TablePath | None, *, force: bool) -> TieringRound | None:
         raise AssertionError("rounds are made by `round_of`")
 
-    def heartbeat(self, granted: TieringRound) -> None:
+    def heartbeat(self, granted: TieringRound, changes: int = 0, doing: str = "") -> bool:
         if self.fenced:
             raise TableError(TableErrorCode.FENCED_TIERING_EPOCH, "fenced")
+        return self.finish
 
     def commit(self, granted: TieringRound, snapshot_id: int, offsets: Mapping[int, int]) -> None:
         if self.deaf:
             raise ConnectionError("the server is away")
         self.told.append((snapshot_id, dict(offsets)))
 
-    def release(self, granted: TieringRound) -> None:
+    def release(self, granted: TieringRound, failure: str | None = None) -> None:
         raise AssertionError("the job releases rounds, not a round itself")
 
     def describe(self, table_id: uuid.UUID) -> LakeStatus:
@@ -195,7 +208,7 @@ def test_the_lake_follows_inserts_updates_and_deletes(world: World) -> None:
     fill(world.log)
     first = world.tier()
     assert first.outcome is Outcome.COMMITTED
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
     assert dict(world.lake.find_committed().offsets) == world.log.latest()
 
     world.log.add(AFTER, row(5, "second 5", "5.55"))
@@ -204,10 +217,10 @@ def test_the_lake_follows_inserts_updates_and_deletes(world: World) -> None:
     world.log.add(INSERT, row(100, "new"))
     second = world.tier()
     assert second.outcome is Outcome.COMMITTED
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
     # The snapshot of the first round still is what it was.
     assert first.snapshot is not None
-    assert world.lake_rows(first.snapshot) == world.log.state(first.offsets)
+    assert world.lake_rows(first.snapshot) == world.log.rows(first.offsets)
 
 
 def test_an_empty_round_changes_nothing(world: World) -> None:
@@ -252,7 +265,7 @@ def test_of_two_tierers_one_wins_and_nothing_is_there_twice(spark: Any, warehous
     with pytest.raises(RoundLostError, match="another tierer was first"):
         one.commit(base, snapshots[0], 11)
     one.discard(11)
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
     assert world.lake.find_committed().epoch == 12
 
 
@@ -269,7 +282,7 @@ def test_two_tierers_at_the_very_first_round(spark: Any, warehouse: Path) -> Non
     one.commit(base, snapshots[0], 1)
     with pytest.raises(RoundLostError):
         other.commit(base, snapshots[1], 2)
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
 
 
 def test_a_tierer_that_died_after_its_commit_is_adopted(world: World) -> None:
@@ -293,7 +306,7 @@ def test_a_tierer_that_died_before_its_commit_leaves_nothing_visible(world: Worl
     world.lake.write(base, changes, world.log.latest(), world.round_of().epoch)
     assert world.lake_rows() == visible
     assert world.tier().outcome is Outcome.COMMITTED
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
     assert set(world.lake._load().refs().keySet()) == {"main", "headrace_tiered"}
 
 
@@ -309,7 +322,7 @@ def test_an_error_that_hides_a_commit_is_looked_into(world: World, monkeypatch: 
 
     monkeypatch.setattr(world.lake.spark, "sql", lose_the_answer)
     assert world.tier().outcome is Outcome.COMMITTED
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
 
 
 def test_an_error_that_prevents_a_commit_is_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +339,7 @@ def test_an_error_that_prevents_a_commit_is_an_error(world: World, monkeypatch: 
         world.tier()
     monkeypatch.undo()
     assert world.tier().outcome is Outcome.COMMITTED
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
 
 
 def test_a_fenced_round_commits_nothing(world: World) -> None:
@@ -348,7 +361,56 @@ def test_a_table_created_again_is_not_mixed_with_the_old_one(spark: Any, warehou
     new.log.add(INSERT, row(1, "new"))
     with pytest.raises(LakeError, match="dropped and created again"):
         new.tier()
-    assert old.lake_rows() == old.log.state()
+    assert old.lake_rows() == old.log.rows()
+
+
+def test_a_backlog_takes_several_commits_and_finish_ends_it_after_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.log.has_store = False
+    monkeypatch.setattr("tablelayer.lake.tier.ROUND_ROWS_MAX", 3)
+    fill(world.log)
+    world.coordinator.finish = True
+    first = tier_round(world.round_of(30), world.coordinator, world.lake, world.log, world.lake.spark)
+    assert first.more
+    assert first.changes == 6
+    assert world.lake_rows() == world.log.rows(first.offsets)
+    world.coordinator.finish = False
+    second = world.tier()
+    assert not second.more
+    assert dict(second.offsets) == world.log.latest()
+    assert len(world.coordinator.told) == 3
+    assert world.lake_rows() == world.log.rows()
+
+
+def test_compaction_and_expiry_as_options_keep_the_offsets(spark: Any, warehouse: Path) -> None:
+    table = definition()
+    options = {"table.datalake.auto-compaction": "true", "table.datalake.auto-expire-snapshot": "true"}
+    world = World(spark, warehouse, replace(table, options={**table.options, **options}))
+    fill(world.log)
+    said = [world.tier().detail]
+    world.lake.spark.sql(
+        f"ALTER TABLE {world.lake.name} SET TBLPROPERTIES ('history.expire.max-snapshot-age-ms'='1')"
+    )
+    for number in range(4):
+        world.log.add(AFTER, row(number % 3, f"again {number}"))
+        world.log.add(AFTER, row(5, f"again {number}"))
+        result = world.tier()
+        assert result.outcome is Outcome.COMMITTED
+        said.append(result.detail)
+        assert world.lake_rows() == world.log.rows()
+        assert dict(world.lake.find_committed().offsets) == world.log.latest()
+    assert any("compacted" in text for text in said), said
+    assert any("expired" in text for text in said), said
+    assert world.snapshots() < 5
+    state = world.lake.find_committed()
+    files = world.lake.spark.sql(
+        f"SELECT content, count(*) FROM {world.lake.name}.files GROUP BY 1"
+    ).collect()
+    assert dict(map(tuple, files))[0] <= 2 * BUCKETS * 4
+    # Compaction's snapshots say what was tiered, so that expiry of all others loses nothing.
+    assert state.epoch == world.coordinator.epoch
+    assert world.tier().outcome is Outcome.NOTHING_NEW
 
 
 def compact_and_expire(world: World) -> None:
@@ -370,7 +432,7 @@ def test_offsets_survive_compaction_and_expiry(world: World) -> None:
     assert world.tier().outcome is Outcome.NOTHING_NEW
     world.log.add(INSERT, row(60, "after"))
     assert world.tier().outcome is Outcome.COMMITTED
-    assert world.lake_rows() == world.log.state()
+    assert world.lake_rows() == world.log.rows()
 
 
 def test_a_history_that_forgot_the_offsets_stops_tiering(world: World) -> None:
@@ -404,7 +466,7 @@ def test_the_tail_wins_over_the_lake(world: World, changes: int) -> None:
     end = world.log.latest()
     tail = world.log.changes(world.lake.spark, state.offsets, end)
     union = merge_tail(world.lake.read(state.head), tail, world.table, changes)
-    expected = world.log.state()
+    expected = world.log.rows()
     assert sorted(map(tuple, union.collect())) == expected
     # A predicate on another column must not bring the lake's old version of a row back.
     assert union.where("name = 'first 1'").count() == 0

@@ -9,7 +9,8 @@ import pytest
 
 from broker.ports import CreateNode, DeleteNode, Node, NoNodeError, SetNode, StoreOperation
 from tablelayer.model.errors import TableError
-from tablelayer.server.lake import Candidate, LakeRounds
+from tablelayer.server.lake import LakeRounds
+from tablelayer.server.lake_machine import Candidate, Timing
 
 ORDERS, ITEMS = UUID(int=1), UUID(int=2)
 
@@ -63,7 +64,7 @@ def time() -> Time:
 
 @pytest.fixture
 def rounds(time: Time) -> LakeRounds:
-    return LakeRounds(Store(), time, lease_ms=10_000)
+    return LakeRounds(Store(), time, Timing(lease=10_000))
 
 
 def test_one_holder_until_the_lease_ends(rounds: LakeRounds, time: Time) -> None:
@@ -102,13 +103,14 @@ def test_the_same_worker_may_begin_again_and_fences_itself(rounds: LakeRounds) -
     asyncio.run(run())
 
 
-def test_a_commit_is_recorded_ends_the_round_and_never_goes_back(rounds: LakeRounds, time: Time) -> None:
+def test_a_commit_is_recorded_and_never_goes_back(rounds: LakeRounds, time: Time) -> None:
     async def run() -> None:
         await rounds.begin("a", [orders()], force=True)
         await rounds.commit(ORDERS, 1, 99, {0: 10, 1: 4})
         assert rounds.tiered_offset(ORDERS, 0) == 10
         assert rounds.tiered_offset(ORDERS, 2) == 0
         assert rounds.state(ORDERS).snapshot_id == 99
+        rounds.give_back(ORDERS, 1, None)
         with pytest.raises(TableError, match="is over"):
             await rounds.commit(ORDERS, 1, 99, {0: 11})
         assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
@@ -128,8 +130,10 @@ def test_freshness_decides_what_is_due_and_the_longest_waiting_goes_first(
         first = await rounds.begin("a", both, force=False)
         assert first == (ORDERS, 1)
         await rounds.commit(ORDERS, 1, 1, {0: 1})
+        rounds.give_back(ORDERS, 1, None)
         assert await rounds.begin("a", both, force=False) == (ITEMS, 1)
         await rounds.commit(ITEMS, 1, 1, {0: 1})
+        rounds.give_back(ITEMS, 1, None)
         assert await rounds.begin("a", both, force=False) is None
         time.seconds += 5
         assert await rounds.begin("a", both, force=False) == (ITEMS, 2)
