@@ -73,3 +73,10 @@ class LakeTable(Protocol):
 
     def read(self, snapshot: int | None = None) -> Any:
         """A DataFrame of the table at a snapshot (None: now), with the table's own types."""
+
+    def snapshots(self) -> Any:
+        """A DataFrame with a row for each snapshot that is left, the oldest first.
+
+        Columns: `snapshot_id`, `parent_id`, `committed_at`, `operation`, and for those that tiering made `epoch`
+        and `offsets`, a map of exclusive ends by bucket.
+        """

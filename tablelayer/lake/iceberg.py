@@ -352,11 +352,36 @@ class IcebergTable:
 
     def read(self, snapshot: int | None = None) -> Any:
         """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        self._must_exist()
+        return read_columns(self.spark, self._load(), self.name, self.definition, snapshot)
+
+    def snapshots(self) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        from pyspark.sql import functions
+
+        self._must_exist()
+        summary = functions.col("summary")
+        return (
+            self.spark.table(f"{self.name}.snapshots")
+            .orderBy("committed_at", "snapshot_id")
+            .select(
+                "snapshot_id",
+                "parent_id",
+                "committed_at",
+                "operation",
+                summary[EPOCH_PROPERTY].cast("bigint").alias("epoch"),
+                functions.expr(
+                    f"transform_keys(from_json(summary['{OFFSETS_PROPERTY}'], 'map<string,bigint>'),"
+                    " (bucket, _) -> int(bucket))"
+                ).alias("offsets"),
+            )
+        )
+
+    def _must_exist(self) -> None:
         if not self.exists():
             raise LakeError(
                 f"there is no lake table {self._plain_name} yet: run `headrace tier --once` first"
             )
-        return read_columns(self.spark, self._load(), self.name, self.definition, snapshot)
 
     def _row_schema(self) -> Any:
         return spark_schema(self.definition.schema.columns)

@@ -361,18 +361,16 @@ class _Job:
             self._coordinator.release(granted, failure)
 
     def _tier(self, granted: TieringRound) -> RoundResult:
-        from tablelayer.lake.iceberg import IcebergTable
-
         definition = self._connection.admin.describe_table(granted.path)
         if definition.table_id != granted.table_id:
             raise LakeError(
                 f"{granted.path} was dropped and created again while its round began: tier it again"
             )
         status = self._coordinator.describe(granted.table_id)
-        properties = catalog_properties(status, self._warehouse, granted.path)
+        check_lake(status, self._warehouse, granted.path)
         with Heartbeats(self._coordinator, granted):  # starting Spark takes seconds
             spark = self._session().newSession()
-            lake = IcebergTable(spark, definition, properties)
+            lake = open_lake(spark, definition, status, self._warehouse)
         source = TableChanges(self._connection, self._bootstrap, definition)
         return tier_round(granted, self._coordinator, lake, source, spark)
 
@@ -384,7 +382,16 @@ class _Job:
         return self._spark
 
 
-def catalog_properties(status: LakeStatus, warehouse: str | None, path: TablePath) -> dict[str, str]:
+def open_lake(
+    spark: Any, definition: TableDefinition, status: LakeStatus, warehouse: str | None
+) -> LakeTable:
+    """The table's copy in the lake of its format: the one place that knows the adapters. Raises LakeError."""
+    from tablelayer.lake.iceberg import IcebergTable
+
+    return IcebergTable(spark, definition, check_lake(status, warehouse, definition.path))
+
+
+def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath) -> dict[str, str]:
     """The Iceberg catalog's properties: the server's `datalake.iceberg.*`, the warehouse given by hand first.
 
     Raises LakeError when the table is not tiered, or nobody says where to.

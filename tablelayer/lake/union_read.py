@@ -10,49 +10,99 @@ rules and are safe: the keys of the anti join are not filtered by other columns.
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from typing import Any
 
-from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.adapter import LakeError, LakeState, LakeTable
 from tablelayer.lake.coordinator import ServerCoordinator
-from tablelayer.lake.iceberg import IcebergTable
-from tablelayer.lake.tier import TableChanges, catalog_properties
+from tablelayer.lake.tier import TableChanges, open_lake
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.spark.builder import table as open_builder
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.worker import connection
 
 LAKE_SUFFIX = "$lake"
+SNAPSHOTS_SUFFIX = "$lake$snapshots"
+CHANGELOG_SUFFIX = "$changelog"
 BROADCAST_KEYS_MAX = 1_000_000
 """Up to so many keys every task gets all of them (some ten megabytes); beyond, both sides are sorted."""
 
 
 def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None = None) -> Any:
-    """A DataFrame of `table` ("db.t"): lake and log together, as of now; of "db.t$lake": the lake alone, as
-    of now.
+    """A DataFrame of `table` ("db.t"): lake and log together, as of now. Also:
+
+    - "db.t$lake": the lake alone, as of now;
+    - "db.t$lake$snapshots": a row per snapshot of the lake with what was tiered, see `LakeTable.snapshots`;
+    - "db.t$changelog": every change that the log still has, with `_change_type` and the other metadata columns.
 
     `warehouse` overrides the server's. Raises LakeError when the table is not tiered (or, for `$lake`, not
     yet), TableError when it does not exist.
     """
+    if table.endswith(CHANGELOG_SUFFIX):
+        return open_builder(spark, table.removesuffix(CHANGELOG_SUFFIX), bootstrap).changelog().to_df()
+    name = table.removesuffix(SNAPSHOTS_SUFFIX).removesuffix(LAKE_SUFFIX)
+    opened = _open(spark, bootstrap, name, warehouse)
+    if table.endswith(SNAPSHOTS_SUFFIX):
+        return opened.lake.snapshots()
+    if table.endswith(LAKE_SUFFIX):
+        return opened.lake.read(opened.state.head)
+    definition, state, source = opened.definition, opened.state, opened.source
+    end = source.latest()
+    if state.committed is None:
+        tail = source.state(spark, end)
+        if tail is None:
+            tail = source.changes(spark, source.earliest(), end)
+    else:
+        tail = source.changes(spark, state.offsets, end)
+    if state.head is None:
+        return _living(tail) if definition.is_primary_key_table else tail
+    changes = sum(offset - state.offsets.get(bucket, 0) for bucket, offset in end.items())
+    return merge_tail(opened.lake.read(state.head), tail, definition, changes)
+
+
+def lake_then_stream(
+    spark: Any, bootstrap: str, table: str, *, warehouse: str | None = None, **options: str
+) -> tuple[Any, Any]:
+    """For a start from the lake: (its rows at a snapshot, the stream of all changes after it), no gap, no overlap.
+
+    The first is an ordinary DataFrame; the second a streaming one of the `headrace` source, with `options` as
+    they are there (`mode` is "changelog" for a PK table unless given). Load the one, then start the other.
+    """
+    opened = _open(spark, bootstrap, table, warehouse)
+    state = opened.state
+    if state.head is None or state.committed is None:
+        raise LakeError(f"{table} is not in the lake yet: run `headrace tier --once` first")
+    if opened.definition.is_primary_key_table:
+        options.setdefault("mode", "changelog")
+    reader = spark.readStream.format("headrace").option("bootstrap.servers", bootstrap)
+    reader = reader.option("table", table).options(**options)
+    starting = json.dumps({str(bucket): offset for bucket, offset in sorted(state.offsets.items())})
+    return opened.lake.read(state.head), reader.option("startingOffsets", starting).load()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    definition: TableDefinition
+    lake: LakeTable
+    state: LakeState
+    source: TableChanges
+
+
+def _open(spark: Any, bootstrap: str, table: str, warehouse: str | None) -> _Opened:
     client = connection(bootstrap)
-    path = TablePath.parse(table.removesuffix(LAKE_SUFFIX))
+    path = TablePath.parse(table)
     definition = client.admin.describe_table(path)
     if definition.table_id is None:
         raise LakeError(f"{path} has no id")
     status = ServerCoordinator(client, "union read").describe(definition.table_id)
-    lake = IcebergTable(spark, definition, catalog_properties(status, warehouse, path))
+    lake = open_lake(spark, definition, status, warehouse)
     state = lake.find_committed(status.snapshot_id)
-    if table.endswith(LAKE_SUFFIX):
-        return lake.read(state.head)
-    source = TableChanges(client, bootstrap, definition)
-    end = source.latest()
-    tail = source.changes(spark, state.offsets, end)
-    if state.head is None:
-        return (
-            tail.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN)
-            if definition.is_primary_key_table
-            else tail
-        )
-    changes = sum(offset - state.offsets.get(bucket, 0) for bucket, offset in end.items())
-    return merge_tail(lake.read(state.head), tail, definition, changes)
+    return _Opened(definition, lake, state, TableChanges(client, bootstrap, definition))
+
+
+def _living(rows: Any) -> Any:
+    return rows.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN)
 
 
 def merge_tail(lake: Any, tail: Any, definition: TableDefinition, changes: int) -> Any:
@@ -65,4 +115,4 @@ def merge_tail(lake: Any, tail: Any, definition: TableDefinition, changes: int) 
     # Spark cannot guess the size of what Python makes, so it is told how to join.
     changed = tail.select(*keys).hint("broadcast" if changes <= BROADCAST_KEYS_MAX else "merge")
     untouched = lake.join(changed, keys, "left_anti")
-    return untouched.unionByName(tail.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN))
+    return untouched.unionByName(_living(tail))

@@ -13,7 +13,7 @@ import pytest
 
 from tablelayer.client import Connection
 from tablelayer.lake.tier import run_tiering
-from tablelayer.lake.union_read import union_read
+from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.model.errors import TableError
 from tablelayer.model.types import (
     BIGINT,
@@ -197,6 +197,20 @@ def test_tiering_and_union_read_of_a_pk_table(spark: Any, address: str, client: 
     assert rows_of(union) == expected
     assert union.schema["tiny"].dataType.simpleString() == "tinyint"
     assert union_read(spark, address, f"{path}$lake").count() == 200
+    snapshots = union_read(spark, address, f"{path}$lake$snapshots").collect()
+    assert [each["operation"] for each in snapshots] == ["append"]
+    assert sum(snapshots[0]["offsets"].values()) == 200
+    changes = union_read(spark, address, f"{path}$changelog")
+    assert {row["_change_type"] for row in changes.collect()} == {"+I", "-U", "+U", "-D"}
+    # From the lake's rows and the changes after it a stream starts without gap or overlap.
+    lake, stream = lake_then_stream(spark, address, path)
+    seen: list[Any] = []
+    query = stream.writeStream.trigger(availableNow=True).foreachBatch(
+        lambda frame, _: seen.extend(frame.select("_change_type", "id").collect())
+    )
+    assert query.start().awaitTermination(90)
+    assert sorted(map(tuple, seen)) == [("+I", 900), ("+U", 1), ("-D", 2), ("-U", 1)]
+    assert lake.count() == 200
     union.createOrReplaceTempView("pinned")
     assert run_tiering(address, tables=[path], once=True, report=said.append) == 0
     table.delete([{"id": 5}])
