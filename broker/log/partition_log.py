@@ -355,9 +355,8 @@ class PartitionLog:
         try:
             segment.file.write((prefix, rest), segment.size)
             if not segment.size:
-                self._directory_is_dirty = (
-                    True  # now, not before: a commit under way has not seen the new name
-                )
+                # Now, not before: a commit under way has not seen the new name.
+                self._directory_is_dirty = True
         except OSError as error:
             try:
                 segment.undo_append()

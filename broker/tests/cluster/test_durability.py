@@ -107,6 +107,7 @@ def test_d1_what_a_killed_process_left_is_on_disk_before_a_retry_is_called_a_dup
         assert power.survivors(survived) == []
         partition = power.partition(survived)
         assert partition.high_watermark == 1
+        assert len(power.survivors(survived)) == 1
         assert partition.append(batch, AppendOrigin.CLIENT).duplicate
         assert len(power.survivors(survived)) == 1
         await partition.close()
@@ -147,17 +148,18 @@ def test_the_name_of_a_segment_made_during_a_commit_is_durable_after_the_next(po
     log = power.open(durability="power", segment_bytes=300)
     power.append(log, value=b"x" * 100)
     power.append(log, value=b"x" * 100)
-    sync_names = log._sync_names
-    log._directory_is_dirty = True
-
-    def append_meanwhile() -> None:
-        log._sync_names = sync_names
-        sync_names()
-        log.append(power.batch(1, value=b"y" * 200), leader_epoch=0)
-
-    log._sync_names = append_meanwhile
     log.append(power.batch(1), leader_epoch=0)
-    log.commit()
+    really_open = power.disk.open
+
+    def open_during_a_commit(path, *, create=False):
+        if path.suffix == ".log":
+            power.disk.open = really_open
+            log.commit()  # in its thread, before the file has its name
+        return really_open(path, create=create)
+
+    power.disk.open = open_during_a_commit
+    log.append(power.batch(1, value=b"y" * 200), leader_epoch=0)
+    assert power.disk.open == really_open
     assert log.must_commit
     log.commit()
     assert not log.must_commit

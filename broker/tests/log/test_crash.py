@@ -1,6 +1,7 @@
 """Crash at every disk operation of a workload, five ways, and look at what the next process finds."""
 
 import logging
+import os
 import random
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ DIRECTORY_OPERATIONS = LogWorld().disk.operations
 """What it takes to prepare a disk, before the log does anything."""
 
 CONFIG = {"segment_bytes": 1500, "index_interval_bytes": 200}
+FIRST_SEED = int(os.environ.get("HEADRACE_CRASH_SEED", "0"))
+SEEDS = int(os.environ.get("HEADRACE_CRASH_SEEDS", "50000"))
 
 
 @dataclass
@@ -33,9 +36,9 @@ def at_once(call):
     call()
 
 
-def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dict) -> None:
+def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dict, seed: int = 7) -> None:
     """Appends of three producers and of none, epochs, rolls, flushes, deletions, a clean stop and a new start."""
-    rng = random.Random(7)
+    rng = random.Random(seed)
     sequences = {-1: -1, 1: 0, 2: 0, 3: 0}
     log = world.open(disk, background=at_once, **config)
     end = 0
@@ -139,3 +142,31 @@ def test_every_crash_leaves_a_prefix_with_everything_that_was_promised(config, m
         for tear in Tear:
             outcomes[check(world, world.disk.restart(tear), history, tear, config)] += 1
     assert outcomes["open"] > 20 * outcomes["offline"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_d1_d2_d3_random_crashes_soak(monkeypatch):
+    """Of every seed: another workload, segments of another size, one crash, one way to tear."""
+    monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)
+    outcomes = {"open": 0, "offline": 0}
+    operations = {}
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+        rng = random.Random(seed)
+        config = {"segment_bytes": rng.choice([2000, 3000, 6000]), "index_interval_bytes": 200}
+        config["durability"] = rng.choice(["process", "power"])
+        key = (config["segment_bytes"], config["durability"], seed % 50)
+        if key not in operations:
+            world = LogWorld()
+            workload(world, world.disk, History(), config, seed % 50)
+            operations[key] = world.disk.operations
+        world, history, tear = LogWorld(), History(), rng.choice(list(Tear))
+        world.disk.crash_at = rng.randint(DIRECTORY_OPERATIONS + 1, operations[key])
+        with pytest.raises(SimulatedCrash):
+            workload(world, world.disk, history, config, seed % 50)
+        try:
+            outcomes[check(world, world.disk.restart(tear), history, tear, config)] += 1
+        except BaseException:
+            print(f"HEADRACE_CRASH_SEED={seed} HEADRACE_CRASH_SEEDS=1, {tear}, {config}")
+            raise
+    print(f"seeds {FIRST_SEED} to {FIRST_SEED + SEEDS - 1}: {outcomes}")
