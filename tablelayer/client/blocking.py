@@ -31,7 +31,7 @@ from tablelayer.client.kafka_admin import (
     KafkaRecord,
     TopicDescription,
 )
-from tablelayer.client.reader import LATEST, LookupResult
+from tablelayer.client.reader import LATEST, LookupResult, Moment
 from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until
 from tablelayer.client.staging import AsyncStagedWriter, Receipt
 from tablelayer.client.table import AsyncTable
@@ -325,29 +325,50 @@ class Table:
         until: Until = None,
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
+        as_of: Moment | None = None,
     ) -> Scan:
         """Read rows and changes as a stream of `ScanBatch`; see `AsyncTable.scan` for the choices.
 
         `for batch in table.scan(until="latest"): ...` reads the state and stops; `until=None` follows the
         changes for ever.
         """
-        scan = self._table.scan(columns, start, until, buckets, poll_timeout)
+        scan = self._table.scan(columns, start, until, buckets, poll_timeout, as_of)
         return Scan(scan, self._loop)
 
     def snapshot(
-        self, bucket: int, columns: Sequence[str] | None = None
+        self, bucket: int, columns: Sequence[str] | None = None, *, as_of: int | None = None
     ) -> Generator[tuple[pa.RecordBatch, int], None, None]:
-        """One bucket of a PK table as it is now, piece by piece, each with the log offset of that moment."""
-        pieces = self._table.snapshot(bucket, columns)
+        """One bucket of a PK table as it is now, or at an offset, piece by piece, each with the log offset of that
+        moment."""
+        pieces = self._table.snapshot(bucket, columns, as_of=as_of)
         try:
             while (piece := self._loop.run(_next_piece(pieces))) is not None:
                 yield piece
         finally:
             self._loop.start(pieces.aclose())
 
-    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The whole table as it is now."""
-        return self._loop.run(self._table.to_arrow(columns))
+    def to_arrow(self, columns: Sequence[str] | None = None, *, as_of: Moment | None = None) -> pa.Table:
+        """The whole table as it is now, or was at a time (milliseconds, datetime) or at offsets by bucket."""
+        return self._loop.run(self._table.to_arrow(columns, as_of=as_of))
+
+    def range_scan(
+        self,
+        lower: Any = None,
+        upper: Any = None,
+        columns: Sequence[str] | None = None,
+        *,
+        include_lower: bool = True,
+        include_upper: bool = False,
+        limit: int | None = None,
+        as_of: Moment | None = None,
+    ) -> pa.Table:
+        """The rows of a PK table between two keys, in key order; see `AsyncTable.range_scan`."""
+        return self._loop.run(
+            self._table.range_scan(
+                lower, upper, columns,
+                include_lower=include_lower, include_upper=include_upper, limit=limit, as_of=as_of,
+            )
+        )  # fmt: skip
 
     def commit(self, group: str, positions: Mapping[int, int] | PartitionPositions) -> None:
         """Keep positions (`scan.positions`) on the server under a consumer group's name, as Kafka's consumers

@@ -21,7 +21,7 @@ from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.partitioned_scan import AsyncPartitionedScan
 from tablelayer.client.partitions import create_partition, list_partitions
 from tablelayer.client.positions import commit_positions, fetch_positions
-from tablelayer.client.reader import LookupResult
+from tablelayer.client.reader import LookupResult, Moment
 from tablelayer.client.scan import AsyncScan, PartitionPositions, Start, Until
 from tablelayer.client.split import split_by_partition
 from tablelayer.client.staging import AsyncStagedWriter
@@ -321,6 +321,7 @@ class AsyncPartitionedTable(AsyncTable):
         until: Until = None,
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
+        as_of: Moment | None = None,
     ) -> AsyncScan:
         """As `AsyncTable.scan`, over all partitions, new ones included.
 
@@ -330,6 +331,8 @@ class AsyncPartitionedTable(AsyncTable):
         """
         if buckets is not None:
             raise self._needs_partition("scan of some buckets", "partition(name).scan")
+        if as_of is not None:
+            raise self._needs_partition("scan from a moment", "partition(name).scan")
         return AsyncPartitionedScan(
             self._cluster,
             self.definition,
@@ -341,17 +344,52 @@ class AsyncPartitionedTable(AsyncTable):
         )
 
     def snapshot(
-        self, bucket: int, columns: Sequence[str] | None = None
+        self, bucket: int, columns: Sequence[str] | None = None, *, as_of: int | None = None
     ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
         raise self._needs_partition("snapshot of a bucket", "partition(name).snapshot")
 
-    async def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The whole table as it is now, partition after partition."""
-        parts = await self._of_each(lambda child: child.to_arrow(columns))
+    async def to_arrow(
+        self, columns: Sequence[str] | None = None, *, as_of: Moment | None = None
+    ) -> pa.Table:
+        """The whole table as it is now, or what the present partitions held at a time, partition after partition."""
+        if isinstance(as_of, Mapping):
+            raise self._needs_partition("reading at offsets", "partition(name).to_arrow")
+        parts = await self._of_each(lambda child: child.to_arrow(columns, as_of=as_of))
         _, schema, order = self._reader.project(columns)
         if order is not None:
             schema = pa.schema([schema.field(name) for name in order])
         return pa.concat_tables([schema.empty_table(), *(parts[name] for name in sorted(parts))])
+
+    async def range_scan(
+        self,
+        lower: Any = None,
+        upper: Any = None,
+        columns: Sequence[str] | None = None,
+        *,
+        include_lower: bool = True,
+        include_upper: bool = False,
+        limit: int | None = None,
+        as_of: Moment | None = None,
+    ) -> pa.Table:
+        """As `AsyncTable.range_scan`, over the present partitions."""
+        if isinstance(as_of, Mapping):
+            raise self._needs_partition("reading at offsets", "partition(name).range_scan")
+        self._must_be(log_table=False, doing="range scan")
+        primary_key = self.definition.schema.primary_key
+        wanted = None if columns is None else list(dict.fromkeys([*columns, *primary_key]))
+        parts = await self._of_each(
+            lambda child: child.range_scan(
+                lower, upper, wanted,
+                include_lower=include_lower, include_upper=include_upper, limit=limit, as_of=as_of,
+            )
+        )  # fmt: skip
+        _, schema, order = self._reader.project(wanted)
+        empty = schema.empty_table() if order is None else schema.empty_table().select(order)
+        rows = pa.concat_tables([empty, *parts.values()]).sort_by(
+            [(name, "ascending") for name in primary_key]
+        )
+        rows = rows if limit is None else rows.slice(0, limit)
+        return rows if columns is None else rows.select(list(columns))
 
     # -- committed positions
     # ----------------------------------------------------------------------------------

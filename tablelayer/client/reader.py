@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -45,6 +46,10 @@ from tablelayer.model.table import TableDefinition
 
 AnswerT = TypeVar("AnswerT")
 
+Moment = int | datetime | Mapping[int, int]
+"""A time (milliseconds or datetime), or offsets by bucket."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EARLIEST = -2
 LATEST = -1
 
@@ -323,6 +328,31 @@ class Reader:
         found = await self._list_offsets(timestamp, buckets)
         behind = [bucket for bucket, offset in found.items() if offset < 0]
         return found | (await self._list_offsets(LATEST, behind) if behind else {})
+
+    async def offsets_as_of(self, moment: Moment, buckets: Sequence[int]) -> dict[int, int]:
+        """The offsets that a table's log had reached at a time, what was written at that time included.
+
+        A time is a datetime (naive: UTC) or milliseconds; offsets are taken as they are. Raises TableError
+        (OUTSIDE_RETENTION) for a time before what the log still has.
+        """
+        if isinstance(moment, Mapping):
+            missing = [bucket for bucket in buckets if bucket not in moment]
+            if missing:
+                raise ValueError(f"the offsets of a moment in {self._topic} lack bucket {missing[0]}")
+            return {bucket: int(moment[bucket]) for bucket in buckets}
+        if isinstance(moment, datetime):
+            zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+            moment = (zoned - _EPOCH) // timedelta(milliseconds=1)
+        found = await self.offsets(moment + 1, buckets)
+        earliest = await self.offsets("earliest", buckets)
+        for bucket, offset in found.items():
+            if 0 < offset == earliest[bucket]:
+                raise TableError(
+                    TableErrorCode.OUTSIDE_RETENTION,
+                    f"bucket {bucket} of {self._topic} cannot be read as it was at {moment} ms: its log begins at "
+                    f"offset {offset}, which was written later",
+                )
+        return found
 
     async def _list_offsets(self, timestamp: int, buckets: Sequence[int]) -> dict[int, int]:
         answers = await self.ask(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,7 @@ import pyarrow as pa
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.errors import ConnectionFailed, RequestTimeout
-from tablelayer.client.reader import Reader
+from tablelayer.client.reader import Moment, Reader
 from tablelayer.client.retry import (
     Backoff,
     Deadline,
@@ -32,19 +31,15 @@ from tablelayer.client.retry import (
     is_stale_route,
     may_retry,
     raise_for,
-    retrying,
 )
 from tablelayer.client.routes import TableRoutes
+from tablelayer.client.state import snapshot_pieces
 from tablelayer.model.batch import ArrowBatch, ChangeType, schema_id_of
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.ipc import decode_ipc
 from tablelayer.model.messages import (
-    OPEN_SCAN,
     ScanLogBucket,
     ScanLogRequest,
     ScanLogResponse,
-    ScanSnapshotRequest,
-    ScanSnapshotResponse,
 )
 from tablelayer.model.table import TableDefinition
 
@@ -131,7 +126,12 @@ class AsyncScan:
         until: Until = None,
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
+        as_of: Moment | None = None,
     ) -> None:
+        if as_of is not None and (start != "full" or not definition.is_primary_key_table):
+            raise ValueError(
+                "as_of is for scans of primary-key tables that start with the state (start='full')"
+            )
         self._cluster = cluster
         self._config = cluster.config
         self._definition = definition
@@ -150,6 +150,8 @@ class AsyncScan:
         self._start = start
         self._until = until
         self._poll_timeout = poll_timeout
+        self._as_of = as_of
+        self._states_at: Mapping[int, int] = {}
         self._wanted = self._choose(buckets)
         self._channel = f"scan-{next(_scan_numbers)}"
         self._buckets: dict[int, _Bucket] = {}
@@ -263,6 +265,8 @@ class AsyncScan:
         start = self._start
         snapshot = start == "full" and self._definition.is_primary_key_table
         offsets: Mapping[int, int] = {}
+        if self._as_of is not None:
+            self._states_at = await self._reader.offsets_as_of(self._as_of, self._wanted)
         if isinstance(start, Mapping):
             offsets = offsets_by_bucket(start)
         elif not snapshot:
@@ -276,7 +280,13 @@ class AsyncScan:
     async def _snapshot(self, state: _Bucket) -> AsyncGenerator[ScanBatch, None]:
         taken_at = 0
         pieces = snapshot_pieces(
-            self._cluster, self._definition, state.bucket, self._ids, self._schema, self._channel
+            self._cluster,
+            self._definition,
+            state.bucket,
+            self._ids,
+            self._schema,
+            self._channel,
+            as_of=self._states_at.get(state.bucket),
         )
         async with aclosing(pieces):
             async for rows, log_offset in pieces:
@@ -472,67 +482,6 @@ class AsyncScan:
             return conversion.of_needed([], parsed.header.record_count)
         sent = pa.schema([source.columns[position].field() for position in conversion.needed])
         return conversion.of_needed(parsed.to_record_batch(sent).columns, parsed.header.record_count)
-
-
-async def snapshot_pieces(
-    cluster: Cluster,
-    definition: TableDefinition,
-    bucket: int,
-    ids: list[int] | None,
-    schema: pa.Schema,
-    channel: str,
-) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
-    """A bucket's state piece by piece, each with the log offset at which all of it was taken.
-
-    A piece whose answer is lost cannot be asked for again (the server has moved on): the error is raised,
-    unless it was the first. The scan is closed on the server when the iteration ends early.
-    """
-    topic, routes = definition.path.topic, TableRoutes(cluster, definition)
-    scan_id, leader, more = OPEN_SCAN, -1, True
-
-    async def ask(deadline: Deadline) -> ScanSnapshotResponse:
-        nonlocal leader
-        if scan_id == OPEN_SCAN:
-            leader = await routes.leader(bucket, deadline)
-        request = ScanSnapshotRequest(
-            table_id=routes.table_id,
-            bucket=bucket,
-            scan_id=scan_id,
-            columns=ids,
-            max_bytes=4 << 20,
-            schema_id=definition.schema.schema_id,
-        )
-        answer = await cluster.send(
-            request, ScanSnapshotResponse, node_id=leader, channel=channel, deadline=deadline
-        )
-        raise_for(answer.error_code, answer.error_message, doing=f"read bucket {bucket} of {topic}")
-        return answer
-
-    try:
-        while more:
-            answer = await retrying(
-                ask,
-                config=cluster.config,
-                deadline=Deadline(cluster.config.delivery_timeout_ms),
-                repeatable=scan_id == OPEN_SCAN,
-                on_stale_route=routes.forget,
-            )
-            scan_id, more = answer.scan_id, answer.has_more
-            rows = (
-                decode_ipc(answer.rows, schema)
-                if answer.rows
-                else pa.RecordBatch.from_pylist([], schema=schema)
-            )
-            yield rows, answer.log_offset
-    finally:
-        if more and scan_id != OPEN_SCAN:
-            request = ScanSnapshotRequest(
-                table_id=routes.table_id, bucket=bucket, scan_id=scan_id, close=True
-            )
-            with suppress(ConnectionFailed, RequestTimeout):  # then its lease ends by itself
-                await cluster.send(
-                    request, ScanSnapshotResponse, node_id=leader, channel=channel, deadline=Deadline(1_000)
-                )
 
 
 def _seen(task: asyncio.Task[list[_Arrived]]) -> None:

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.conform import Data, as_rows, conform
-from tablelayer.client.errors import ConnectionLost, DataError, RequestTimeout
+from tablelayer.client.errors import DataError
 from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.positions import commit_positions, fetch_positions
-from tablelayer.client.reader import LookupResult, Reader, first_row, nullable_schema, reorder
+from tablelayer.client.reader import LookupResult, Moment, Reader, first_row, nullable_schema, reorder
 from tablelayer.client.retry import Deadline, retrying
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.scan import (
@@ -27,12 +27,13 @@ from tablelayer.client.scan import (
     Start,
     Until,
     offsets_by_bucket,
-    snapshot_pieces,
 )
 from tablelayer.client.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
+from tablelayer.client.state import KeyBound, snapshot_pieces
 from tablelayer.client.writer import Writer, WriteResult
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.ipc import encode_ipc
 from tablelayer.model.partitions import Partition, check_partitioned
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition, TablePath
@@ -420,6 +421,7 @@ class AsyncTable:
         until: Until = None,
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
+        as_of: Moment | None = None,
     ) -> AsyncScan:
         """Read rows and changes as a stream of `ScanBatch`.
 
@@ -429,6 +431,8 @@ class AsyncTable:
           ever.
         - `columns`: the server reads and sends only these. `buckets`: only these.
         - `poll_timeout`: seconds without a row after which the iteration ends; None waits for ever.
+        - `as_of`: the state of a PK table is that of an earlier moment (a time in milliseconds, a datetime, or offsets
+          by bucket), and the changes follow from there.
         """
         return AsyncScan(
             self._cluster,
@@ -438,20 +442,22 @@ class AsyncTable:
             until=until,
             buckets=buckets,
             poll_timeout=poll_timeout,
+            as_of=as_of,
         )
 
     async def snapshot(
-        self, bucket: int, columns: Sequence[str] | None = None
+        self, bucket: int, columns: Sequence[str] | None = None, *, as_of: int | None = None
     ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
-        """One bucket of a PK table as it is now, piece by piece, each with the log offset of that moment.
+        """One bucket of a PK table as it is now, or at an offset, piece by piece, each with the offset of that moment.
 
-        There is at least one piece, perhaps an empty one. Close the iteration (`aclosing`) if it ends early. A lost
-        connection ends it with the client's error, for what is left of that moment cannot be asked for again.
+        There is at least one piece, perhaps an empty one. Close the iteration (`aclosing`) if it ends early. Lost
+        connections and restarts of the server do not show, unless retention has meanwhile taken what that moment needs:
+        then it ends with TableError(SCAN_EXPIRED).
         """
         self._must_be(log_table=False, doing="snapshot")
         ids, schema, order = self._reader.project(columns)
         channel = f"snapshot-of-one-{next(_snapshot_numbers)}"
-        pieces = snapshot_pieces(self._cluster, self.definition, bucket, ids, schema, channel)
+        pieces = snapshot_pieces(self._cluster, self.definition, bucket, ids, schema, channel, as_of=as_of)
         try:
             async with aclosing(pieces):
                 async for rows, offset in pieces:
@@ -459,38 +465,103 @@ class AsyncTable:
         finally:
             self._cluster.release(channel)
 
-    async def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The whole table as it is now: a PK table's rows, or all rows that a log table keeps."""
+    async def to_arrow(
+        self, columns: Sequence[str] | None = None, *, as_of: Moment | None = None
+    ) -> pa.Table:
+        """The whole table as it is now, or was: a PK table's rows, or all rows that a log table keeps.
+
+        `as_of`: a time (milliseconds or datetime; what was written then is included), or offsets by bucket. TableError
+        (OUTSIDE_RETENTION) when log and snapshots do not reach back so far.
+        """
         ids, schema, order = self._reader.project(columns)
+        buckets = range(self.definition.bucket_count)
+        moments = None if as_of is None else await self._reader.offsets_as_of(as_of, buckets)
         if self.definition.is_primary_key_table:
-            gate = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
-            buckets = range(self.definition.bucket_count)
-            parts = await asyncio.gather(
-                *(self._bucket_rows(bucket, ids, schema, gate) for bucket in buckets)
-            )
-            batches = [batch for part in parts for batch in part]
+            batches = await self._states(ids, schema, moments)
             return reorder(pa.Table.from_batches(batches, schema=schema), order)
-        async with self.scan(columns, start="earliest", until="latest") as scan:
+        until: Until = "latest" if moments is None else moments
+        async with self.scan(columns, start="earliest", until=until) as scan:
             batches = [piece.batch async for piece in scan]
         return pa.Table.from_batches(
             batches, schema=schema if order is None else pa.schema(map(schema.field, order))
         )
 
-    async def _bucket_rows(
-        self, bucket: int, ids: list[int] | None, schema: pa.Schema, gate: asyncio.Semaphore
+    async def range_scan(
+        self,
+        lower: Any = None,
+        upper: Any = None,
+        columns: Sequence[str] | None = None,
+        *,
+        include_lower: bool = True,
+        include_upper: bool = False,
+        limit: int | None = None,
+        as_of: Moment | None = None,
+    ) -> pa.Table:
+        """The rows of a PK table between two keys, in key order; at most `limit` of them.
+
+        A bound is a dict of the first columns of the primary key (or of all), or the bare value of the first; it stands
+        for all keys that begin so: `range_scan({"customer": 7}, {"customer": 7}, include_upper=True)` are all of
+        customer 7. Only the rows in between are read. `as_of` as for `to_arrow`.
+        """
+        self._must_be(log_table=False, doing="range scan")
+        if limit is not None and limit < 0:
+            raise ValueError(f"a limit of {limit} rows makes no sense")
+        buckets = range(self.definition.bucket_count)
+        primary_key = self.definition.schema.primary_key
+        wanted = columns
+        if columns is not None and len(buckets) > 1:
+            wanted = list(dict.fromkeys([*columns, *primary_key]))
+        ids, schema, _ = self._reader.project(wanted)
+        moments = None if as_of is None else await self._reader.offsets_as_of(as_of, buckets)
+        batches = await self._states(
+            ids, schema, moments, limit=limit,
+            lower=await self._bound(lower, inclusive=include_lower),
+            upper=await self._bound(upper, inclusive=include_upper),
+        )  # fmt: skip
+        rows = pa.Table.from_batches(batches, schema=schema)
+        if len(buckets) > 1:
+            rows = rows.sort_by([(name, "ascending") for name in primary_key])
+        rows = rows if limit is None else rows.slice(0, limit)
+        return rows if columns is None else rows.select(list(columns))
+
+    async def _bound(self, bound: Any, *, inclusive: bool) -> KeyBound | None:
+        if bound is None:
+            return None
+        key_columns = self.definition.schema.key_columns
+        given = bound if isinstance(bound, Mapping) else {key_columns[0].name: bound}
+        columns = key_columns[: len(given)]
+        if {column.name for column in columns} != set(given):
+            raise DataError(
+                f"{self.path}: a bound has the first columns of the primary key "
+                f"({', '.join(column.name for column in key_columns)}), not {', '.join(given)}"
+            )
+        rows = await self._keys([given], columns)
+        (row,) = rows.combine_chunks().to_batches()
+        return KeyBound(bytes(encode_ipc(row)), len(columns), inclusive)
+
+    async def _states(
+        self, ids: list[int] | None, schema: pa.Schema, moments: Mapping[int, int] | None, **asked: Any
     ) -> list[pa.RecordBatch]:
-        async with gate:
-            for attempt in range(_SNAPSHOT_ATTEMPTS):
-                try:
-                    pieces = snapshot_pieces(
-                        self._cluster, self.definition, bucket, ids, schema, f"snapshot-{bucket % 4}"
-                    )
-                    async with aclosing(pieces):
-                        return [rows async for rows, _ in pieces]
-                except (ConnectionLost, RequestTimeout):
-                    if attempt == _SNAPSHOT_ATTEMPTS - 1:
-                        raise
-            raise AssertionError("unreachable")
+        gate = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
+
+        async def one(bucket: int) -> list[pa.RecordBatch]:
+            as_of = None if moments is None else moments[bucket]
+            async with gate:
+                for attempt in range(_SNAPSHOT_ATTEMPTS):
+                    try:
+                        pieces = snapshot_pieces(
+                            self._cluster, self.definition, bucket, ids, schema, f"snapshot-{bucket % 4}",
+                            as_of=as_of, **asked,
+                        )  # fmt: skip
+                        async with aclosing(pieces):
+                            return [rows async for rows, _ in pieces]
+                    except TableError as error:
+                        if error.code is not TableErrorCode.SCAN_EXPIRED or attempt == _SNAPSHOT_ATTEMPTS - 1:
+                            raise
+                raise AssertionError("unreachable")
+
+        parts = await asyncio.gather(*map(one, range(self.definition.bucket_count)))
+        return [batch for part in parts for batch in part]
 
     # -- committed positions
     # ----------------------------------------------------------------------------------

@@ -40,12 +40,13 @@ class TableErrorCode(IntEnum):
     NOT_PARTITIONED = 1024
     PARTITION_NEEDED = 1025
     TOO_MANY_PARTITIONS = 1026
+    OUTSIDE_RETENTION = 1030
     STAGED_ROWS_MISSING = 1040
 
     @property
     def retriable(self) -> bool:
         """Whether the same request may succeed later without anybody changing it."""
-        return self is TableErrorCode.BUFFER_EXHAUSTED
+        return self in (TableErrorCode.BUFFER_EXHAUSTED, TableErrorCode.SCAN_EXPIRED)
 
     @property
     def needs_refresh(self) -> bool:

@@ -393,8 +393,15 @@ class CountRowsResponse(ApiMessage, key=10016, kind="response", versions="0", fl
     buckets: list[CountRowsResult] = array(CountRowsResult)
 
 
-class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0", flexible="0+"):
-    """The next piece of a scan of one bucket's state; ``scan_id`` OPEN_SCAN opens one, ``close`` ends it."""
+class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0-1", flexible="0+"):
+    """The next piece of a scan of one bucket's state; ``scan_id`` OPEN_SCAN opens one, ``close`` ends it.
+
+    ``piece`` counts the pieces from 0: the last one that was answered can be asked for again, and the scan stays open
+    until it is closed. -1: the next one, and the last one closes the scan. What opens a scan says the rest: the state
+    at the offset ``as_of`` (-1: now), keys behind ``after`` (a cursor of an answer), keys between the bounds, at most
+    ``limit`` rows (-1: all). A bound is one row of the first ``lower_columns`` (``upper_columns``) columns of the
+    primary key, and stands for all keys that begin so.
+    """
 
     table_id: UUID = uuid()
     bucket: int = int32()
@@ -402,12 +409,22 @@ class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0", f
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     max_bytes: int = int32(default=4 << 20)
     close: bool = boolean()
+    piece: int = int64(versions="1+", default=-1)
+    as_of: int = int64(versions="1+", default=-1)
+    after: bytes | None = binary(versions="1+", nullable="1+", default=None)
+    lower: Any = records(versions="1+", nullable="1+")
+    lower_columns: int = int16(versions="1+")
+    lower_inclusive: bool = boolean(versions="1+", default=True)
+    upper: Any = records(versions="1+", nullable="1+")
+    upper_columns: int = int16(versions="1+")
+    upper_inclusive: bool = boolean(versions="1+")
+    limit: int = int64(versions="1+", default=-1)
     schema_id: int = int16(default=-1, tag=0)
 
 
-class ScanSnapshotResponse(ApiMessage, key=10017, kind="response", versions="0", flexible="0+"):
+class ScanSnapshotResponse(ApiMessage, key=10017, kind="response", versions="0-1", flexible="0+"):
     """All pieces together are the bucket's state at ``log_offset``: the changelog from there on continues
-    it.
+    it. ``cursor`` says how far the piece goes, for ``after``; null for a piece without rows.
     """
 
     throttle_time_ms: int = int32()
@@ -418,6 +435,7 @@ class ScanSnapshotResponse(ApiMessage, key=10017, kind="response", versions="0",
     has_more: bool = boolean()
     schema_id: int = int16()
     rows: Any = records(nullable="0+")
+    cursor: bytes | None = binary(versions="1+", nullable="1+", default=None, ignorable=True)
 
 
 class LakeOffset(Struct):

@@ -398,16 +398,19 @@ class Handlers:
         if request.scan_id == m.OPEN_SCAN:
             bucket = self._bucket(definition, request.bucket, KeyBucket)
             wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
-            scan_id = await self._scans.open(bucket, wanted)
+            scan_id = await self._scans.open(bucket, wanted, request)
         else:
             scan_id = request.scan_id
-        log_offset, schema_id, rows, has_more = await self._scans.next(scan_id, max(1, request.max_bytes))
+        scan, rows, cursor, has_more = await self._scans.next(
+            scan_id, request.piece, max(1, request.max_bytes)
+        )
         return m.ScanSnapshotResponse(
             scan_id=scan_id,
-            log_offset=log_offset,
+            log_offset=scan.log_offset,
             has_more=has_more,
-            schema_id=schema_id,
+            schema_id=scan.wanted.schema.schema_id,
             rows=rows,
+            cursor=cursor,
         )
 
     # -- lake ----------------------------------------------------------------------------------------------

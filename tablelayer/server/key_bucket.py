@@ -64,10 +64,10 @@ class KeyBucket(TableBucket):
         self._storing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._last_flush = services.context.clock.monotonic()
-        self._snapshots = services.snapshots_of(partition.topic.topic_id, partition.index)
+        self.snapshots = services.snapshots_of(partition.topic.topic_id, partition.index)
         self._snapshotting: asyncio.Task[None] | None = None
         self._schedule: SnapshotSchedule | None = None
-        self._recovery = StoreRecovery(services, self.name, self.directory, self._snapshots)
+        self._recovery = StoreRecovery(services, self.name, self.directory, self.snapshots)
         self._rebuilding: asyncio.Task[None] | None = None
         self._rebuilt_at = float("-inf")
 
@@ -83,9 +83,9 @@ class KeyBucket(TableBucket):
     async def start(self) -> None:
         """Bring the store up to the log. Raises UnrecoverableBucketError."""
         await self._bring_up()
-        if self._snapshots is not None:
+        if self.snapshots is not None:
             self._snapshotting = asyncio.get_running_loop().create_task(
-                self._load_snapshots(self._snapshots), name=f"snapshots of {self.name}"
+                self._load_snapshots(self.snapshots), name=f"snapshots of {self.name}"
             )
 
     async def _bring_up(self) -> None:
@@ -133,8 +133,8 @@ class KeyBucket(TableBucket):
                 self._rebuilt_at = clock.monotonic()
                 await self.services.run(tablet.kv.abandon)
                 await self.services.run(set_aside, self.directory)
-                if self._snapshots is not None:
-                    self._snapshots.store_changed()
+                if self.snapshots is not None:
+                    self.snapshots.store_changed()
                 await self._bring_up()
         except Exception as error:
             logger.error("%s cannot be rebuilt", self.name, exc_info=error)
@@ -144,8 +144,8 @@ class KeyBucket(TableBucket):
 
     async def _quiesce(self) -> Tablet | None:
         """Let what is under way end, and take the tablet away. Called with `_writing` held."""
-        if self._snapshots is not None:
-            self._snapshots.stop()
+        if self.snapshots is not None:
+            self.snapshots.stop()
         tasks = [task for task in (self._storing, self._flushing, self._snapshotting) if task is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -300,7 +300,7 @@ class KeyBucket(TableBucket):
             return
         if tablet.kv.bytes_since_flush and now - self._last_flush >= self.services.limits.flush_seconds:
             self._start_flush()
-        snapshots, schedule = self._snapshots, self._schedule
+        snapshots, schedule = self.snapshots, self._schedule
         if snapshots is None or schedule is None or self._snapshotting is not None:
             return
         if schedule.due(now, tablet.kv.applied_offset, snapshots.newest_offset):
@@ -404,8 +404,8 @@ class KeyBucket(TableBucket):
         if self._tablet is None:
             return 0
         floor = self._tablet.kv.durable_offset
-        if self._snapshots is not None:
-            floor = min(floor, self._snapshots.floor)
+        if self.snapshots is not None:
+            floor = min(floor, self.snapshots.floor)
         tiered = super().retention_floor()
         return floor if tiered is None else min(floor, tiered)
 
@@ -426,12 +426,12 @@ class KeyBucket(TableBucket):
         tablet = await self._stop()
         if tablet is not None:
             await self.services.run(tablet.kv.destroy)
-        if self._snapshots is not None:
+        if self.snapshots is not None:
             try:
-                await self.services.background(self._snapshots.forget)
+                await self.services.background(self.snapshots.forget)
             except OSError as error:
                 logger.warning(
-                    "%s: its snapshots in %s are left behind: %s", self.name, self._snapshots, error
+                    "%s: its snapshots in %s are left behind: %s", self.name, self.snapshots, error
                 )
         await self.services.run(_remove_if_empty, self.directory.parent)
         definition = self.definition

@@ -15,6 +15,7 @@ import itertools
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -244,25 +245,62 @@ class KeyValueStore:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys with `lower` <= key < `upper`; `upper` None: to the end."""
+
+    lower: bytes = ROW_PREFIX
+    upper: bytes | None = None
+
+    def after(self, key: bytes) -> KeyRange:
+        """What of the range lies behind a key."""
+        return KeyRange(max(self.lower, key + b"\x00"), self.upper)
+
+
+def successor(prefix: bytes) -> bytes:
+    """The first key behind all that begin with `prefix`, which is not all FF."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1])
+
+
 class StoreSnapshot:
     """The state at one applied offset, read piece by piece while writes go on."""
 
     def __init__(self, snapshot: Any) -> None:
         meta = snapshot[_META_KEY] if _META_KEY in _keys_of(snapshot) else None
         self.applied_offset, self.row_count = (0, 0) if meta is None else _decode_meta(meta)
-        self._values: Iterator[bytes] = iter(snapshot.values(from_key=ROW_PREFIX))
+        self._snapshot = snapshot
+        self._items: Iterator[tuple[bytes, bytes]] = iter(())
 
-    def next_values(self, max_bytes: int) -> tuple[list[bytes], bool]:
-        """More rows in key order, about `max_bytes` of them, and whether there may be more."""
+    def seek(self, keys: KeyRange) -> None:
+        """Read these from now on."""
+        options = ReadOptions()
+        if keys.upper is not None:
+            options.set_iterate_upper_bound(keys.upper)
+        self._items = iter(self._snapshot.items(from_key=keys.lower, read_opt=options))
+
+    def end(self) -> None:
+        """Let go of the store: it cannot be opened again while it is held here."""
+        self._items = iter(())
+        self._snapshot = None
+
+    def next_rows(self, max_bytes: int, max_rows: int) -> tuple[list[bytes], bytes | None, bool]:
+        """(values in key order, about `max_bytes` or `max_rows` of them; the last one's key; whether there may be
+        more)."""
         values: list[bytes] = []
+        last: bytes | None = None
         size = 0
-        while size < max_bytes:
-            piece = list(itertools.islice(self._values, 1024))
-            values.extend(piece)
-            size += sum(map(len, piece))
-            if len(piece) < 1024:
-                return values, False
-        return values, True
+        while size < max_bytes and len(values) < max_rows:
+            wanted = min(1024, max_rows - len(values))
+            piece = list(itertools.islice(self._items, wanted))
+            if piece:
+                last = piece[-1][0]
+                fresh = [value for _, value in piece]
+                values.extend(fresh)
+                size += sum(map(len, fresh))
+            if len(piece) < wanted:
+                return values, last, False
+        return values, last, True
 
 
 def _keys_of(snapshot: Any) -> list[bytes]:

@@ -7,6 +7,7 @@ does not matter to them (R12). Functions with a `store` block and are called in 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import DecodeError
+from tablelayer.model import messages as m
 from tablelayer.model.arrays import validity
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -24,7 +26,7 @@ from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions, decode_stored
 from tablelayer.server.bucket import headers_of
-from tablelayer.server.kv import ROW_PREFIX, KeyValueStore, StoreSnapshot
+from tablelayer.server.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
 from tablelayer.server.merge import row_keys
 
 if TYPE_CHECKING:
@@ -251,15 +253,78 @@ def _count(region: FileRegion, counted: Counted) -> Counted:
 class SnapshotScan:
     """A bucket's state at one offset, read piece by piece; one piece at a time."""
 
-    def __init__(self, bucket: KeyBucket, snapshot: StoreSnapshot, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        bucket: KeyBucket,
+        snapshot: StoreSnapshot,
+        wanted: Wanted,
+        keys: KeyRange,
+        limit: int | None = None,
+        past_offset: int | None = None,
+    ) -> None:
+        """`past_offset`: the past state that is read, to be given back."""
         self.bucket = bucket
         self.wanted = wanted
         self.log_offset = snapshot.applied_offset
+        self.past_offset = past_offset
         self.expires_at = 0.0
         self.turn = asyncio.Lock()
+        self.next_piece = 0
         self._snapshot = snapshot
+        self._place = self._before = (keys, limit)
+        snapshot.seek(keys)
 
-    def next_rows(self, max_bytes: int) -> tuple[Rows, bool]:
-        """More rows in key order, and whether there may be more. Blocking."""
-        values, has_more = self._snapshot.next_values(max_bytes)
-        return _rows(pa.array(values, pa.binary()), self.bucket.versions, self.wanted), has_more
+    def rows_of(self, piece: int, max_bytes: int) -> tuple[Rows, bytes | None, bool]:
+        """(rows in key order, the last one's key, whether there may be more). The piece is the next one, or the one
+        before it, once more. Blocking; raises TableError(SCAN_EXPIRED)."""
+        if piece == self.next_piece - 1:
+            self._place, self.next_piece = self._before, piece
+            self._snapshot.seek(self._place[0])
+        elif piece != self.next_piece:
+            raise TableError(
+                TableErrorCode.SCAN_EXPIRED,
+                f"the scan is at piece {self.next_piece}, not at {piece}; begin again",
+            )
+        keys, left = self._place
+        values, last, has_more = self._snapshot.next_rows(max_bytes, sys.maxsize if left is None else left)
+        rows = _rows(pa.array(values, pa.binary()), self.bucket.versions, self.wanted)
+        if left is not None:
+            left -= len(values)
+            has_more = has_more and left > 0
+        self._before = self._place
+        self._place = (keys if last is None else keys.after(last), left)
+        self.next_piece += 1
+        return rows, last, has_more
+
+    def end(self) -> None:
+        """Let go of the store's files."""
+        self._snapshot.end()
+
+
+def key_range(schema: Schema, request: m.ScanSnapshotRequest) -> KeyRange:
+    """The keys that a scan asks for. Raises TableError(INVALID_KEY)."""
+    lower, upper = ROW_PREFIX, None
+    if request.lower is not None:
+        bound = _bound(schema, request.lower, request.lower_columns)
+        lower = bound if request.lower_inclusive else successor(bound)
+    if request.upper is not None:
+        bound = _bound(schema, request.upper, request.upper_columns)
+        upper = successor(bound) if request.upper_inclusive else bound
+    if upper is not None and upper < lower:
+        upper = lower
+    keys = KeyRange(lower, upper)
+    return keys if request.after is None else keys.after(request.after)
+
+
+def _bound(schema: Schema, rows: memoryview, count: int) -> bytes:
+    if not 1 <= count <= len(schema.primary_key):
+        raise TableError(
+            TableErrorCode.INVALID_KEY,
+            f"a bound has from 1 to {len(schema.primary_key)} columns of the primary key, not {count}",
+        )
+    names = schema.primary_key[:count]
+    bounds = row_keys(schema, _key_rows(schema, names, rows, 1), names)
+    if len(bounds) != 1:
+        raise TableError(TableErrorCode.INVALID_KEY, f"a bound is one row, not {len(bounds)}")
+    bound: bytes = bounds[0].as_py()
+    return bound

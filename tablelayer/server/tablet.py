@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import DecodeError
@@ -33,6 +35,7 @@ from tablelayer.server.kv import KeyValueStore
 from tablelayer.server.merge import MergeRules, merge, row_keys
 from tablelayer.server.writes import OperationSource, Writer, compression_of, statistics_of
 
+Changes = npt.NDArray[np.uint8]
 _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
 
 
@@ -159,8 +162,9 @@ class Tablet:
 
     # -- replaying -----------------------------------------------------------------------------------------
 
-    def replay(self, versions: SchemaVersions, data: bytes) -> int:
-        """Apply whole log batches that continue the applied offset. The number of rows replayed.
+    def replay(self, versions: SchemaVersions, data: bytes, up_to: int | None = None) -> int:
+        """Apply whole log batches that continue the applied offset, or what of them is below `up_to`. The number of
+        rows replayed.
 
         Raises DecodeError for batches that are not a changelog.
         """
@@ -169,30 +173,88 @@ class Tablet:
         row_count, end_offset = self.kv.row_count, self.kv.applied_offset
         view = memoryview(data)
         for position, header in iter_headers(view):
-            if header.next_offset <= end_offset:
+            if header.next_offset <= end_offset or (up_to is not None and header.base_offset >= up_to):
                 continue
             if header.base_offset != end_offset:
                 raise DecodeError(f"a changelog batch begins at {header.base_offset}, not at {end_offset}")
             batch = ArrowBatch.parse(view[position : position + header.size])
-            keys, values, delta = changes_of(versions.get(batch.schema_id), batch)
+            stop = None if up_to is None else up_to - header.base_offset
+            keys, values, delta = changes_of(versions.get(batch.schema_id), batch, stop)
             groups.append((keys, values))
             row_count += delta
-            end_offset = header.next_offset
+            end_offset = header.next_offset if up_to is None else min(header.next_offset, up_to)
             replayed += header.record_count
         if groups:
             self.kv.write(groups, end_offset, row_count)
         return replayed
 
+    def take_back(self, versions: SchemaVersions, data: bytes, offset: int) -> None:
+        """Undo whole log batches that end at the applied offset, as far back as `offset`, by their old images.
 
-def changes_of(schema: Schema, batch: ArrowBatch) -> tuple[list[bytes], list[bytes | None], int]:
-    """What a changelog batch puts into the store, in its order, and how the number of rows changes. `schema`: the
-    one it was written under."""
+        Raises DecodeError for batches that have none or do not end there.
+        """
+        view = memoryview(data)
+        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+        row_count, start = self.kv.row_count, self.kv.applied_offset
+        for position, header in reversed(list(iter_headers(view))):
+            if header.base_offset >= start or header.next_offset <= offset:
+                continue
+            if header.next_offset != start:
+                raise DecodeError(f"a changelog batch ends at {header.next_offset}, not at {start}")
+            batch = ArrowBatch.parse(view[position : position + header.size])
+            keys, values, delta = undone_by(
+                versions.get(batch.schema_id), batch, max(0, offset - header.base_offset)
+            )
+            groups.append((keys, values))
+            row_count -= delta
+            start = max(offset, header.base_offset)
+        if groups:
+            self.kv.write(groups, start, row_count)
+
+
+def _images(
+    schema: Schema, batch: ArrowBatch, first: int, stop: int | None
+) -> tuple[pa.RecordBatch, Changes]:
     rows = batch.to_record_batch(schema.arrow())
-    if rows.num_rows == 0:
-        return [], [], 0
     changes = batch.change_types
+    if rows.num_rows == 0:
+        return rows, np.zeros(0, np.uint8)
     if changes is None:
         raise DecodeError("a batch of a primary-key table has no change types")
+    stop = rows.num_rows if stop is None else min(stop, rows.num_rows)
+    return rows.slice(first, stop - first), changes[first:stop]
+
+
+def undone_by(schema: Schema, batch: ArrowBatch, first: int) -> tuple[list[bytes], list[bytes | None], int]:
+    """What takes back the changes of a batch from row `first` on, to be put into the store in this order, and how they
+    have changed the number of rows. A -U stands before its +U: of a pair that is cut in two the whole is taken back.
+    """
+    changes = batch.change_types
+    if first and changes is not None and first < len(changes) and changes[first] == ChangeType.UPDATE_AFTER:
+        first -= 1
+        if changes[first] != ChangeType.UPDATE_BEFORE:
+            raise DecodeError("an update has no old image")
+    rows, changes = _images(schema, batch, first, None)
+    if not len(changes):
+        return [], [], 0
+    if (changes == ChangeType.UPDATE_AFTER).sum() != (changes == ChangeType.UPDATE_BEFORE).sum():
+        raise DecodeError("updates have no old images")
+    kept = np.flatnonzero(changes != ChangeType.UPDATE_AFTER)[::-1]
+    selected, inserted = rows.take(pa.array(kept)), changes[kept] == ChangeType.INSERT
+    keys = row_keys(schema, selected).to_pylist()
+    values: list[bytes | None] = encode_rows(selected, schema).to_pylist()
+    values = [None if new else value for value, new in zip(values, inserted.tolist(), strict=True)]
+    return keys, values, int(inserted.sum()) - int((changes == ChangeType.DELETE).sum())
+
+
+def changes_of(
+    schema: Schema, batch: ArrowBatch, stop: int | None = None
+) -> tuple[list[bytes], list[bytes | None], int]:
+    """What a changelog batch (its rows before `stop`) puts into the store, in its order, and how the number of rows
+    changes. `schema`: the one it was written under."""
+    rows, changes = _images(schema, batch, 0, stop)
+    if not len(changes):
+        return [], [], 0
     kept = changes != ChangeType.UPDATE_BEFORE
     selected = rows.filter(pa.array(kept))
     deletes = changes[kept] == ChangeType.DELETE

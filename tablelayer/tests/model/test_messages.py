@@ -54,9 +54,9 @@ def test_message_goes_out_and_comes_back(message):
 @pytest.mark.parametrize("kind", [*m.REQUESTS, *m.RESPONSES], ids=lambda kind: kind.__name__)
 def test_defaults_go_out_and_come_back(kind):
     values = {name: b"" for name, field in kind.FIELDS.items() if field.kind == "records"}
-    message = kind(**values)
-    assert kind.decode(message.encode(0), 0) == message
-    assert kind.is_flexible(0)
+    message, version = kind(**values), kind.MAX_VERSION
+    assert kind.decode(message.encode(version), version) == message
+    assert kind.is_flexible(version)
 
 
 def test_requests_and_responses_pair_up_and_keys_are_unique():

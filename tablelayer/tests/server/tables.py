@@ -258,8 +258,8 @@ class Table:
         )
         return decode_ipc(bytes(data), arrow).to_pylist()  # type: ignore[no-any-return]
 
-    async def state(self, bucket: int = 0) -> list[Row]:
-        """All rows, by a snapshot scan in small pieces."""
+    async def state(self, bucket: int = 0, **asked: Any) -> list[Row]:
+        """All rows, by a snapshot scan in small pieces; `asked` are more fields of its request."""
         rows: list[Row] = []
         scan_id, more = m.OPEN_SCAN, True
         while more:
@@ -270,6 +270,7 @@ class Table:
                     scan_id=scan_id,
                     max_bytes=1,
                     schema_id=self.definition.schema.schema_id,
+                    **asked,
                 )
             )
             assert answer.error_code == 0, answer.error_message
