@@ -154,6 +154,7 @@ def serve(data, port):
     return server
 
 
+@pytest.mark.slow
 def test_r14_a_scan_goes_on_at_its_moment_over_a_kill_of_the_server(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
