@@ -23,7 +23,7 @@ from tablelayer.server.snapshots import Snapshot
 from tablelayer.server.time_travel import Base, plan
 from tablelayer.tests.server.oracle import Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import random_batch, random_definition
-from tablelayer.tests.server.tables import Row, Table, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, copy_as_killed, replay, run, tables
 from tablelayer.tests.server.test_snapshots import NEVER, cut_log, rows, snapshot_now
 
 COLUMNS = "a INT, b STRING, v STRING, PRIMARY KEY (a, b)"
@@ -172,19 +172,13 @@ def life(seed: int, tmp_path: Path, batches: int) -> int:
                     await bucket._snapshotting
                 bucket.tablet.kv.flush()
                 crashed = tmp_path / str(number)
-                shutil.copytree(
-                    directory, crashed,
-                    ignore=lambda path, names: [
-                        name for name in names if name == ".lock" or (path.endswith("/tables") and harmed(name))
-                    ],
-                )  # fmt: skip
+                copy_as_killed(directory, crashed)
+                for store in (crashed / "extensions" / "tables").glob("*-*"):
+                    if rng.random() < 0.5:  # of half of the crashes nothing is left of the store
+                        shutil.rmtree(store)
             shutil.rmtree(directory)
             directory = crashed
             restores += 1
-
-    def harmed(name: str) -> bool:
-        """Of half of the crashes nothing is left of the store."""
-        return rng.random() < 0.5
 
     run(work)
     shutil.rmtree(tmp_path, ignore_errors=True)
