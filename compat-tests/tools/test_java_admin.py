@@ -168,6 +168,27 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     assert "num.partitions=1" in java.run(configs, *at, "--describe", "--all", "--broker", "0")
     for entity in ("clients", "ips", "client-metrics", "groups"):
         java.run(configs, *at, "--describe", "--entity-type", entity)
+    group = unique("configured")
+    of_group = [*at, "--entity-type", "groups", "--entity-name", group]
+    timeout = "consumer.session.timeout.ms=50000"
+    java.run(configs, *of_group, "--alter", "--add-config", timeout)
+    assert timeout in java.run(configs, *of_group, "--describe")
+    refused = java.try_run(configs, *of_group, "--alter", "--add-config", "consumer.session.timeout.ms=1")
+    assert "group.consumer.min.session.timeout.ms" in refused.output
+    java.run(configs, *of_group, "--alter", "--delete-config", "consumer.session.timeout.ms")
+    assert timeout not in java.run(configs, *of_group, "--describe")
+    every, one = [*at, "--entity-type", "brokers", "--entity-default"], [*at, "--broker", "0"]
+    java.run(configs, *every, "--alter", "--add-config", "log.cleaner.backoff.ms=14000")
+    java.run(configs, *one, "--alter", "--add-config", "log.cleaner.backoff.ms=13000")
+    printed = java.run(configs, *one, "--describe")
+    assert "log.cleaner.backoff.ms=13000" in printed
+    assert "DYNAMIC_DEFAULT_BROKER_CONFIG:log.cleaner.backoff.ms=14000" in printed
+    assert "log.cleaner.backoff.ms" in java.run(configs, *every, "--describe")
+    refused = java.try_run(configs, *one, "--alter", "--add-config", "num.partitions=3")
+    assert "num.partitions cannot be changed while the broker runs" in refused.output
+    for where in (one, every):
+        java.run(configs, *where, "--alter", "--delete-config", "log.cleaner.backoff.ms")
+    assert "log.cleaner.backoff.ms" not in java.run(configs, *every, "--describe")
     refused = java.try_run(
         configs, *at, "--alter", "--entity-type", "clients", "--entity-name", "x",
         "--add-config", "producer_byte_rate=1",

@@ -4,18 +4,35 @@ Whatever the schedule,
 - the group never contradicts itself (`check_group`, after every step),
 - every request is answered at most once, and exactly once if its client and the broker live on,
 - nobody gets another member's assignment, and all of the current generation come from one leader,
+- what the group shows is on the journal, and all of it is there again after a restart,
+- only a member of the present generation commits, or anybody while there are no members,
 - a committed offset reads back as the last acknowledged commit, or one whose client never heard its outcome,
 - once the disturbances stop, everybody who is left ends up in one stable generation.
 """
 
 import itertools
+import os
 import random
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.groups import offsets, replay, state
 from broker.groups.events import Abandoned, JoinResult, Leaver, SyncResult
-from broker.groups.model import Limits, Phase
+from broker.groups.journal import decode_record
+from broker.groups.model import (
+    NEVER,
+    DropGroup,
+    DropOffset,
+    GroupInvariantError,
+    Limits,
+    Phase,
+    PutGroup,
+    PutOffset,
+)
+from broker.groups.rebalance import Rebalance
 from broker.testing.groups import CrashAt, CrashError, GroupHarness
 from protocol.errors import ErrorCode
 
@@ -180,6 +197,7 @@ class World:
         self.group.on_reply = self.replied
         self.owners = {}
         self.sender = None
+        self.read, self.stored, self.positions = 0, None, {}
         self.nonces = itertools.count(1)
         self.values = itertools.count(1)
         self.allowed = {partition: {None} for partition in range(PARTITIONS)}
@@ -203,7 +221,12 @@ class World:
         value = next(self.values)
         before = self.allowed[partition]
         self.allowed[partition] = before | {value}  # the outcome is unknown until it is heard
+        group = self.group.group
+        may = (member_id in group.members and generation == group.generation) or (
+            generation < 0 and group.phase is Phase.EMPTY
+        )
         error = self.group.commit({("t", partition): value}, member_id, generation, instance_id).error
+        assert may or error is not ErrorCode.NONE, "a commit from outside of the generation was taken"
         self.allowed[partition] = {value} if error is ErrorCode.NONE else before
         return error
 
@@ -239,7 +262,7 @@ class World:
             case "fail":
                 self.group.append_error = ErrorCode.COORDINATOR_NOT_AVAILABLE
                 try:
-                    client.behave()
+                    rng.choice((client.behave, lambda: client.commit(rng.randrange(PARTITIONS))))()
                 finally:
                     self.group.append_error = ErrorCode.NONE
             case "crash":
@@ -261,11 +284,41 @@ class World:
         for client in self.clients:
             client.waiting = None
         self.group.crash()
+        self.follow_journal()
+        kept = {member.member_id for member in self.stored.members} if self.stored is not None else set()
+        assert set(self.group.group.members) == kept, "a restart lost members"
 
     # -- what must hold --------------------------------------------------------------------------------------
 
+    def follow_journal(self):
+        """Read what is new on the journal, which is all that a restart would know."""
+        for key, value in self.group.journal[self.read :]:
+            match decode_record(key, value):
+                case PutGroup(stored):
+                    self.stored = stored
+                case DropGroup():
+                    self.stored = None
+                case PutOffset(_, topic, partition, committed):
+                    self.positions[topic, partition] = committed
+                case DropOffset(_, topic, partition):
+                    self.positions.pop((topic, partition), None)
+        self.read = len(self.group.journal)
+
     def check(self):
         group = self.group.group
+        self.follow_journal()
+        shown = {
+            (topic, partition): committed
+            for topic, partitions in group.offsets.items()
+            for partition, committed in partitions.items()
+        }
+        assert shown == self.positions, "positions differ from the journal's"
+        if group.phase is Phase.STABLE:
+            assert self.stored is not None
+            assert (self.stored.generation, self.stored.protocol) == (group.generation, group.protocol)
+            assert {member.member_id: member.assignment for member in self.stored.members} == {
+                name: member.assignment for name, member in group.members.items()
+            }, "assignments differ from the journal's"
         for partition, allowed in self.allowed.items():
             committed = group.offsets.get("t", {}).get(partition)
             assert (committed.offset if committed else None) in allowed, f"partition {partition}"
@@ -315,7 +368,7 @@ ACTIONS, WEIGHTS = zip(
         "leave": 2,
         "die": 2,
         "advance": 8,
-        "fail": 1,
+        "fail": 2,
         "crash": 0.5,
         "tear": 0.5,
     }.items(),
@@ -323,10 +376,156 @@ ACTIONS, WEIGHTS = zip(
 )
 
 
-@settings(max_examples=400, deadline=None)
-@given(seed=st.integers(0, 2**32), steps=st.integers(0, 80))
-def test_any_schedule(seed, steps):
+def live(seed, steps):
     world = World(random.Random(seed))
     for _ in range(steps):
         world.step()
     world.settle()
+
+
+@settings(max_examples=250, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(0, 80))
+def test_any_schedule(seed, steps):
+    live(seed, steps)
+
+
+@pytest.mark.parametrize("crash_at", CrashAt)
+def test_a_restart_at_any_step(crash_at):
+    """One life, again for each append in it: there the broker dies, before or after the append."""
+    for seed in range(3, 9):
+        whole = World(random.Random(seed))
+        steps = 60
+        for _ in range(steps):
+            whole.step()
+        for number in range(len(whole.group.batches)):
+            world = World(random.Random(seed))
+            for _ in range(steps):
+                if len(world.group.batches) == number:
+                    world.group.crash_at = crash_at
+                world.step()
+            world.settle()
+
+
+@pytest.mark.soak
+def test_thousands_of_schedules():
+    """HEADRACE_SCHEDULES of them (default 20,000), from seed HEADRACE_SEED on."""
+    first, count = (
+        int(os.environ.get("HEADRACE_SEED", "0")),
+        int(os.environ.get("HEADRACE_SCHEDULES", "20000")),
+    )
+    for seed in range(first, first + count):
+        try:
+            live(seed, 20 + seed % 180)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+# -- mutants -------------------------------------------------------------------------------------------------
+
+
+def gives_out_assignments_that_are_not_stored(monkeypatch):
+    def stored(self, pending, error, original=Rebalance.assignment_stored):
+        original(self, pending, ErrorCode.NONE)
+
+    monkeypatch.setattr(Rebalance, "assignment_stored", stored)
+
+
+def takes_commits_of_any_generation(monkeypatch):
+    monkeypatch.setattr(offsets, "_commit_error", lambda step, event: ErrorCode.NONE)
+    monkeypatch.setattr(Rebalance, "_sync_error", _ignores_generations(Rebalance._sync_error))
+
+
+def _ignores_generations(original):
+    def sync_error(self, event):
+        error = original(self, event)
+        return ErrorCode.NONE if error is ErrorCode.ILLEGAL_GENERATION else error
+
+    return sync_error
+
+
+def acknowledges_commits_that_are_not_stored(monkeypatch):
+    def stored(step, pending, error, original=offsets.commit_stored):
+        original(step, pending, ErrorCode.NONE)
+
+    monkeypatch.setattr(offsets, "commit_stored", stored)
+
+
+def forgets_members_in_a_restart(monkeypatch):
+    def restored(group_id, stored, now, limits, original=state.restore):
+        return original(group_id, replace(stored, members=()) if stored else None, now, limits)
+
+    monkeypatch.setattr(replay, "restore", restored)
+
+
+def begins_no_sessions_after_a_restart(monkeypatch):
+    def restored(group_id, stored, now, limits, original=state.restore):
+        group = original(group_id, stored, now, limits)
+        for member in group.members.values():
+            member.deadline = NEVER
+        return group
+
+    monkeypatch.setattr(replay, "restore", restored)
+
+
+def keeps_who_does_not_come_back(monkeypatch):
+    monkeypatch.setattr(
+        Rebalance, "join_deadline_passed", lambda self: setattr(self.group, "join_deadline", NEVER)
+    )
+
+
+def keeps_the_dead(monkeypatch):
+    monkeypatch.setattr(
+        Rebalance, "member_deadline_passed", lambda self, member: setattr(member, "deadline", NEVER)
+    )
+
+
+def gives_the_leaders_part_to_everybody(monkeypatch):
+    def assignment(self, member):
+        leader = self.group.members[self.group.leader]
+        return SyncResult(ErrorCode.NONE, self.group.protocol_type, self.group.protocol, leader.assignment)
+
+    monkeypatch.setattr(Rebalance, "_assignment_of", assignment)
+
+
+def leaves_waiting_syncs_in_a_rebalance(monkeypatch):
+    def begin(self, original=Rebalance.begin):
+        waiting = {name: member.awaiting_sync for name, member in self.group.members.items()}
+        for member in self.group.members.values():
+            member.awaiting_sync = None
+        original(self)
+        for name, token in waiting.items():
+            if name in self.group.members:
+                self.group.members[name].awaiting_sync = token
+
+    monkeypatch.setattr(Rebalance, "begin", begin)
+
+
+MUTANTS = [
+    gives_out_assignments_that_are_not_stored,
+    takes_commits_of_any_generation,
+    acknowledges_commits_that_are_not_stored,
+    forgets_members_in_a_restart,
+    begins_no_sessions_after_a_restart,
+    keeps_who_does_not_come_back,
+    keeps_the_dead,
+    gives_the_leaders_part_to_everybody,
+    leaves_waiting_syncs_in_a_rebalance,
+]
+
+
+# Found by one schedule in a hundred: begin where it is.
+FIRST_SEEDS = {gives_out_assignments_that_are_not_stored: 120, leaves_waiting_syncs_in_a_rebalance: 40}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_each_mutant_is_found(mutant, monkeypatch):
+    mutant(monkeypatch)
+    first = FIRST_SEEDS.get(mutant, 0)
+    for seed in range(first, first + 40):
+        try:
+            live(seed, 80)
+        except (AssertionError, GroupInvariantError, KeyError):
+            print(f"found by seed {seed}")
+            return
+    pytest.fail("40 schedules found nothing wrong")
