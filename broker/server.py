@@ -265,12 +265,14 @@ class Broker:
         return declarations
 
     def _open_log(self, partition: Partition) -> PartitionLog:
-        directory = self._directory.prepare_partition_dir(partition.topic, partition.index)
+        topic, index = partition.topic, partition.index
+        new = self._directory.make_partition_dir(topic, index)
         return PartitionLog.open(
-            directory,
+            new or self._directory.prepare_partition_dir(topic, index),
             self._metadata.topic_configs.log_config(partition.topic),
             clock=self._clock,
             background=self.context.executor.submit,
+            is_new=new is not None,
         )
 
     def _advertised(self) -> tuple[str, int]:

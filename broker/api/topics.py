@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from broker.api.configs import describe_topic
-from broker.cluster.metadata import INTERNAL_TOPICS
+from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic
+from broker.cluster.partition import TopicImage
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
@@ -50,28 +51,53 @@ class TopicsApi:
     async def create_topics(
         self, context: RequestContext, request: CreateTopicsRequest
     ) -> CreateTopicsResponse:
-        response = CreateTopicsResponse(topics=[])
+        results = [
+            CreatableTopicResult(name=topic.name, error_message=None, configs=None)
+            for topic in request.topics
+        ]
         named = Counter(topic.name for topic in request.topics)
-        for topic in request.topics:
-            result = CreatableTopicResult(name=topic.name, error_message=None, configs=None)
-            response.topics.append(result)
+        wanted: list[tuple[CreatableTopicResult, NewTopic]] = []
+        for topic, result in zip(request.topics, results, strict=True):
             try:
                 if named[topic.name] > 1:
                     raise KafkaError(
                         ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice"
                     )
-                await self._create(context, request, topic, result)
+                wanted.append((result, self._wanted(topic)))
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
-        return response
+        made = await self._metadata.create_topics(
+            [new for _, new in wanted], validate_only=request.validate_only
+        )
+        described: dict[tuple[tuple[str, str], ...], list[CreatableTopicConfigs]] = {}
+        for (result, _), image in zip(wanted, made, strict=True):
+            if isinstance(image, KafkaError):
+                result.error_code, result.error_message = image.code, image.message
+                continue
+            if not request.validate_only:
+                result.topic_id = image.topic_id
+            if context.api_version >= _FIRST_VERSION_WITH_CONFIGS:
+                result.num_partitions = image.partition_count
+                result.replication_factor = _REPLICAS
+                config = tuple(sorted(image.config.items()))  # topics made together are mostly alike
+                if config not in described:
+                    described[config] = self._configs(image)
+                result.configs = described[config]
+        return CreateTopicsResponse(topics=results)
 
-    async def _create(
-        self,
-        context: RequestContext,
-        request: CreateTopicsRequest,
-        topic: CreatableTopic,
-        result: CreatableTopicResult,
-    ) -> None:
+    def _configs(self, image: TopicImage) -> list[CreatableTopicConfigs]:
+        return [
+            CreatableTopicConfigs(
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.read_only,
+                config_source=entry.config_source,
+                is_sensitive=entry.is_sensitive,
+            )
+            for entry in describe_topic(self._metadata.topic_configs, self._config, image)
+        ]
+
+    def _wanted(self, topic: CreatableTopic) -> NewTopic:
         if topic.name in INTERNAL_TOPICS:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
         partitions = self._partition_count(topic)
@@ -80,25 +106,7 @@ class TopicsApi:
             if entry.value is None:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, f"configuration {entry.name!r} has no value")
             config[entry.name] = entry.value
-        self._metadata.check_collision(topic.name)
-        image = await self._metadata.create_topic(
-            topic.name, partitions, config, validate_only=request.validate_only
-        )
-        if not request.validate_only:
-            result.topic_id = image.topic_id
-        if context.api_version >= _FIRST_VERSION_WITH_CONFIGS:
-            result.num_partitions = image.partition_count
-            result.replication_factor = _REPLICAS
-            result.configs = [
-                CreatableTopicConfigs(
-                    name=entry.name,
-                    value=entry.value,
-                    read_only=entry.read_only,
-                    config_source=entry.config_source,
-                    is_sensitive=entry.is_sensitive,
-                )
-                for entry in describe_topic(self._metadata.topic_configs, self._config, image)
-            ]
+        return NewTopic(topic.name, partitions, config)
 
     def _partition_count(self, topic: CreatableTopic) -> int:
         if not topic.assignments:

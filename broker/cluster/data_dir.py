@@ -83,6 +83,16 @@ class DataDirectory:
 
     # -- partition folders ---------------------------------------------------------------------------------
 
+    def make_partition_dir(self, image: TopicImage, index: int) -> Path | None:
+        """Make the folder of a partition that has none yet; None if there is one."""
+        path = self.partition_dir(image.name, index)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return None
+        _write_topic_id(path, image.topic_id)
+        return path
+
     def prepare_partition_dir(self, image: TopicImage, index: int) -> Path:
         """The folder for the partition of exactly this topic; files of an earlier one of that name are set
         aside.
@@ -179,7 +189,11 @@ def read_topic_id(path: Path) -> uuid.UUID | None:
 
 
 def _write_topic_id(path: Path, topic_id: uuid.UUID) -> None:
-    (path / _PARTITION_METADATA).write_text(f"version: 0\ntopic_id: {_to_base64(topic_id)}\n")
+    fd = os.open(path / _PARTITION_METADATA, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, f"version: 0\ntopic_id: {_to_base64(topic_id)}\n".encode())
+    finally:
+        os.close(fd)
 
 
 def _write_durably(path: Path, data: bytes) -> None:

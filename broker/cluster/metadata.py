@@ -19,7 +19,7 @@ import re
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from broker.cluster.partition import Partition, TopicImage
 from broker.cluster.topic_config import TopicConfigs
@@ -42,6 +42,7 @@ PARTITIONS_PER_TOPIC_MAX = (
     100_000  # a typing error must not allocate gigabytes; Kafka's practical limit is lower
 )
 PARTITIONS_OPENED_TOGETHER = 4
+PARTITIONS_CLOSED_TOGETHER = 8
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -57,6 +58,26 @@ def check_topic_name(name: str) -> None:
     else:
         return
     raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+
+
+def _metric_name(topic: str) -> str:
+    return topic.replace(".", "_")
+
+
+def _check_collision(name: str, other: str) -> None:
+    if name != other:
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"topic {name!r} collides with {other!r}: '.' and '_' count as the same in a topic's name",
+        )
+
+
+class NewTopic(NamedTuple):
+    """A topic to be made; `partitions` -1 takes the broker's default."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
 
 
 class TopicManager:
@@ -105,15 +126,10 @@ class TopicManager:
 
         Raises KafkaError(INVALID_TOPIC_EXCEPTION).
         """
-        if "." not in name and "_" not in name:
-            return
-        same = name.replace(".", "_")
+        same = _metric_name(name)
         for other in self._topics:
-            if len(other) == len(name) and other != name and other.replace(".", "_") == same:
-                raise KafkaError(
-                    ErrorCode.INVALID_TOPIC_EXCEPTION,
-                    f"topic {name!r} collides with {other!r}: '.' and '_' count as the same in a topic's name",
-                )
+            if len(other) == len(name) and _metric_name(other) == same:
+                _check_collision(name, other)
 
     def topic_by_id(self, topic_id: uuid.UUID) -> TopicImage | None:
         return self._topics_by_id.get(topic_id)
@@ -162,29 +178,66 @@ class TopicManager:
         `partitions` -1 takes the broker's default. Raises KafkaError: INVALID_TOPIC_EXCEPTION,
         TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG, POLICY_VIOLATION.
         """
-        return await self._to_the_end(self._create_topic(name, partitions, config or {}, validate_only))
+        new = [NewTopic(name, partitions, config or {})]
+        (created,) = await self._to_the_end(self._create_topics(new, False, validate_only))
+        if isinstance(created, KafkaError):
+            raise created
+        return created
 
-    async def _create_topic(
-        self, name: str, partitions: int, config: Mapping[str, str], validate_only: bool
-    ) -> TopicImage:
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> list[TopicImage | KafkaError]:
+        """Create what a client asks for, by one transaction of the store: each topic's image, or why not.
+
+        Names that collide with those of other topics are refused (see `check_collision`).
+        """
+        return await self._to_the_end(self._create_topics(topics, True, validate_only))
+
+    async def _create_topics(
+        self, topics: Sequence[NewTopic], check_collisions: bool, validate_only: bool
+    ) -> list[TopicImage | KafkaError]:
+        created: list[TopicImage | KafkaError] = []
+        async with self._change:
+            images: dict[str, TopicImage] = {}
+            taken = {_metric_name(name): name for name in self._topics} if check_collisions else {}
+            for topic in topics:
+                try:
+                    image = self._new_image(topic, images)
+                    if check_collisions:
+                        _check_collision(image.name, taken.setdefault(_metric_name(image.name), image.name))
+                except KafkaError as error:
+                    created.append(error)
+                    continue
+                images[image.name] = image
+                created.append(image)
+            if validate_only or not images:
+                return created
+            await self._store.transact(
+                [CreateNode(f"/topics/{name}", encode_topic(image)) for name, image in images.items()]
+            )
+            for image in images.values():
+                await self._serve(image, range(image.partition_count))
+                logger.info(
+                    "created topic %s with %d partitions, id %s",
+                    image.name,
+                    image.partition_count,
+                    image.topic_id,
+                )
+        return created
+
+    def _new_image(self, topic: NewTopic, others: Mapping[str, TopicImage]) -> TopicImage:
+        name = topic.name
         check_topic_name(name)
-        count = self._default_partitions if partitions == -1 else partitions
+        count = self._default_partitions if topic.partitions == -1 else topic.partitions
         if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
                 f"topic {name!r} cannot have {count} partitions: choose 1 to {PARTITIONS_PER_TOPIC_MAX}",
             )
-        async with self._change:
-            if name in self._topics:
-                raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists already")
-            normal = self._validated(name, count, dict(config))
-            image = TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
-            if validate_only:
-                return image
-            await self._store.transact([CreateNode(f"/topics/{name}", encode_topic(image))])
-            await self._serve(image, range(count))
-            logger.info("created topic %s with %d partitions, id %s", name, count, image.topic_id)
-            return image
+        if name in self._topics or name in others:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists already")
+        normal = self._validated(name, count, dict(topic.config))
+        return TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
@@ -311,8 +364,18 @@ class TopicManager:
         """Close every partition; the image stays readable but nothing can be written any more."""
         await asyncio.gather(*self._changes, return_exceptions=True)
         async with self._change:
-            for partition in self.all_partitions():
-                await partition.close()
+            limit = asyncio.Semaphore(PARTITIONS_CLOSED_TOGETHER)
+
+            async def close(partition: Partition) -> None:
+                async with limit:
+                    await partition.close(self._executor)
+
+            partitions = self.all_partitions()
+            for partition in partitions:
+                if partition.hooks is not None:
+                    await partition.close()
+            # Several at a time, because they share the file system's commits.
+            await asyncio.gather(*(close(partition) for partition in partitions if not partition.closed))
         if self._removals:
             await asyncio.gather(*self._removals)
 

@@ -285,8 +285,8 @@ class Partition:
             logger.error("partition %s-%d is offline: %s", self.topic.name, self.index, reason)
         self.wake()
 
-    async def close(self) -> None:
-        """Stop serving; flush and close the log."""
+    async def close(self, executor: Executor | None = None) -> None:
+        """Stop serving; flush and close the log, in a thread if `executor` is given."""
         if self.closed:
             return
         self.closed = True
@@ -294,7 +294,7 @@ class Partition:
         hooks, self.hooks = self.hooks, None
         if hooks is not None:
             await hooks.close()
-        await self._close_log(clean=True)
+        await self._close_log(clean=True, executor=executor)
 
     async def drop(self) -> None:
         """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the
@@ -309,7 +309,7 @@ class Partition:
             await hooks.delete()
         await self._close_log(clean=False)
 
-    async def _close_log(self, *, clean: bool) -> None:
+    async def _close_log(self, *, clean: bool, executor: Executor | None = None) -> None:
         syncing = [future for future in (self._flushing, self._committing) if future is not None]
         if syncing:
             await asyncio.wait(syncing)  # files must not vanish under an fsync
@@ -318,7 +318,11 @@ class Partition:
             return
         if log.failure is not None:
             self.fail(log.failure)
+        clean = clean and self.failure is None
         try:
-            log.close(clean=clean and self.failure is None)
+            if executor is None:
+                log.close(clean=clean)
+            else:
+                await asyncio.get_running_loop().run_in_executor(executor, log.close, clean)
         except (OSError, KafkaError) as error:
             self.fail(f"its log did not close cleanly: {error}")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 _TEMPORARY_SUFFIX = ".tmp"
+_MAPPED_FROM_BYTES = 16 * 1024
+"""Mapping a file, touching it and letting go of it takes longer than reading so little."""
 
 
 def _sync(fd: int) -> None:
@@ -53,8 +55,9 @@ class SystemFile:
         return b"".join(parts)
 
     def view(self) -> memoryview:
-        if not self.size():
-            return memoryview(b"")
+        size = self.size()
+        if size <= _MAPPED_FROM_BYTES:
+            return memoryview(self.read(size, 0))
         return memoryview(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
 
     def write(self, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:

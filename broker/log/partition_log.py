@@ -107,6 +107,7 @@ class PartitionLog:
         self._bases = [segment.base_offset for segment in self._segments]
         self._is_marked_clean = recovered.report.was_clean
         self._directory_is_dirty = not recovered.report.was_clean
+        self._has_directory = False  # for certain; else it is made before the first batch
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
         self._failure: str | None = None
@@ -125,18 +126,21 @@ class PartitionLog:
         clock: Clock,
         disk: Disk | None = None,
         background: Callable[[Callable[[], None]], object] | None = None,
+        is_new: bool = False,
     ) -> PartitionLog:
         """Open the log in `directory`, which need not exist. What that took is in `recovered`.
 
         background  runs slow file work (removing large files, syncing sealed segments) elsewhere, for example
                     `executor.submit`; None does it at once, and syncs only on `flush`
+        is_new      the caller has just made the directory: there is nothing to look for
 
         Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer,
         KafkaError(KAFKA_STORAGE_ERROR) when what was found cannot be made durable and has to be.
         """
         disk = SystemDisk() if disk is None else disk
-        recovered = recovery.recover(disk, directory, config, clock)
+        recovered = recovery.nothing() if is_new else recovery.recover(disk, directory, config, clock)
         log = cls(directory, config, clock, disk, recovered, background)
+        log._has_directory = is_new
         if log.must_commit:
             log.commit()
         return log
@@ -334,11 +338,12 @@ class PartitionLog:
                 ErrorCode.FENCED_LEADER_EPOCH,
                 f"leader epoch {leader_epoch} cannot write after epoch {epochs.latest}",
             )
+        self._reading(self._segments[-1].load_small_indexes)
         try:
             if self._is_marked_clean:
                 checkpoints.remove_clean_marker(self._disk, self.directory)
                 self._is_marked_clean = False
-            elif not base_offset and not self._segments[-1].size:
+            elif not base_offset and not self._segments[-1].size and not self._has_directory:
                 self._disk.make_directory(self.directory)
             if leader_epoch > epochs.latest:
                 epochs.assign(leader_epoch, base_offset)
@@ -795,11 +800,14 @@ class PartitionLog:
     def _leave_clean(self) -> None:
         with self._flush_lock:
             self._sync(self.log_end_offset)
-        self._write_snapshot()
         active = self._segments[-1]
         try:
+            # Of a log that is read in one go there need be no files that spare reading it.
+            is_small = len(self._segments) == 1 and active.is_small and not active.has_index_files()
+            if not is_small:
+                self._write_snapshot()
             if active.size:
-                active.write_indexes()
+                active.write_transaction_index() if is_small else active.write_indexes()
             else:
                 active.remove()  # a file may have been made for a batch that could not be written
             if self._epochs.written != tuple(self._epochs.entries):

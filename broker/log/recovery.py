@@ -62,6 +62,11 @@ class RecoveredLog:
     report: RecoveryReport
 
 
+def nothing() -> RecoveredLog:
+    """Of a log that was never there."""
+    return RecoveredLog([], Checkpoint(), LeaderEpochs(), ProducerState(), RecoveryReport())
+
+
 def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> RecoveredLog:
     """Read or recover the log in `directory` (which need not exist). Raises CorruptLogError, OSError."""
     marker = read_clean_marker(disk, directory)

@@ -181,6 +181,10 @@ class Segment:
             if not suffix:
                 self._disk.remove(self.transaction_index_path)
 
+    def has_index_files(self) -> bool:
+        """One that is not written again must not be older than the segment. Raises OSError."""
+        return any(self._disk.size(path) is not None for path in (self.index_path, self.time_index_path))
+
     def write_transaction_index(self) -> None:
         """Raises OSError."""
         if len(self.aborted):
@@ -246,6 +250,16 @@ class Segment:
     # -- indexes -------------------------------------------------------------------------------------------
 
     @property
+    def is_small(self) -> bool:
+        """The first segment of a log, with so little in it that its indexes need not be on disk."""
+        return self.base_offset == 0 and self.size <= self._interval_bytes
+
+    def load_small_indexes(self) -> None:
+        """Before the segment grows: the indexes of a small one may be nowhere but in its batches."""
+        if self._index is None and self.is_small:
+            self._load_indexes()
+
+    @property
     def index(self) -> OffsetIndex:
         if self._index is None:
             self._load_indexes()
@@ -277,7 +291,7 @@ class Segment:
                 index.entries = self._index_content(self.index_path)
                 time_index.entries = self._index_content(self.time_index_path)
             except FileNotFoundError:
-                return self.rebuild_indexes("an index file is missing")
+                return self.rebuild_indexes("" if self.is_small else "an index file is missing")
             is_plausible = index.is_plausible(self.end_offset, self.size)
             if not is_plausible or not time_index.is_plausible(self.end_offset):
                 return self.rebuild_indexes("an index file makes no sense")
@@ -299,8 +313,10 @@ class Segment:
         self.first_timestamp = builder.first_timestamp
 
     def rebuild_indexes(self, why: str) -> None:
-        """Make both indexes again from the log. Raises CorruptLogError if the log itself cannot be walked."""
-        logger.warning("%s: %s, so both are rebuilt from the log", self.path, why)
+        """Make both indexes again from the log, with a warning unless there is no `why`. Raises CorruptLogError if
+        the log itself cannot be walked."""
+        if why:
+            logger.warning("%s: %s, so both are rebuilt from the log", self.path, why)
         builder = IndexBuilder(self.base_offset, self._interval_bytes)
         end = WalkEnd(0, 0)
         for batches in walk(

@@ -138,3 +138,17 @@ def test_a_failure_of_the_broker_ends_the_connection_and_is_not_tried_again(tmp_
             assert (await broker.produce("t", BATCH)).base_offset == 2
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "config", [{"flush_messages": "3"}, {"durability": "power"}, {"compression_type": "lz4"}]
+)
+def test_topics_whose_batches_may_have_to_wait_are_left_to_the_handler(tmp_path, config) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", **config)
+            for offset in range(4):
+                assert (await broker.produce("t", BATCH)).base_offset == offset
+            assert broker.peer.memory is None
+
+    asyncio.run(test())

@@ -271,6 +271,46 @@ def test_names_that_make_the_same_metric_collide_and_others_do_not(tmp_path) -> 
     asyncio.run(test())
 
 
+def test_many_topics_are_made_by_one_transaction_and_each_has_its_own_answer(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("old")
+            store, calls = broker.context.store, []
+            transact = store.transact
+
+            async def counted(operations) -> None:
+                calls.append(len(operations))
+                await transact(operations)
+
+            store.transact = counted
+            wanted = [creatable(f"t{i}", 1 + i % 3) for i in range(50)]
+            bad = [
+                (creatable("old"), ErrorCode.TOPIC_ALREADY_EXISTS),
+                (creatable("no/name"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+                (creatable("none", 0), ErrorCode.INVALID_PARTITIONS),
+                (creatable("odd", config={"no.such": "1"}), ErrorCode.INVALID_CONFIG),
+                (creatable("a_b"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            ]
+            special = creatable("a.b", config={"retention.ms": "77"})
+            results = await create(broker, *wanted[:25], special, *(topic for topic, _ in bad), *wanted[25:])
+            assert calls == [51]
+            assert [result.error_code for result in results] == [0] * 26 + [code for _, code in bad] + [
+                0
+            ] * 25
+            for topic, result in zip(wanted, results[:25] + results[31:], strict=True):
+                image = broker.context.metadata.topic(topic.name)
+                assert (result.name, result.topic_id) == (topic.name, image.topic_id)
+                assert result.num_partitions == image.partition_count == topic.num_partitions
+                assert {c.name: c.value for c in result.configs}["retention.ms"] == "604800000"
+            assert {c.name: c.value for c in results[25].configs}["retention.ms"] == "77"
+            assert broker.context.metadata.topic("odd") is None
+        async with direct_broker(tmp_path) as broker:
+            assert len(broker.context.metadata.topics()) >= 52
+            assert (await broker.produce("t2", [b"x"], partition=2)).error_code == 0
+
+    asyncio.run(test())
+
+
 KAFKAS_TOPIC_CONFIGS = """cleanup.policy compression.gzip.level compression.lz4.level compression.type
 compression.zstd.level delete.retention.ms file.delete.delay.ms flush.messages flush.ms
 follower.replication.throttled.replicas index.interval.bytes leader.replication.throttled.replicas

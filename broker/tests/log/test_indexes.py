@@ -64,3 +64,46 @@ def test_i1_indexes_after_a_crash_are_as_after_a_clean_stop(world, tear):
     rebuilt = check(world, disk)
     log.close()
     assert rebuilt[0] == check(world, world.disk)[0]
+
+
+def test_a_small_log_is_left_without_indexes_and_goes_on_with_right_ones(world, caplog) -> None:
+    log = world.open(index_interval_bytes=500)
+    for hour in range(2):
+        world.append(log, value=bytes(50), at=world.clock.now_ms + hour)
+    log.close()
+    assert not {".index", ".timeindex", ".snapshot"} & {
+        "." + name.rpartition(".")[2] for name in world.disk.names(world.directory)
+    }
+    for time in (0, 1, 5):
+        log = world.open(index_interval_bytes=500)
+        assert log.recovered.was_clean
+        found = log.offset_for_timestamp(world.clock.now_ms + time)
+        assert (None if found is None else found[0]) == (time if time < 2 else None)
+        log.close()
+    log = world.open(index_interval_bytes=500)
+    for hour in range(2, 40):
+        world.append(log, value=bytes(50), at=world.clock.now_ms + hour)
+    log.close()
+    names = world.disk.names(world.directory)
+    assert {"00000000000000000000.index", "00000000000000000000.timeindex"} <= set(names)
+    log = world.open(index_interval_bytes=500)
+    assert [log.offset_for_timestamp(world.clock.now_ms + hour)[0] for hour in range(40)] == list(range(40))
+    assert [offset for offset, _ in batches_of(log)] == list(range(40))
+    assert "rebuilt" not in caplog.text
+    log.close()
+
+
+def test_a_small_log_that_has_had_indexes_writes_them_again(world) -> None:
+    """Those of a longer log that was cut must not outlive it."""
+    log = world.open(index_interval_bytes=500)
+    for hour in range(40):
+        world.append(log, value=bytes(50), at=world.clock.now_ms + 1_000 + hour)
+    log.close()
+    log = world.open(index_interval_bytes=500)
+    log.truncate_to(1)
+    world.append(log, value=bytes(50), at=world.clock.now_ms)
+    log.close()
+    log = world.open(index_interval_bytes=500)
+    assert log.offset_for_timestamp(world.clock.now_ms)[0] == 0
+    assert log.max_timestamp()[:2] == (0, world.clock.now_ms + 1_000)
+    log.close()
