@@ -17,6 +17,7 @@ from tablelayer.cli.changes import as_changes
 from tablelayer.cli.errors import CommandError
 from tablelayer.client import Connection, DataError, Table
 from tablelayer.model.ddl import Select
+from tablelayer.model.errors import TableError, TableErrorCode
 
 CHANGELOG = "$changelog"
 
@@ -39,6 +40,15 @@ def _without_scan(table: Table, select: Select) -> pa.Table | None:
     named = {*(select.columns or ()), *select.equals}
     if not named <= set(schema.names):
         return None  # DuckDB knows what to say, and takes names in any case
+    if definition.is_partitioned and select.equals and set(select.equals) <= set(definition.partition_keys):
+        pruned = _pruned(table, select)
+        if pruned is None:
+            return None
+        if select.is_count and select.limit is None:
+            return pa.table({"count_star()": pa.array([pruned.count()], pa.int64())})
+        if not select.is_count and select.limit is not None:
+            return pruned.limit(select.limit, select.columns)
+        return None
     if select.is_count:
         if select.equals or select.limit is not None:
             return None
@@ -52,7 +62,7 @@ def _without_scan(table: Table, select: Select) -> pa.Table | None:
         if conditions == set(schema.primary_key):
             found, rows = table.lookup([select.equals], select.columns)
             return _first(rows.slice(0, int(found[0])), select.limit)
-        if conditions == set(definition.bucket_key) and definition.allows_prefix_lookup:
+        if conditions == set(definition.prefix_columns) and definition.allows_prefix_lookup:
             return _first(table.prefix_lookup([select.equals], select.columns), select.limit)
     except DataError:
         pass  # a literal of another type: DuckDB compares as SQL does
@@ -71,7 +81,7 @@ def _in_duckdb(connection: Connection, select: Select) -> pa.Table:
         names = {}
         for index, name in enumerate(select.tables):
             names[name] = f"table_{index}"
-            database.register(names[name], _read(connection, name, select.columns_read.get(name)))
+            database.register(names[name], _read(connection, name, select))
         try:
             return database.sql(select.to_duckdb(names)).to_arrow_table()
         except duckdb.Error as error:
@@ -81,11 +91,27 @@ def _in_duckdb(connection: Connection, select: Select) -> pa.Table:
             raise CommandError(text) from error
 
 
-def _read(connection: Connection, name: str, wanted: Collection[str] | None) -> pa.Table:
-    """A table's rows, or its changelog, of the columns wanted (lower case; None: all)."""
+def _pruned(table: Table, select: Select) -> Table | None:
+    """The table with nothing but the partitions that a simple query's conditions leave; None if a literal is of
+    another type, which DuckDB compares as SQL does.
+    """
+    spec = {name: select.equals[name] for name in table.definition.partition_keys if name in select.equals}
+    try:
+        return table.only(spec)
+    except TableError as error:
+        if error.code is not TableErrorCode.INVALID_PARTITION:
+            raise
+        return None
+
+
+def _read(connection: Connection, name: str, select: Select) -> pa.Table:
+    """The rows of one of a query's tables, or its changelog, of the columns and partitions that it needs."""
+    wanted = select.columns_read.get(name)
     is_changelog = name.endswith(CHANGELOG)
     table = connection.table(name.removesuffix(CHANGELOG))
     columns = _columns(table, wanted)
+    if select.is_simple and table.definition.is_partitioned:
+        table = _pruned(table, select) or table
     if not is_changelog:
         return table.to_arrow(columns)
     with table.scan(columns, start="earliest", until="latest") as scan:

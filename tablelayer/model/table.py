@@ -582,8 +582,6 @@ def _check_row_ttl(definition: TableDefinition) -> None:
         raise _invalid(
             f"option '{table_options.ROW_TTL_COLUMN}' needs '{table_options.ROW_TTL}', after how long a row ends"
         )
-    if settings.kv_ttl_ms is not None:
-        raise _invalid(f"option '{table_options.ROW_TTL}': row expiry: not in this release")
     if name is None:
         return
     option = f"option '{table_options.ROW_TTL_COLUMN}' = '{name}'"

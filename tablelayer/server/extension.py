@@ -221,6 +221,38 @@ class TableExtension:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
         assert self._lake is not None
         calendar = Calendar(self.catalog, context)
+        expiry = asyncio.create_task(self._expire_rows(context), name="row expiry")
+        try:
+            await self._look_after(context, calendar)
+        finally:
+            expiry.cancel()
+            await asyncio.gather(expiry, return_exceptions=True)
+
+    async def _expire_rows(self, context: BrokerContext) -> None:
+        """Now and then: delete the rows that have outlived their table's `table.kv.ttl`."""
+        interval_s: float = context.config["table.kv.ttl.check.interval.ms"] / 1000
+        while True:
+            await asyncio.sleep(interval_s)
+            if not any(each.settings.kv_ttl_ms is not None for each in self.catalog.all_tables()):
+                continue
+            from tablelayer.server.key_bucket import KeyBucket
+
+            for partition in context.metadata.all_partitions():
+                bucket: object = partition.hooks
+                if not isinstance(bucket, KeyBucket) or partition.failure is not None:
+                    continue
+                try:
+                    deleted = await bucket.expire_rows()
+                except (KafkaError, TableError) as error:
+                    logger.warning("%s cannot delete rows that are over: %s", bucket.name, error.message)
+                except Exception as error:
+                    logger.error("%s cannot delete rows that are over", bucket.name, exc_info=error)
+                else:
+                    if deleted:
+                        logger.debug("%s: %d rows were over", bucket.name, deleted)
+
+    async def _look_after(self, context: BrokerContext, calendar: Calendar) -> None:
+        assert self._lake is not None
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             await calendar.check_if_due()
@@ -262,6 +294,8 @@ class TableExtension:
         """How far the lake has a bucket; None if the table is not tiered, so that nothing waits for it."""
         assert self._lake is not None
         topic = self.catalog.context.metadata.topic_by_id(table_id)
-        if topic is None or not self.catalog.definition(topic).settings.datalake_enabled:
+        if topic is None or is_partition(topic.config):
+            return None  # partitions are not tiered
+        if not self.catalog.definition(topic).settings.datalake_enabled:
             return None
         return self._lake.tiered_offset(table_id, bucket)

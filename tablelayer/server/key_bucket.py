@@ -34,6 +34,7 @@ from tablelayer.server.auto_increment import OutOfNumbersError
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.kv import DiskFullError, is_damage
 from tablelayer.server.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
+from tablelayer.server.row_ttl import RowTimes
 from tablelayer.server.services import Services
 from tablelayer.server.snapshots import BucketSnapshots, SnapshotSchedule, SnapshotStoppedError
 from tablelayer.server.tablet import PreparedWrite, Tablet
@@ -92,7 +93,8 @@ class KeyBucket(TableBucket):
         began = time.perf_counter()
         log = self.partition.log
         store = await self._recovery.open(log.log_start_offset, log.log_end_offset)
-        tablet, versions = Tablet(store), self.definition.versions
+        definition = self.definition
+        tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
         kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
         while store.applied_offset < log.log_end_offset:
             found = log.read(
@@ -100,7 +102,7 @@ class KeyBucket(TableBucket):
             )
             if found.region is None:
                 raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
-            replayed += await self.services.run(_replay, tablet, versions, found.region)
+            replayed += await self.services.run(_replay, tablet, versions, found.region, times)
         self._tablet = tablet
         self._candidate = log.log_end_offset
         self.partition.publish_high_watermark(log.log_end_offset)
@@ -224,6 +226,39 @@ class KeyBucket(TableBucket):
             if charged:
                 budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
+
+    async def expire_rows(self) -> int:
+        """Delete the rows that have outlived `table.kv.ttl`, as ordinary changes of the changelog; how many.
+
+        A batch at a time, so that writes come between. Raises KafkaError, or TableError (BUFFER_EXHAUSTED: what is left
+        is deleted by the next call).
+        """
+        deleted, has_more = 0, True
+        while has_more and not self.closed and self._tablet is not None:
+            info = None
+            async with self._writing:
+                definition, tablet = self.definition, self.tablet
+                ttl_ms, now_ms = definition.settings.kv_ttl_ms, self.services.context.clock.time_ms()
+                if ttl_ms is None:
+                    break
+                limit = self.services.limits.rows_expired_together
+                prepared, has_more = await self.services.run(
+                    tablet.prepare_expiry, definition, now_ms - ttl_ms, limit, now_ms
+                )
+                if prepared is not None:
+                    self.check_open()
+                    size = len(prepared.batch)
+                    self.services.budget.reserve(size)
+                    try:
+                        info = self.partition.append(prepared.batch, AppendOrigin.EXTENSION)
+                    except BaseException:
+                        self.services.budget.release(size)
+                        raise
+                    tablet.logged(prepared, info.last_offset + 1, size)
+                    deleted -= prepared.row_delta
+            if info is not None:
+                await self.wait_published(info, -1, _PUBLISH_TIMEOUT_MS)
+        return deleted
 
     async def _prepare(self, tablet: Tablet, source: OperationSource, writer: Writer) -> PreparedWrite:
         while True:
@@ -453,8 +488,8 @@ class KeyBucket(TableBucket):
             return await self._quiesce()
 
 
-def _replay(tablet: Tablet, versions: SchemaVersions, region: Any) -> int:
-    return tablet.replay(versions, region.read())
+def _replay(tablet: Tablet, versions: SchemaVersions, region: Any, times: RowTimes | None) -> int:
+    return tablet.replay(versions, region.read(), times=times)
 
 
 def _remove_if_empty(directory: Path) -> None:

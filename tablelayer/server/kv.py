@@ -195,6 +195,25 @@ class KeyValueStore:
         """The values of at most `count` rows from a key on, in key order."""
         return list(itertools.islice(self._database.values(from_key=first), count))
 
+    def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
+        """At most `count` keys from one up to another, in order."""
+        found: list[bytes] = []
+        for key in itertools.islice(self._database.keys(from_key=first), count):
+            if key > last:
+                break
+            found.append(key)
+        return found
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Delete keys that no log knows of: what a crash brings back may be removed again."""
+        batch = WriteBatch(raw_mode=True)
+        deque(map(batch.delete, keys), maxlen=0)
+        try:
+            self._database.write(batch, self._write_options)
+        except Exception as error:
+            _raise_disk_full(error)
+            raise
+
     def values_by_prefix(self, prefixes: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
         """How many rows each prefix has, and the values of all of them, each prefix in key order."""
         iterator = self._database.iter(ReadOptions())

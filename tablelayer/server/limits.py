@@ -56,6 +56,9 @@ class Limits:
     keys_per_lookup_max: int = 1_000_000
     """Keys of one lookup and bucket."""
 
+    rows_expired_together: int = 10_000
+    """Rows that `table.kv.ttl` ends in one batch: a few milliseconds' work between two writes."""
+
     lake_lease_ms: int = 60_000
     """A tiering round is lost when its worker is silent for so long."""
 

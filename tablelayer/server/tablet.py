@@ -29,10 +29,11 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.rows import encode_rows
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.versions import SchemaVersions, upgraded
+from tablelayer.model.versions import SchemaVersions, decode_stored, upgraded
 from tablelayer.server.auto_increment import Numbers
 from tablelayer.server.kv import KeyValueStore
-from tablelayer.server.merge import MergeRules, merge, row_keys
+from tablelayer.server.merge import MergeRules, Operations, merge, row_keys
+from tablelayer.server.row_ttl import Entries, RowTimes, ended
 from tablelayer.server.writes import OperationSource, Writer, compression_of, statistics_of
 
 Changes = npt.NDArray[np.uint8]
@@ -48,15 +49,18 @@ class PreparedWrite:
     values: list[bytes | None]
     row_delta: int
     numbers_taken: int = 0
+    times: Entries | None = None
+    """Of a table whose rows end by themselves (`row_ttl.py`)."""
 
 
 class _Pending:
     """A logged batch whose rows are not in the store yet."""
 
-    __slots__ = ("_by_key", "end_offset", "keys", "row_delta", "size", "values")
+    __slots__ = ("_by_key", "end_offset", "keys", "row_delta", "size", "times", "values")
 
     def __init__(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
         self.keys = prepared.keys
+        self.times = prepared.times
         self.values = prepared.values
         self._by_key: dict[bytes, bytes | None] | None = None
         self.row_delta = prepared.row_delta
@@ -108,7 +112,28 @@ class Tablet:
             base_sequence=writer.base_sequence,
             statistics=statistics_of(definition, definition.schema, merged.changelog),
         )
-        return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken)
+        rule, times = RowTimes.of(definition), None
+        if rule is not None:
+            times = rule.entries(definition.schema, merged.keys, merged.values, now_ms)
+        return PreparedWrite(batch, merged.keys, merged.values, merged.row_delta, merged.numbers_taken, times)
+
+    def prepare_expiry(
+        self, definition: TableDefinition, until_ms: int, limit: int, now_ms: int
+    ) -> tuple[PreparedWrite | None, bool]:
+        """The deletion of rows whose time is over, at most `limit` of them, and whether there may be more.
+
+        Rows that are being written are left to the next time. Nothing may be prepared beside this.
+        """
+        under_way = {key for write in self._pending for key in write.keys}
+        found = ended(self.kv, until_ms, limit, under_way)
+        if found.stale:
+            self.kv.remove(found.stale)
+        values = self.kv.get(sorted(found.keys))
+        if not values:
+            return None, found.has_more and bool(found.stale)
+        rows = decode_stored(pa.array(values, pa.binary()), definition.versions, definition.schema)
+        deletes = Operations(rows, np.ones(rows.num_rows, np.bool_), overwrite=True)
+        return self.prepare(definition, lambda _: deletes, Writer(), now_ms), found.has_more
 
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
         """Old rows: from the newest pending write that knows the key, else from the store."""
@@ -144,8 +169,13 @@ class Tablet:
     def store(self, count: int) -> None:
         """Put the `count` oldest pending writes into the store. Raises what RocksDB raises."""
         writes = self._pending[:count]
+        groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
+        for write in writes:
+            groups.append((write.keys, write.values))
+            if write.times is not None:
+                groups.append(write.times)
         self.kv.write(
-            [(write.keys, write.values) for write in writes],
+            groups,
             writes[-1].end_offset,
             self.kv.row_count + sum(write.row_delta for write in writes),
         )
@@ -162,9 +192,16 @@ class Tablet:
 
     # -- replaying -----------------------------------------------------------------------------------------
 
-    def replay(self, versions: SchemaVersions, data: bytes, up_to: int | None = None) -> int:
+    def replay(
+        self,
+        versions: SchemaVersions,
+        data: bytes,
+        up_to: int | None = None,
+        *,
+        times: RowTimes | None = None,
+    ) -> int:
         """Apply whole log batches that continue the applied offset, or what of them is below `up_to`. The number of
-        rows replayed.
+        rows replayed. `times`: of a table whose rows end by themselves.
 
         Raises DecodeError for batches that are not a changelog.
         """
@@ -179,8 +216,11 @@ class Tablet:
                 raise DecodeError(f"a changelog batch begins at {header.base_offset}, not at {end_offset}")
             batch = ArrowBatch.parse(view[position : position + header.size])
             stop = None if up_to is None else up_to - header.base_offset
-            keys, values, delta = changes_of(versions.get(batch.schema_id), batch, stop)
+            schema = versions.get(batch.schema_id)
+            keys, values, delta = changes_of(schema, batch, stop)
             groups.append((keys, values))
+            if times is not None:
+                groups.append(times.entries(schema, keys, values, header.max_timestamp))
             row_count += delta
             end_offset = header.next_offset if up_to is None else min(header.next_offset, up_to)
             replayed += header.record_count

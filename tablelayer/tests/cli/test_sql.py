@@ -281,3 +281,36 @@ def test_r10_the_dictionary_table_of_the_documentation(sql, database):
     numbers = sorted(row["uid"] for row in run("SELECT uid FROM uid_mapping"))
     assert len(set(numbers)) == 5
     assert all(1 <= number <= 5 or 100_001 <= number <= 100_005 for number in numbers)
+
+
+def test_partitions_are_made_shown_pruned_and_dropped(sql, database):
+    def run(text):
+        return sql(text, "-d", database)
+
+    run(
+        "CREATE TABLE visit (day DATE, region STRING, k INT, n INT, PRIMARY KEY (day, region, k) NOT ENFORCED)"
+        " PARTITIONED BY (day, region);"
+        "ALTER TABLE visit ADD PARTITION (day = DATE '2024-09-18', region = 'eu');"
+        "INSERT INTO visit VALUES (DATE '2024-09-19', 'eu', 1, 10), (DATE '2024-09-19', 'us', 1, 20),"
+        " (DATE '2024-09-20', 'eu', 2, 30)"
+    )
+    shown = run("SHOW PARTITIONS visit PARTITION (region = 'eu')")
+    assert shown == [
+        {"day": f"2024-09-{day}", "region": "eu", "topic": f"{database}.visit.2024-09-{day}.eu", "buckets": 1}
+        for day in (18, 19, 20)
+    ]
+    assert run("SELECT count(*) AS c FROM visit") == [{"c": 3}]
+    assert run("SELECT COUNT(*) FROM visit WHERE day = '2024-09-19'") == [{"count_star()": 2}]
+    assert run("SELECT n FROM visit WHERE region = 'eu' ORDER BY n") == [{"n": 10}, {"n": 30}]
+    assert run("SELECT n FROM visit WHERE region = 'us' AND n = 20") == [{"n": 20}]
+    assert run("SELECT n FROM visit WHERE region = 'no such' LIMIT 3") == []
+    assert run("SELECT n FROM visit WHERE day = '2024-09-20' AND region = 'eu' AND k = 2") == [{"n": 30}]
+    run("UPDATE visit SET n = 11 WHERE day = DATE '2024-09-19' AND region = 'eu' AND k = 1")
+    changes = run("SELECT _change_type AS c, n FROM visit$changelog WHERE region = 'eu' AND k = 1")
+    assert [(each["c"], each["n"]) for each in changes] == [("+I", 10), ("-U", 10), ("+U", 11)]
+    run("ALTER TABLE visit DROP PARTITION (day = DATE '2024-09-19', region = 'eu')")
+    assert run("SELECT SUM(n) AS s FROM visit") == [{"s": 50}]
+    assert "PARTITIONED BY (day, region)" in sql.raw("SHOW CREATE TABLE visit", "-d", database).stdout
+    failed = sql.raw("ALTER TABLE visit ADD PARTITION (day = DATE '2024-09-19')", "-d", database)
+    assert failed.exit_code != 0
+    assert "region is missing" in failed.output

@@ -196,7 +196,7 @@ def test_bucket_options_are_folded_into_the_fields():
         ({"table__log__ttl": "soon"}, "a duration is a number and a unit"),
         ({"table__log__ttl": "0"}, "at least 1 ms"),
         ({"table__log__tll": "1 d"}, "did you mean 'table.log.ttl'"),
-        ({"table__kv__ttl": "1 d"}, "not in this release"),
+        ({"table__kv__format": "x"}, "not in this release"),
         ({"table__datalake__enabled": "perhaps"}, "'true' or 'false'"),
         ({"table__datalake__format": "delta"}, "'iceberg'"),
         ({"key": ("id", "line"), "bucket_count": 2, "table__datalake__format": "iceberg"}, "by one column"),
