@@ -85,11 +85,12 @@ class AsyncPartitionedScan(AsyncScan):
 
     @property
     def partition_positions(self) -> dict[str, dict[int, int]]:
+        """The next offset of each bucket of each partition; a partition whose state is still being read is absent."""
         found = {}
         for name, child in self._children.items():
-            positions = child.scan.positions if not child.ahead else {}
-            if positions or child.positions:
-                found[name] = dict(positions or child.positions)
+            positions = child.positions if child.ahead else child.scan.positions or child.positions
+            if len(positions) == child.scan.bucket_count:
+                found[name] = dict(positions)
         return found
 
     def seek(self, positions: Mapping[int, int] | PartitionPositions) -> None:
@@ -100,15 +101,18 @@ class AsyncPartitionedScan(AsyncScan):
                 raise ValueError("positions of a partitioned table are by partition and bucket")
             if name not in self._children:
                 raise ValueError(f"this scan does not read partition {name}, or has not begun")
-            wanted[name] = offsets
+            known = self._children[name]
+            wanted[name] = {**known.positions, **offsets}
+            if len(wanted[name]) < known.scan.bucket_count:
+                raise ValueError(
+                    f"the state of partition {name} is still being read: give offsets for all of its buckets"
+                )
         for name, offsets in wanted.items():
             old = self._children[name]
             if old.task is not None:
                 old.task.cancel()
             count = old.scan.bucket_count
-            self._begin_child(
-                Partition(name, old.table_id, count), {**old.positions, **offsets}, old.scan.until
-            )
+            self._begin_child(Partition(name, old.table_id, count), offsets, old.scan.until)
 
     async def close(self) -> None:
         tasks = [child.task for child in self._children.values() if child.task is not None]
@@ -199,6 +203,8 @@ class AsyncPartitionedScan(AsyncScan):
         given: Mapping[int, int] = {}
         place: Any = "earliest" if start == "full" or not first else start
         if isinstance(start, Mapping):
+            if partition.name not in start and self._definition.is_primary_key_table:
+                return "full"
             given, place = start.get(partition.name, {}), "earliest"
         missing = [bucket for bucket in range(partition.bucket_count) if bucket not in given]
         if not missing:

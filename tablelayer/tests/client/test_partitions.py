@@ -261,7 +261,11 @@ def test_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(server_addres
                 await until(3)
                 await table.upsert([{"dt": "a", "id": 1, "v": 4}, {"dt": "c", "id": 1, "v": 5}])
                 await until(5)
-                before = scan.partition_positions
+                while True:
+                    before = scan.partition_positions
+                    if "c" in before:
+                        break
+                    await asyncio.sleep(0.01)
                 await table.upsert([{"dt": "c", "id": 1, "v": 6}])
                 await until(6)
                 scan.seek({"c": before["c"]})
