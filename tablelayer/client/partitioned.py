@@ -327,7 +327,8 @@ class AsyncPartitionedTable(AsyncTable):
 
         A partition that is added while the scan goes on is read from its beginning; one that is dropped ends. Offsets
         for `start` and `until` are by partition and bucket; partitions that they do not name are read from their
-        beginning (a PK table's with their state), and not at all when `until` names others. Of each partition rows come in log order.
+        beginning (a PK table's with their state), and not at all when `until` names others. Of each partition rows
+        come in log order.
         """
         if buckets is not None:
             raise self._needs_partition("scan of some buckets", "partition(name).scan")
