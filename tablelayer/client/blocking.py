@@ -37,6 +37,7 @@ from tablelayer.client.staging import AsyncStagedWriter, Receipt
 from tablelayer.client.table import AsyncTable
 from tablelayer.client.writer import WriteResult
 from tablelayer.model.evolution import Change
+from tablelayer.model.filters import FilterLike
 from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.model.values import Value
@@ -304,13 +305,13 @@ class Table:
         """`offsets` of every partition."""
         return self._loop.run(self._table.partition_offsets(at))
 
-    def limit(self, count: int, columns: Sequence[str] | None = None) -> pa.Table:
+    def limit(self, count: int, columns: Sequence[str] | None = None, filter: FilterLike = None) -> pa.Table:
         """At most `count` rows, quickly: a PK table's first by key in each bucket, a log table's latest."""
-        return self._loop.run(self._table.limit(count, columns))
+        return self._loop.run(self._table.limit(count, columns, filter))
 
-    def count(self) -> int:
-        """How many rows there are now, without reading them."""
-        return self._loop.run(self._table.count())
+    def count(self, filter: FilterLike = None) -> int:
+        """How many rows there are now (that match), without reading them."""
+        return self._loop.run(self._table.count(filter))
 
     def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
         """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
@@ -326,30 +327,44 @@ class Table:
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
         as_of: Moment | None = None,
+        filter: FilterLike = None,
+        row_filter: bool = True,
     ) -> Scan:
         """Read rows and changes as a stream of `ScanBatch`; see `AsyncTable.scan` for the choices.
 
         `for batch in table.scan(until="latest"): ...` reads the state and stops; `until=None` follows the
         changes for ever.
         """
-        scan = self._table.scan(columns, start, until, buckets, poll_timeout, as_of)
+        scan = self._table.scan(columns, start, until, buckets, poll_timeout, as_of, filter, row_filter)
         return Scan(scan, self._loop)
 
     def snapshot(
-        self, bucket: int, columns: Sequence[str] | None = None, *, as_of: int | None = None
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: int | None = None,
     ) -> Generator[tuple[pa.RecordBatch, int], None, None]:
         """One bucket of a PK table as it is now, or at an offset, piece by piece, each with the log offset of that
         moment."""
-        pieces = self._table.snapshot(bucket, columns, as_of=as_of)
+        pieces = self._table.snapshot(bucket, columns, filter, as_of=as_of)
         try:
             while (piece := self._loop.run(_next_piece(pieces))) is not None:
                 yield piece
         finally:
             self._loop.start(pieces.aclose())
 
-    def to_arrow(self, columns: Sequence[str] | None = None, *, as_of: Moment | None = None) -> pa.Table:
-        """The whole table as it is now, or was at a time (milliseconds, datetime) or at offsets by bucket."""
-        return self._loop.run(self._table.to_arrow(columns, as_of=as_of))
+    def to_arrow(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: Moment | None = None,
+    ) -> pa.Table:
+        """The whole table (the rows that match) as it is now, or was at a time (milliseconds, datetime) or at offsets
+        by bucket."""
+        return self._loop.run(self._table.to_arrow(columns, filter, as_of=as_of))
 
     def range_scan(
         self,

@@ -278,8 +278,12 @@ class Reader:
     # -- numbers and samples
     # ----------------------------------------------------------------------------------
 
-    async def limit(self, count: int, columns: Sequence[str] | None) -> pa.Table:
-        """At most `count` rows: a PK table's first in key order per bucket, a log table's last."""
+    async def limit(
+        self, count: int, columns: Sequence[str] | None, condition: bytes | None = None
+    ) -> pa.Table:
+        """At most `count` rows (of those that match): a PK table's first in key order per bucket, a log table's
+        last.
+        """
         ids, _, order = self.project(columns)
         answer_schema = self._answer_schema(ids)
 
@@ -290,6 +294,7 @@ class Reader:
                 limit=count,
                 buckets=buckets,
                 schema_id=self._schema_id,
+                filter=condition,
             )
             answer = await self._cluster.send(request, LimitScanResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"read rows of {self._topic}")
@@ -299,11 +304,13 @@ class Reader:
         rows = [decode_ipc(answers[bucket].rows, answer_schema) for bucket in sorted(answers)]
         return reorder(pa.Table.from_batches(rows, schema=answer_schema).slice(0, count), order)
 
-    async def count(self) -> int:
-        """Rows now: of a PK table its keys, of a log table the rows that are kept."""
+    async def count(self, condition: bytes | None = None) -> int:
+        """Rows now (that match): of a PK table its keys, of a log table the rows that are kept."""
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
-            request = CountRowsRequest(table_id=self._routes.table_id, buckets=buckets)
+            request = CountRowsRequest(
+                table_id=self._routes.table_id, buckets=buckets, schema_id=self._schema_id, filter=condition
+            )
             answer = await self._cluster.send(request, CountRowsResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"count the rows of {self._topic}")
             return {entry.bucket: entry for entry in answer.buckets}

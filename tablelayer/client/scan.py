@@ -127,11 +127,16 @@ class AsyncScan:
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
         as_of: Moment | None = None,
+        condition: bytes | None = None,
+        row_filter: bool = True,
     ) -> None:
+        """`condition`: a filter as it travels (`model.filters.encode_filter`)."""
         if as_of is not None and (start != "full" or not definition.is_primary_key_table):
             raise ValueError(
                 "as_of is for scans of primary-key tables that start with the state (start='full')"
             )
+        self._condition = condition
+        self._row_filter = condition is not None and row_filter
         self._cluster = cluster
         self._config = cluster.config
         self._definition = definition
@@ -286,6 +291,7 @@ class AsyncScan:
             self._ids,
             self._schema,
             self._channel,
+            condition=self._condition,
             as_of=self._states_at.get(state.bucket),
         )
         async with aclosing(pieces):
@@ -378,6 +384,8 @@ class AsyncScan:
             min_bytes=1,
             max_bytes=max_bytes,
             schema_id=self._definition.schema.schema_id,
+            filter=self._condition,
+            row_filter=self._row_filter,
             buckets=[
                 ScanLogBucket(
                     bucket=bucket, offset=offsets[bucket], max_bytes=max(1 << 20, max_bytes // len(asked))
@@ -413,6 +421,10 @@ class AsyncScan:
             elif entry.records:
                 await self._learn_schemas(entry.records)
                 arrived += self._unpack(bucket, generations[bucket], offset, entry.records)
+            if error is None and entry.filtered_end_offset > offset:
+                until = self._buckets[bucket].until
+                end = entry.filtered_end_offset if until is None else min(entry.filtered_end_offset, until)
+                arrived.append(_Arrived(bucket, generations[bucket], end, None))
         if failure is not None and not arrived:
             raise failure
         for piece in arrived:
@@ -448,10 +460,13 @@ class AsyncScan:
                 continue
             if until is not None and header.base_offset >= until:
                 break
-            first = max(0, offset - header.base_offset)
-            last = (
-                header.record_count if until is None else min(header.record_count, until - header.base_offset)
-            )
+            first, last = max(0, offset - header.base_offset), header.record_count
+            if until is not None:
+                last = min(last, until - header.base_offset)
+            if parsed.offset_deltas is not None:
+                first = int(np.searchsorted(parsed.offset_deltas, first))
+                if until is not None:
+                    last = int(np.searchsorted(parsed.offset_deltas, until - header.base_offset))
             if until is not None:
                 next_offset = min(next_offset, until)
             rows = self._rows(bucket, parsed, first, last) if last > first else None
@@ -464,11 +479,14 @@ class AsyncScan:
         change_types = parsed.change_types
         if change_types is None:
             change_types = np.zeros(header.record_count, np.uint8)
+        offsets = np.arange(first, last, dtype=np.int64)
+        if parsed.offset_deltas is not None:
+            offsets = parsed.offset_deltas[first:last].astype(np.int64)
         return ScanBatch(
             bucket=bucket,
             batch=batch if (first, last) == (0, batch.num_rows) else batch.slice(first, last - first),
             change_types=change_types[first:last],
-            offsets=np.arange(header.base_offset + first, header.base_offset + last, dtype=np.int64),
+            offsets=offsets + header.base_offset,
             timestamp_ms=header.max_timestamp,
         )
 

@@ -52,7 +52,10 @@ class BucketState:
         lower: KeyBound | None = None,
         upper: KeyBound | None = None,
         limit: int | None = None,
+        condition: bytes | None = None,
     ) -> None:
+        """`condition`: a filter as it travels."""
+        self._condition = condition
         self._cluster = cluster
         self._definition = definition
         self._routes = TableRoutes(cluster, definition)
@@ -132,6 +135,7 @@ class BucketState:
         moment: Any = self._as_of if self._taken_at is None else self._taken_at
         request.as_of = -1 if moment is None else moment
         request.after = self._cursor
+        request.filter = self._condition
         request.limit = -1 if self._left is None else self._left
         if self._lower is not None:
             request.lower, request.lower_columns = self._lower.row, self._lower.column_count

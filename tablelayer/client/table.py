@@ -32,7 +32,9 @@ from tablelayer.client.staging import AsyncStagedWriter, Receipt, abort_staged, 
 from tablelayer.client.state import KeyBound, snapshot_pieces
 from tablelayer.client.writer import Writer, WriteResult
 from tablelayer.model.batch import ChangeType
+from tablelayer.model.conditions import filter_of_sql
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.filters import FilterLike, encode_filter
 from tablelayer.model.ipc import encode_ipc
 from tablelayer.model.partitions import Partition, check_partitioned
 from tablelayer.model.schema import Column
@@ -96,7 +98,10 @@ class AsyncTable:
             return await work()
         except (TableError, DataError) as error:
             if isinstance(error, TableError):
-                stale = error.code.needs_refresh or error.code is TableErrorCode.INVALID_PROJECTION
+                stale = error.code.needs_refresh or error.code in (
+                    TableErrorCode.INVALID_PROJECTION,
+                    TableErrorCode.INVALID_FILTER,
+                )
             else:
                 stale = error.column is not None and error.row is None
             known = self.definition.schema.schema_id
@@ -391,17 +396,32 @@ class AsyncTable:
     # -- numbers and samples
     # ----------------------------------------------------------------------------------
 
-    async def limit(self, count: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """At most `count` rows, quickly: a PK table's first in key order of each bucket, a log table's
-        latest.
+    def _condition(self, wanted: FilterLike) -> bytes | None:
+        """A filter as it travels. Raises TableError(INVALID_FILTER)."""
+        if wanted is None:
+            return None
+        schema = self.definition.schema
+        return encode_filter(filter_of_sql(wanted, schema) if isinstance(wanted, str) else wanted, schema)
+
+    async def limit(
+        self, count: int, columns: Sequence[str] | None = None, filter: FilterLike = None
+    ) -> pa.Table:
+        """At most `count` rows (of those that match), quickly: a PK table's first in key order of each bucket, a
+        log table's latest.
         """
         if count < 0:
             raise ValueError(f"a limit of {count} rows makes no sense")
-        return await self._with_fresh_schema(lambda: self._reader.limit(count, columns))
+        return await self._with_fresh_schema(
+            lambda: self._reader.limit(count, columns, self._condition(filter))
+        )
 
-    async def count(self) -> int:
-        """How many rows there are now, without reading them."""
-        return await self._reader.count()
+    async def count(self, filter: FilterLike = None) -> int:
+        """How many rows there are now (that match), without reading them."""
+
+        async def count() -> int:
+            return await self._reader.count(self._condition(filter))
+
+        return await self._with_fresh_schema(count)
 
     async def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
         """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
@@ -422,6 +442,8 @@ class AsyncTable:
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
         as_of: Moment | None = None,
+        filter: FilterLike = None,
+        row_filter: bool = True,
     ) -> AsyncScan:
         """Read rows and changes as a stream of `ScanBatch`.
 
@@ -433,6 +455,11 @@ class AsyncTable:
         - `poll_timeout`: seconds without a row after which the iteration ends; None waits for ever.
         - `as_of`: the state of a PK table is that of an earlier moment (a time in milliseconds, a datetime, or offsets
           by bucket), and the changes follow from there.
+        - `filter`: only rows for which this holds, dropped in the server, which skips whole batches by their
+          statistics: a condition in SQL ("price > 10 AND name LIKE 'a%'"), or a `pyarrow.compute.Expression`. Its
+          columns need not be among `columns`. Null is not true, as in SQL. Of a changelog each image is judged by
+          itself: a row that stops matching shows as a -U alone (and not at all with 'table.changelog.image' = 'WAL').
+          With `row_filter` false the server only skips batches, and the caller drops rows.
         """
         return AsyncScan(
             self._cluster,
@@ -443,10 +470,17 @@ class AsyncTable:
             buckets=buckets,
             poll_timeout=poll_timeout,
             as_of=as_of,
+            condition=self._condition(filter),
+            row_filter=row_filter,
         )
 
     async def snapshot(
-        self, bucket: int, columns: Sequence[str] | None = None, *, as_of: int | None = None
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: int | None = None,
     ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
         """One bucket of a PK table as it is now, or at an offset, piece by piece, each with the offset of that moment.
 
@@ -457,7 +491,10 @@ class AsyncTable:
         self._must_be(log_table=False, doing="snapshot")
         ids, schema, order = self._reader.project(columns)
         channel = f"snapshot-of-one-{next(_snapshot_numbers)}"
-        pieces = snapshot_pieces(self._cluster, self.definition, bucket, ids, schema, channel, as_of=as_of)
+        pieces = snapshot_pieces(
+            self._cluster, self.definition, bucket, ids, schema, channel,
+            as_of=as_of, condition=self._condition(filter),
+        )  # fmt: skip
         try:
             async with aclosing(pieces):
                 async for rows, offset in pieces:
@@ -466,9 +503,14 @@ class AsyncTable:
             self._cluster.release(channel)
 
     async def to_arrow(
-        self, columns: Sequence[str] | None = None, *, as_of: Moment | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: Moment | None = None,
     ) -> pa.Table:
-        """The whole table as it is now, or was: a PK table's rows, or all rows that a log table keeps.
+        """The whole table (the rows that match) as it is now, or was: a PK table's rows, or all rows that a log table
+        keeps.
 
         `as_of`: a time (milliseconds or datetime; what was written then is included), or offsets by bucket. TableError
         (OUTSIDE_RETENTION) when log and snapshots do not reach back so far.
@@ -477,10 +519,10 @@ class AsyncTable:
         buckets = range(self.definition.bucket_count)
         moments = None if as_of is None else await self._reader.offsets_as_of(as_of, buckets)
         if self.definition.is_primary_key_table:
-            batches = await self._states(ids, schema, moments)
+            batches = await self._states(ids, schema, moments, condition=self._condition(filter))
             return reorder(pa.Table.from_batches(batches, schema=schema), order)
         until: Until = "latest" if moments is None else moments
-        async with self.scan(columns, start="earliest", until=until) as scan:
+        async with self.scan(columns, start="earliest", until=until, filter=filter) as scan:
             batches = [piece.batch async for piece in scan]
         return pa.Table.from_batches(
             batches, schema=schema if order is None else pa.schema(map(schema.field, order))

@@ -23,6 +23,9 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema import Schema
 from tablelayer.model.statistics import ColumnStatistics
 
+FilterLike = str | pc.Expression | None
+"""What callers give: a condition in SQL, an expression, or nothing."""
+
 FILTER_SIZE_MAX: Final = 1 << 20
 """Of an encoded filter: an IN of some 50,000 values."""
 
@@ -81,6 +84,8 @@ class Filter:
                 raise ValueError(
                     f"there is no column '{unknown[0]}'" if unknown else "a column is named more than once"
                 )
+            if not parsed.names:
+                raise ValueError("it is over no column")
             columns = schema.select(parsed.names)
             reader = substrait.TreeReader(parsed, [column.type for column in columns])
             node = reader.read()

@@ -319,6 +319,8 @@ class ScanLogResult(Struct):
     """``records``: Arrow log batches one after the other, projected: each holds the chosen columns only.
 
     The first batch may begin below the asked offset, as in Kafka's Fetch; readers drop its first rows.
+    ``filtered_end_offset``: with a filter, where the reader goes on: nothing below it is wanted but what is in
+    ``records``. -1 without a filter.
     """
 
     bucket: int = int32()
@@ -327,9 +329,14 @@ class ScanLogResult(Struct):
     high_watermark: int = int64(default=-1)
     log_start_offset: int = int64(default=-1)
     records: Any = records(nullable="0+")
+    filtered_end_offset: int = int64(versions="1+", default=-1, ignorable=True)
 
 
-class ScanLogRequest(ApiMessage, key=10014, kind="request", versions="0", flexible="0+"):
+class ScanLogRequest(ApiMessage, key=10014, kind="request", versions="0-1", flexible="0+"):
+    """``filter``: Substrait over columns of the schema ``schema_id``, by name (`filters.py`); batches in which no
+    row can match are skipped, and with ``row_filter`` all rows that do not match are left out.
+    """
+
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     max_wait_ms: int = int32()
@@ -337,9 +344,11 @@ class ScanLogRequest(ApiMessage, key=10014, kind="request", versions="0", flexib
     max_bytes: int = int32(default=16 << 20)
     buckets: list[ScanLogBucket] = array(ScanLogBucket)
     schema_id: int = int16(default=-1, tag=0)
+    filter: bytes | None = binary(versions="1+", nullable="1+", default=None)
+    row_filter: bool = boolean(versions="1+")
 
 
-class ScanLogResponse(ApiMessage, key=10014, kind="response", versions="0", flexible="0+"):
+class ScanLogResponse(ApiMessage, key=10014, kind="response", versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
@@ -347,7 +356,10 @@ class ScanLogResponse(ApiMessage, key=10014, kind="response", versions="0", flex
 
 
 class LimitScanResult(Struct):
-    """Log tables: the last rows below the high watermark. Primary-key tables: the first rows in key order."""
+    """Log tables: the last rows below the high watermark. Primary-key tables: the first rows in key order.
+
+    With a filter: of the rows that match.
+    """
 
     bucket: int = int32()
     error_code: int = int16()
@@ -355,15 +367,16 @@ class LimitScanResult(Struct):
     rows: Any = records(nullable="0+")
 
 
-class LimitScanRequest(ApiMessage, key=10015, kind="request", versions="0", flexible="0+"):
+class LimitScanRequest(ApiMessage, key=10015, kind="request", versions="0-1", flexible="0+"):
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     limit: int = int32()
     buckets: list[int] = array(int32)
     schema_id: int = int16(default=-1, tag=0)
+    filter: bytes | None = binary(versions="1+", nullable="1+", default=None)
 
 
-class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0", flexible="0+"):
+class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
@@ -372,7 +385,7 @@ class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0", fl
 
 
 class CountRowsResult(Struct):
-    """The number of rows when the log had reached ``offset``."""
+    """The number of rows (that match the filter, if there is one) when the log had reached ``offset``."""
 
     bucket: int = int32()
     error_code: int = int16()
@@ -381,12 +394,14 @@ class CountRowsResult(Struct):
     offset: int = int64(default=-1)
 
 
-class CountRowsRequest(ApiMessage, key=10016, kind="request", versions="0", flexible="0+"):
+class CountRowsRequest(ApiMessage, key=10016, kind="request", versions="0-1", flexible="0+"):
     table_id: UUID = uuid()
     buckets: list[int] = array(int32)
+    schema_id: int = int16(versions="1+", default=-1, ignorable=True)
+    filter: bytes | None = binary(versions="1+", nullable="1+", default=None)
 
 
-class CountRowsResponse(ApiMessage, key=10016, kind="response", versions="0", flexible="0+"):
+class CountRowsResponse(ApiMessage, key=10016, kind="response", versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
@@ -420,6 +435,7 @@ class ScanSnapshotRequest(ApiMessage, key=10017, kind="request", versions="0-1",
     upper_inclusive: bool = boolean(versions="1+")
     limit: int = int64(versions="1+", default=-1)
     schema_id: int = int16(default=-1, tag=0)
+    filter: bytes | None = binary(versions="1+", nullable="1+", default=None)
 
 
 class ScanSnapshotResponse(ApiMessage, key=10017, kind="response", versions="0-1", flexible="0+"):

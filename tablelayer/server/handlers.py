@@ -345,7 +345,7 @@ class Handlers:
 
     async def _limit_scan(self, request: m.LimitScanRequest) -> ApiMessage:
         definition = self._with_rows(request.table_id)
-        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        wanted = reads.Wanted.of(definition, request.schema_id, request.columns, request.filter)
         limit = request.limit
         if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
             raise TableError(
@@ -358,7 +358,11 @@ class Handlers:
             try:
                 if definition.is_primary_key_table:
                     bucket = self._bucket(definition, index, KeyBucket)
-                    answer.rows = await bucket.read(reads.first_rows, bucket.versions, limit, wanted)
+                    answer.rows = (
+                        await bucket.read(reads.first_rows, bucket.versions, limit, wanted)
+                        if wanted.filter is None
+                        else await reads.first_matching_rows(bucket, limit, wanted)
+                    )
                 else:
                     answer.rows = await reads.last_rows(
                         self._bucket(definition, index, LogBucket), limit, wanted
@@ -373,16 +377,24 @@ class Handlers:
 
     async def _count_rows(self, request: m.CountRowsRequest) -> ApiMessage:
         definition = self._with_rows(request.table_id)
+        wanted = reads.Wanted.of(definition, request.schema_id, None, request.filter)
 
         async def one(index: int) -> m.CountRowsResult:
             answer = m.CountRowsResult(bucket=index)
             try:
                 if definition.is_primary_key_table:
                     bucket = self._bucket(definition, index, KeyBucket)
-                    answer.count, answer.offset = await bucket.read(reads.row_count)
+                    answer.count, answer.offset = (
+                        await bucket.read(reads.row_count)
+                        if wanted.filter is None
+                        else await reads.count_matching_rows(bucket, wanted)
+                    )
                 else:
-                    answer.count, answer.offset = await reads.count_log_rows(
-                        self._bucket(definition, index, LogBucket)
+                    log = self._bucket(definition, index, LogBucket)
+                    answer.count, answer.offset = (
+                        await reads.count_log_rows(log)
+                        if wanted.filter is None
+                        else await reads.count_matching_log_rows(log, wanted.filter)
                     )
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, index)
@@ -397,7 +409,7 @@ class Handlers:
             return m.ScanSnapshotResponse(scan_id=request.scan_id)
         if request.scan_id == m.OPEN_SCAN:
             bucket = self._bucket(definition, request.bucket, KeyBucket)
-            wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+            wanted = reads.Wanted.of(definition, request.schema_id, request.columns, request.filter)
             scan_id = await self._scans.open(bucket, wanted, request)
         else:
             scan_id = request.scan_id

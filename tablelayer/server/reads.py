@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,12 @@ from tablelayer.model import messages as m
 from tablelayer.model.arrays import validity
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.filters import Filter, Verdict
 from tablelayer.model.ipc import decode_ipc, encode_ipc
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions, decode_stored
+from tablelayer.server.batch_filter import BatchFilter
 from tablelayer.server.bucket import headers_of
 from tablelayer.server.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
 from tablelayer.server.merge import row_keys
@@ -35,21 +38,43 @@ if TYPE_CHECKING:
     from tablelayer.server.log_bucket import LogBucket
 
 Rows = bytes | memoryview
+_PIECE_BYTES = 4 << 20
 _SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a reader asks for: columns of one of the table's schemas, by position; None for all."""
+    """What a reader asks for: columns of one of the table's schemas, by position (None for all), and of which rows
+    (None for all)."""
 
     schema: Schema
     columns: list[int] | None
+    filter: Filter | None = None
 
     @classmethod
-    def of(cls, definition: TableDefinition, schema_id: int, column_ids: Sequence[int] | None) -> Wanted:
-        """`schema_id` -1: the latest. Raises TableError(INVALID_PROJECTION or UNKNOWN_SCHEMA_ID)."""
+    def of(
+        cls,
+        definition: TableDefinition,
+        schema_id: int,
+        column_ids: Sequence[int] | None,
+        condition: bytes | None = None,
+    ) -> Wanted:
+        """`schema_id` -1: the latest. Raises TableError(INVALID_PROJECTION, UNKNOWN_SCHEMA_ID or INVALID_FILTER)."""
         schema = definition.schema if schema_id == -1 else definition.versions.get(schema_id)
-        return cls(schema, column_positions(schema, column_ids))
+        chosen = None if condition is None else Filter.parse(condition, schema)
+        return cls(schema, column_positions(schema, column_ids), chosen)
+
+    def rows(self, convert: Callable[[Sequence[int] | None], pa.RecordBatch]) -> pa.RecordBatch:
+        """The rows that are wanted, of the columns that are. `convert` gives all rows in columns of the schema, by
+        position, ascending; it is asked for those of the filter too."""
+        if self.filter is None:
+            return convert(self.columns)
+        chosen = list(range(len(self.schema.columns))) if self.columns is None else self.columns
+        both = sorted({*chosen, *self.filter.columns})
+        rows = convert(both)
+        mask = self.filter.mask(rows.select([both.index(each) for each in self.filter.columns]))
+        kept = rows.select([both.index(each) for each in chosen])
+        return kept if mask.all() else kept.filter(pa.array(mask))
 
     @property
     def is_whole(self) -> bool:
@@ -82,7 +107,11 @@ def column_positions(schema: Schema, column_ids: Sequence[int] | None) -> list[i
 
 def _rows(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> Rows:
     """Stored rows as the reader wants them (R4.2)."""
-    return encode_ipc(decode_stored(values, versions(), wanted.schema, wanted.columns))
+    return encode_ipc(_decoded(values, versions, wanted))
+
+
+def _decoded(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> pa.RecordBatch:
+    return wanted.rows(lambda columns: decode_stored(values, versions(), wanted.schema, columns))
 
 
 def lookup(
@@ -137,6 +166,49 @@ def first_rows(store: KeyValueStore, versions: Versions, limit: int, wanted: Wan
     return _rows(pa.array(store.values_from(ROW_PREFIX, limit), pa.binary()), versions, wanted)
 
 
+async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted) -> Rows:
+    """The first rows in key order that match the filter; the bucket is read piece by piece until there are enough."""
+    found: list[pa.RecordBatch] = []
+    total = 0
+    async with aclosing(_pieces(bucket, wanted)) as pieces:
+        async for rows, _ in pieces:
+            found.append(rows.slice(0, limit - total))
+            total += found[-1].num_rows
+            if total >= limit:
+                break
+    return encode_ipc(pa.concat_batches(found))
+
+
+async def count_matching_rows(bucket: KeyBucket, wanted: Wanted) -> tuple[int, int]:
+    """(number of rows that match the filter, at which offset)."""
+    counted, offset = 0, 0
+    assert wanted.filter is not None
+    # The columns of the filter carry the number.
+    looked_at = Wanted(wanted.schema, list(wanted.filter.columns), wanted.filter)
+    async for rows, taken_at in _pieces(bucket, looked_at):
+        counted, offset = counted + rows.num_rows, taken_at
+    return counted, offset
+
+
+async def _pieces(bucket: KeyBucket, wanted: Wanted) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
+    """A bucket's state at one offset, which is given with each piece; there is at least one piece."""
+    snapshot: StoreSnapshot = await bucket.read(lambda store: store.snapshot())
+    snapshot.seek(KeyRange())
+    has_more = True
+    try:
+        while has_more:
+            bucket.check_open()
+            rows, has_more = await bucket.services.run(_next_rows, snapshot, bucket.versions, wanted)
+            yield rows, snapshot.applied_offset
+    finally:
+        snapshot.end()
+
+
+def _next_rows(snapshot: StoreSnapshot, versions: Versions, wanted: Wanted) -> tuple[pa.RecordBatch, bool]:
+    values, _, has_more = snapshot.next_rows(_PIECE_BYTES, sys.maxsize)
+    return _decoded(pa.array(values, pa.binary()), versions, wanted), has_more
+
+
 def row_count(store: KeyValueStore) -> tuple[int, int]:
     """(number of rows, at which offset). Read together: a write changes both in one go, count last."""
     while True:
@@ -164,7 +236,7 @@ def _key_rows(schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max
 
 
 async def last_rows(bucket: LogBucket, limit: int, wanted: Wanted) -> Rows:
-    """The last rows below the high watermark, in log order."""
+    """The last rows below the high watermark (that match the filter), in log order."""
     partition = bucket.partition
     end = partition.high_watermark
     reach = limit
@@ -202,14 +274,23 @@ def _rows_of(
     next_offset = start
     data = memoryview(region.read())
     known = versions()
+    chosen = None if wanted.filter is None else BatchFilter(wanted.filter, known)
     for position, header in headers_of(region):
         next_offset = header.next_offset
+        if chosen is not None and chosen.verdict(region, position, header) is Verdict.NONE:
+            continue
         stored = ArrowBatch.parse(data[position : position + header.size])
         batch = stored.to_record_batch(known.get(stored.schema_id).arrow())
         first, last = max(0, start - header.base_offset), min(batch.num_rows, end - header.base_offset)
         if first < last:
-            conversion = known.conversion(stored.schema_id, wanted.schema, wanted.columns)
-            rows.append(conversion.of(batch.slice(first, last - first)))
+            part, source = batch.slice(first, last - first), stored.schema_id
+            rows.append(
+                wanted.rows(
+                    lambda columns, source=source, part=part: (  # type: ignore[misc]
+                        known.conversion(source, wanted.schema, columns).of(part)
+                    )
+                )
+            )
     return rows, next_offset
 
 
@@ -226,6 +307,37 @@ async def count_log_rows(bucket: LogBucket) -> tuple[int, int]:
         counted = await bucket.services.run(_count, found.region, counted)
     bucket.counted = counted
     return counted.rows, counted.end
+
+
+async def count_matching_log_rows(bucket: LogBucket, wanted: Filter) -> tuple[int, int]:
+    """(rows from the log's start that match, up to which offset). Batches that statistics decide are not read."""
+    partition = bucket.partition
+    start, end = partition.log.log_start_offset, partition.high_watermark
+    offset, counted = start, 0
+    while offset < end:
+        bucket.check_open()
+        found = partition.read(offset, 16 << 20, True, end)
+        if found.region is None:
+            break
+        rows, offset = await bucket.services.run(
+            _count_matching, found.region, bucket.versions, wanted, start
+        )
+        counted += rows
+    return counted, offset
+
+
+def _count_matching(region: FileRegion, versions: Versions, wanted: Filter, start: int) -> tuple[int, int]:
+    chosen = BatchFilter(wanted, versions())
+    counted = next_offset = 0
+    for position, header in headers_of(region):
+        next_offset = header.next_offset
+        verdict = chosen.verdict(region, position, header)
+        gone = max(0, start - header.base_offset)
+        if verdict is Verdict.ALL:
+            counted += max(0, header.record_count - gone)
+        elif verdict is Verdict.SOME:
+            counted += int(chosen.mask(region, position, header)[gone:].sum())
+    return counted, next_offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,14 +399,14 @@ class SnapshotScan:
             )
         keys, left = self._place
         values, last, has_more = self._snapshot.next_rows(max_bytes, sys.maxsize if left is None else left)
-        rows = _rows(pa.array(values, pa.binary()), self.bucket.versions, self.wanted)
+        rows = _decoded(pa.array(values, pa.binary()), self.bucket.versions, self.wanted)
         if left is not None:
-            left -= len(values)
+            left -= rows.num_rows
             has_more = has_more and left > 0
         self._before = self._place
         self._place = (keys if last is None else keys.after(last), left)
         self.next_piece += 1
-        return rows, last, has_more
+        return encode_ipc(rows), last, has_more
 
     def end(self) -> None:
         """Let go of the store's files."""

@@ -3,6 +3,10 @@
 Whole batches leave as file regions, by `sendfile`; projected ones as byte ranges (`projection.py`). Nothing at or
 above the published high watermark is given (R12.1). Sizes are as in Kafka's Fetch: the first bucket that has
 anything gives at least one batch, the others what is left of `max_bytes`.
+
+With a filter, batches in which nothing can match are passed over, and the answer says how far it has looked
+(`filtered_end_offset`), so that readers of few rows get on: a request whose bucket had rows of which none was wanted is
+answered at once, one that waits at the end of the log looks at what comes in meanwhile.
 """
 
 from __future__ import annotations
@@ -12,10 +16,16 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from protocol.errors import DecodeError, ErrorCode, KafkaError
+from tablelayer.model.arrays import Mask
+from tablelayer.model.batch import ArrowBatch
+from tablelayer.model.filters import Filter, Verdict
 from tablelayer.model.messages import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions
+from tablelayer.server.batch_filter import BatchFilter, filtered_batch
 from tablelayer.server.bucket import TableBucket, headers_of
 from tablelayer.server.projection import Projection, project_batch
 from tablelayer.server.reads import Wanted
@@ -45,8 +55,8 @@ async def scan_log(
     services: Services, definition: TableDefinition, request: ScanLogRequest
 ) -> ScanLogResponse:
     """Raises TableError for columns that do not exist; errors of buckets are in the response."""
-    wanted = Wanted.of(definition, request.schema_id, request.columns)
-    scan = _Scan(services, definition, request, None if wanted.is_whole else wanted.ids)
+    wanted = Wanted.of(definition, request.schema_id, request.columns, request.filter)
+    scan = _Scan(services, definition, request, wanted)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000
     scan.watch()
@@ -67,14 +77,17 @@ class _Scan:
         services: Services,
         definition: TableDefinition,
         request: ScanLogRequest,
-        column_ids: frozenset[int] | None,
+        wanted: Wanted,
     ) -> None:
-        """`column_ids`: those of the columns wanted; None for all."""
         self.results: list[ScanLogResult] = []
         self._services = services
         self._topic = definition.path.topic
         self._request = request
-        self._column_ids = column_ids
+        self._column_ids = None if wanted.is_whole else wanted.ids
+        self._filter = wanted.filter
+        self._looked_up_to: dict[int, int] = {}
+        self._first_look = True
+        self._passed_over = False
         self._projections: dict[int, Projection] = {}
         self._found: dict[int, ScanLogResult] = {}
         self._bytes = 0
@@ -95,7 +108,12 @@ class _Scan:
 
     @property
     def is_complete(self) -> bool:
-        return self._failed or not self._request.buckets or self._bytes >= max(1, self._request.min_bytes)
+        return (
+            self._failed
+            or self._passed_over
+            or not self._request.buckets
+            or self._bytes >= max(1, self._request.min_bytes)
+        )
 
     async def changed(self, deadline: float) -> bool:
         """Wait until a partition moved; False if the time is up first."""
@@ -121,6 +139,7 @@ class _Scan:
                 if result.records is not None:
                     self._found[wanted.bucket] = result
             self.results.append(result)
+        self._first_look = False
 
     async def _read_bucket(self, wanted: ScanLogBucket, result: ScanLogResult) -> None:
         partition = self._services.context.partition(self._topic, wanted.bucket)
@@ -132,7 +151,12 @@ class _Scan:
         result.high_watermark = partition.high_watermark
         room = min(wanted.max_bytes, self._request.max_bytes - self._bytes)
         must = self._bytes == 0
+        if self._filter is not None:
+            result.filtered_end_offset = self._looked_up_to.get(wanted.bucket, wanted.offset)
         if room <= 0 and not must:
+            return
+        if self._filter is not None:
+            await self._read_filtered(self._filter, partition, bucket, result, max(room, 0))
             return
         found = partition.read(wanted.offset, max(room, 0), must)
         if found.region is None:
@@ -147,6 +171,78 @@ class _Scan:
             parts, size = await self._services.run(self._project, region, bucket.versions, max(room, 0))
             result.records = Parts(parts, size)
         self._bytes += size
+
+    async def _read_filtered(
+        self, wanted: Filter, partition: Partition, bucket: TableBucket, result: ScanLogResult, room: int
+    ) -> None:
+        """Go through the log until something matches, the log ends, or enough was looked at for one answer."""
+        offset, looked_at = result.filtered_end_offset, 0
+        while looked_at < _LOOK_BYTES:
+            found = partition.read(offset, max(_LOOK_STEP_BYTES, room), True)
+            if found.region is None:
+                break
+            parts, size, offset = await self._services.run(
+                self._filtered, wanted, found.region, bucket.versions, room
+            )
+            looked_at += found.region.size
+            if parts:
+                result.records = Parts(parts, size)
+                self._bytes += size
+                break
+            # What comes in while the request waits is no reason to answer it.
+            self._passed_over = self._first_look or looked_at >= _LOOK_BYTES
+        self._looked_up_to[result.bucket] = result.filtered_end_offset = offset
+
+    def _filtered(
+        self, wanted: Filter, region: FileRegion, versions: Callable[[], SchemaVersions], max_bytes: int
+    ) -> tuple[list[bytes], int, int]:
+        """(batches of a region in which rows are wanted, until they have `max_bytes`; their size; the offset behind
+        the last batch that was looked at)."""
+        known = versions()
+        chosen = BatchFilter(wanted, known)
+        parts: list[bytes] = []
+        total = next_offset = 0
+        for position, header in headers_of(region):
+            verdict = chosen.verdict(region, position, header)
+            mask = None
+            if verdict is Verdict.SOME and self._request.row_filter:
+                mask = chosen.mask(region, position, header)
+                if mask.all():
+                    mask = None
+                elif not mask.any():
+                    verdict = Verdict.NONE
+            if verdict is not Verdict.NONE:
+                batch = self._one(region, position, header.size, known, mask)
+                if parts and total + len(batch) > max_bytes:
+                    break
+                parts.append(batch)
+                total += len(batch)
+            next_offset = header.next_offset
+        return parts, total, next_offset
+
+    def _one(
+        self, region: FileRegion, position: int, size: int, versions: SchemaVersions, mask: Mask | None
+    ) -> bytes:
+        """A batch in one piece, of the wanted columns, and of the wanted rows."""
+        if self._column_ids is None:
+            data = region.read_at(position, size)
+        else:
+            front, ranges = project_batch(
+                region.read_at,
+                position,
+                size,
+                lambda schema_id: self._projection_of(schema_id, lambda: versions),
+            )
+            data = b"".join((front, *(region.read_at(at, length) for at, length in ranges)))
+        if mask is None:
+            return data
+        batch = ArrowBatch.parse(data)
+        columns = [
+            column.field()
+            for column in versions.get(batch.schema_id).columns
+            if self._column_ids is None or column.id in self._column_ids
+        ]
+        return bytes(filtered_batch(batch, batch.to_record_batch(pa.schema(columns)), mask))
 
     def _project(
         self, region: FileRegion, versions: Callable[[], SchemaVersions], max_bytes: int
@@ -186,6 +282,8 @@ class _Scan:
 
 
 _PROJECTED_REACH = 8
+_LOOK_STEP_BYTES = 8 << 20
+_LOOK_BYTES = 64 << 20  # a fraction of a second's work, or next to none with statistics
 
 
 def _fail(result: ScanLogResult, error: Exception, name: str) -> None:

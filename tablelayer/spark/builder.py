@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tablelayer.client.errors import DataError
+from tablelayer.model.conditions import push_down
 from tablelayer.model.table import DEFAULT_DATABASE
 from tablelayer.spark.options import Mode
-from tablelayer.spark.predicates import push_down
 from tablelayer.spark.types import METADATA_FIELDS
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from tablelayer.model.conditions import Predicate
 from tablelayer.spark.positions import Offsets
-from tablelayer.spark.predicates import Predicate
 
 Mode = Literal["current", "changelog", "upsert"]
 WriteMode = Literal["append", "upsert", "delete", "partial"]

@@ -31,11 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model.conditions import Predicate, arrow_expression, columns_of
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options import ChangelogImage
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
-from tablelayer.spark.predicates import Predicate, arrow_expression, columns_of
 from tablelayer.spark.types import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -98,6 +98,11 @@ class TableRead:
         if self.mode == "last":
             schema = schema.append(pa.field(DELETED_COLUMN, pa.bool_(), nullable=False))
         return schema if self.order is None else pa.schema([schema.field(name) for name in self.order])
+
+    def filter(self) -> Any:
+        """The predicate as the table client takes it; None if there is none."""
+        schema = self.definition.schema.arrow()
+        return None if self.predicate is None else arrow_expression(self.predicate, schema)
 
     def needed(self, *more: str) -> list[str]:
         """The columns to ask the server for: those to give out, those of the predicate, and `more`.
@@ -172,6 +177,8 @@ def _log_rows(table: Any, read: TableRead, split: Split) -> Iterator[Rows]:
         start={split.bucket: split.start_offset},
         until={split.bucket: split.end_offset},
         buckets=[split.bucket],
+        filter=read.filter(),
+        row_filter=False,  # executors are many, the server is one
     ) as scan:
         for part in scan:
             yield Rows(part.batch, part.change_types, part.offsets, part.timestamp_ms)
@@ -190,7 +197,7 @@ def _last_rows_of_range(table: Any, read: TableRead, split: Split) -> Iterator[p
 def _state_rows(table: Any, read: TableRead, split: Split) -> Iterator[Rows]:
     """The state at the split's end: the present one, but for the keys that changed in between."""
     columns = read.needed(*read.primary_key)
-    with closing(table.snapshot(split.bucket, columns)) as pieces:
+    with closing(table.snapshot(split.bucket, columns, read.filter())) as pieces:
         first, taken_at = next(pieces)
         others = _other_images(table, read, split, columns, taken_at)
         touched = KeySet(others, read.primary_key) if others is not None else None

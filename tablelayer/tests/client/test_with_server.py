@@ -495,3 +495,68 @@ def test_a_dropped_table_is_not_waited_for(connection):
     )
     assert connection.table("gone").count() == 0
     connection.admin.drop_table("gone")
+
+
+# -- filters -------------------------------------------------------------------------------------------------------
+
+
+def test_filters_of_scans_counts_and_limits(make_table):
+    table = make_table("(id BIGINT NOT NULL, name STRING, price DECIMAL(10, 2), day DATE)")
+    day = dt.date(2024, 1, 1)
+    for first in range(0, 6000, 1000):
+        table.append(
+            [
+                {"id": n, "name": None if n % 3 else f"name {n}", "price": decimal.Decimal(n) / 4,
+                 "day": day + dt.timedelta(n)}
+                for n in range(first, first + 1000)
+            ]
+        )  # fmt: skip
+    wanted = {
+        "id >= 2500 AND id < 2503": [2500, 2501, 2502],
+        "name LIKE 'name 599%' AND price > 1499.00": [5997],
+        "day = DATE '2024-01-08' OR id IN (1, 5999)": [1, 7, 5999],
+        "id > 99999999999999": [],
+    }
+    for condition, ids in wanted.items():
+        found = list(table.scan(["name"], until="latest", filter=condition))
+        assert [offset for batch in found for offset in batch.offsets.tolist()] == ids
+        assert all(batch.batch.schema.names == ["name"] for batch in found)
+        assert table.count(condition) == len(ids)
+        assert table.limit(2, ["id"], condition).column("id").to_pylist() == ids[-2:]
+        assert table.to_arrow(["id"], condition).column("id").to_pylist() == ids
+    with table.scan(start={0: 1}, until={0: 2502}, filter="id >= 2500") as scan:
+        assert [offset for batch in scan for offset in batch.offsets.tolist()] == [2500, 2501]
+        assert scan.positions == {0: 2502}
+
+
+def test_a_filtered_scan_follows_what_comes_in(make_table):
+    table = make_table("(id BIGINT NOT NULL)")
+    table.append([{"id": n} for n in range(10)])
+    with table.scan(filter="id = 77 OR id = 3") as scan:
+        assert next(scan).offsets.tolist() == [3]
+        table.append([{"id": 50}])
+        table.append([{"id": 77}])
+        assert next(scan).offsets.tolist() == [11]
+        assert scan.positions == {0: 12}
+
+
+def test_filters_of_key_tables_see_the_state_and_every_change(make_table):
+    table = make_table(FRUIT)
+    table.upsert([{"id": n, "name": f"fruit {n}", "price": n / 2} for n in range(20)])
+    table.upsert([{"id": 5, "name": "other", "price": 100.0}, {"id": 6, "name": "fruit 6", "price": 0.0}])
+    expensive = "price >= 8"
+    assert sorted(table.to_arrow(["id"], expensive).column("id").to_pylist()) == [5, 16, 17, 18, 19]
+    assert table.count(expensive) == 5
+    assert table.count("name LIKE 'fruit%' AND id < 7") == 6
+    seen = []
+    for batch in table.scan(start="earliest", until="latest", filter="id = 5 AND price > 50"):
+        seen += [change[0] for change in changes(batch)]
+    assert seen == ["+U"]
+
+
+@pytest.mark.parametrize("wanted", ["length(name) > 3", "nope = 1", "id = 'x'", "id >", 7])
+def test_filters_that_cannot_be_said_are_refused(make_table, wanted):
+    table = make_table(FRUIT)
+    with pytest.raises(TableError) as caught:
+        table.count(wanted)
+    assert caught.value.code is TableErrorCode.INVALID_FILTER

@@ -139,7 +139,9 @@ class OneBucket:
                 del rows[key]
         return rows
 
-    def snapshot(self, bucket: int, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def snapshot(
+        self, bucket: int, columns: list[str], filter_: Any = None
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
         rows = list(self.state(len(self.log)).items())
         for start in range(0, max(1, len(rows)), 2):
             part = rows[start : start + 2]
