@@ -1,8 +1,9 @@
 """The cheapest way to answer a SELECT.
 
 Of a simple query over one table (see `tablelayer.model.ddl.select`): equality on the whole primary key is a
-lookup, on the bucket key a prefix lookup, COUNT(*) alone a count, LIMIT alone a limit scan. Everything else
-reads the columns that it names into Arrow and is DuckDB's. `db.t$changelog` is the table's log with
+lookup, on the bucket key a prefix lookup, COUNT(*) (with a WHERE that the server understands) a count, LIMIT alone
+a limit scan. Everything else reads the columns that it names, of the rows that can matter, into Arrow and is
+DuckDB's: the server applies what it can of WHERE. `db.t$changelog` is the table's log with
 `_change_type`, `_bucket`, `_log_offset` and `_commit_timestamp` in front.
 """
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 from tablelayer.cli.changes import as_changes
 from tablelayer.cli.errors import CommandError
 from tablelayer.client import Connection, DataError, Table
+from tablelayer.model.conditions import DUCKDB, arrow_expression, push_down
 from tablelayer.model.ddl import Select
 from tablelayer.model.errors import TableError, TableErrorCode
 
@@ -30,7 +32,16 @@ def run_select(connection: Connection, select: Select) -> pa.Table:
         answer = _without_scan(connection.table(select.table), select)
         if answer is not None:
             return answer
+    if select.counts is not None and not select.counts.endswith(CHANGELOG):
+        table = connection.table(select.counts)
+        pushed = push_down(select.conditions.get(select.counts, ()), table.definition.schema, DUCKDB)
+        if pushed.predicate is not None and pushed.complete:
+            return _counted(table.count(arrow_expression(pushed.predicate, table.arrow_schema)))
     return _in_duckdb(connection, select)
+
+
+def _counted(rows: int) -> pa.Table:
+    return pa.table({"count_star()": pa.array([rows], pa.int64())})
 
 
 def _without_scan(table: Table, select: Select) -> pa.Table | None:
@@ -52,7 +63,7 @@ def _without_scan(table: Table, select: Select) -> pa.Table | None:
     if select.is_count:
         if select.equals or select.limit is not None:
             return None
-        return pa.table({"count_star()": pa.array([table.count()], pa.int64())})
+        return _counted(table.count())
     if not select.equals:
         return table.limit(select.limit, select.columns) if select.limit is not None else None
     if not definition.is_primary_key_table:
@@ -105,16 +116,17 @@ def _pruned(table: Table, select: Select) -> Table | None:
 
 
 def _read(connection: Connection, name: str, select: Select) -> pa.Table:
-    """The rows of one of a query's tables, or its changelog, of the columns and partitions that it needs."""
-    wanted = select.columns_read.get(name)
+    """Of one of a query's tables, or its changelog, the columns, rows and partitions that it needs."""
     is_changelog = name.endswith(CHANGELOG)
     table = connection.table(name.removesuffix(CHANGELOG))
-    columns = _columns(table, wanted)
+    columns = _columns(table, select.columns_read.get(name))
     if select.is_simple and table.definition.is_partitioned:
         table = _pruned(table, select) or table
+    pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
+    wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
     if not is_changelog:
-        return table.to_arrow(columns)
-    with table.scan(columns, start="earliest", until="latest") as scan:
+        return table.to_arrow(columns, filter=wanted)
+    with table.scan(columns, start="earliest", until="latest", filter=wanted) as scan:
         return as_changes(list(scan), table.arrow_schema, columns)
 
 

@@ -3,8 +3,8 @@
 The text is DuckDB's SQL with backticks allowed. A query is *simple* when it reads one table, gives plain
 columns (or ``*``, or ``COUNT(*)`` alone), compares columns with literals by ``=`` and AND only, and limits
 by a number; then a lookup, a prefix lookup, a count or a limit scan may answer it. Anything else is
-DuckDB's: ``to_duckdb`` writes it with other table names, and ``columns_read`` tells which columns of each
-table are enough.
+DuckDB's: ``to_duckdb`` writes it with other table names, ``columns_read`` tells which columns of each
+table are enough, and ``conditions`` which of its rows (DuckDB applies the whole WHERE all the same).
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ class Select:
     is_count: bool = False
     columns_read: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     """Per table the names that may be columns of it (a superset; lower case), or None for all columns."""
+    conditions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Per table, conditions in DuckDB's SQL over its columns, unqualified: rows that do not meet all of them are of
+    no use. A condition may name things that are no columns of the table."""
+    counts: str | None = None
+    """The table of a query that is COUNT(*) with WHERE, all of it in ``conditions``, and nothing else."""
     _database: str = "default"
 
     @property
@@ -87,10 +92,17 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
     base_tables = _base_tables(tree)
     tables = tuple(dict.fromkeys(_qualified(table, database) for table in base_tables))
     columns_read = _columns_read(tree, base_tables, database)
+    conditions = _conditions(base_tables, database)
     simple = _simple_parts(tree, base_tables)
+    common: dict[str, Any] = {
+        "columns_read": columns_read,
+        "conditions": conditions,
+        "counts": tables[0] if _counts_rows(tree, base_tables, conditions) else None,
+        "_database": database,
+    }
     if simple is None:
-        return Select(text, tables, columns_read=columns_read, _database=database)
-    return Select(text, tables, is_simple=True, columns_read=columns_read, _database=database, **simple)
+        return Select(text, tables, **common)
+    return Select(text, tables, is_simple=True, **common, **simple)
 
 
 def _parse_one(text: str) -> exp.Expr:
@@ -143,6 +155,75 @@ def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dic
     # A table's own name (or alias) as a value is the whole row.
     unclear = unclear or any(table.alias_or_name.lower() in names for table in tables)
     return {_qualified(table, database): None if unclear else frozenset(names) for table in tables}
+
+
+def _conditions(tables: list[exp.Table], database: str) -> dict[str, tuple[str, ...]]:
+    """Of each table that is read once, what the WHERE of its SELECT says about it alone."""
+    names = [_qualified(table, database) for table in tables]
+    found = {}
+    for table, name in zip(tables, names, strict=True):
+        select = table.find_ancestor(exp.Select)
+        if names.count(name) > 1 or select is None or select.args.get("where") is None:
+            continue
+        if not _keeps_rows_of(select, table):
+            continue
+        alone = not select.args.get("joins") and isinstance(table.parent, exp.From)
+        aliases = {each.alias.lower() for each in select.expressions if isinstance(each, exp.Alias)}
+        where = select.args["where"].this
+        about = []
+        for part in where.flatten() if isinstance(where, exp.And) else [where]:
+            copy = part.copy()
+            columns = list(copy.find_all(exp.Column))
+            if any(True for _ in copy.find_all(exp.Query)) or not columns:
+                continue
+            if all(_is_of(column, table, alone, aliases) for column in columns):
+                for column in columns:
+                    column.set("table", None)
+                    column.set("db", None)
+                about.append(copy.sql(dialect=DuckDB))
+        if about:
+            found[name] = tuple(about)
+    return found
+
+
+def _keeps_rows_of(select: exp.Select, table: exp.Table) -> bool:
+    """Whether every row of the SELECT before WHERE has a row of this table: it is not what an outer join fills up."""
+    if table.args.get("joins") or table.args.get("sample") or table.args.get("pivots"):
+        return False
+    renamed = isinstance(table.args.get("alias"), exp.TableAlias) and table.args["alias"].args.get("columns")
+    if renamed or not isinstance(table.parent, (exp.From, exp.Join)):
+        return False
+    seen = isinstance(table.parent, exp.From)
+    for join in select.args.get("joins") or ():
+        if join.this is table:
+            seen = True
+            if join.side or join.kind not in ("", "INNER", "CROSS") or join.args.get("method"):
+                return False
+        elif seen and (join.side in ("RIGHT", "FULL") or join.args.get("method")):
+            return False
+    return seen
+
+
+def _is_of(column: exp.Column, table: exp.Table, alone: bool, aliases: set[str]) -> bool:
+    if column.args.get("catalog") or not isinstance(column.this, exp.Identifier):
+        return False
+    if not column.table:
+        return alone and column.name.lower() not in aliases
+    return column.table.lower() == table.alias_or_name.lower()
+
+
+def _counts_rows(tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, tuple[str, ...]]) -> bool:
+    if not isinstance(tree, exp.Select) or len(tables) != 1 or tree.args.get("where") is None:
+        return False
+    if any(value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES or name == "limit"):
+        return False
+    only = tree.expressions[0] if len(tree.expressions) == 1 else None
+    source = (tree.args.get("from_") or tree.args["from"]).this
+    where = tree.args["where"].this
+    parts = len(list(where.flatten())) if isinstance(where, exp.And) else 1
+    if [len(each) for each in conditions.values()] != [parts]:
+        return False
+    return isinstance(only, exp.Count) and isinstance(only.this, exp.Star) and source is tables[0]
 
 
 _SIMPLE_CLAUSES = frozenset({"expressions", "from", "from_", "where", "limit", "kind"})

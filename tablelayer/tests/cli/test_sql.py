@@ -314,3 +314,74 @@ def test_partitions_are_made_shown_pruned_and_dropped(sql, database):
     failed = sql.raw("ALTER TABLE visit ADD PARTITION (day = DATE '2024-09-19')", "-d", database)
     assert failed.exit_code != 0
     assert "region is missing" in failed.output
+
+
+def test_conditions_go_to_the_server_and_change_no_answer(shop, server, database, monkeypatch):
+    """Every query gives what DuckDB gives over all rows; those named so read fewer."""
+    import duckdb
+
+    from tablelayer.cli.sql import Session
+    from tablelayer.client import Table
+
+    given = []
+    original = Table.to_arrow
+
+    def recorded(self, columns=None, filter=None):  # noqa: A002
+        rows = original(self, columns, filter)
+        given.append((self.path.table, rows.num_rows))
+        return rows
+
+    queries = {
+        "SELECT k, name FROM item WHERE k > 1 AND price < 1 ORDER BY k": [("item", 1)],
+        "SELECT count(*) AS n FROM item WHERE name LIKE 'f%' OR price IS NULL": None,
+        "SELECT i.name, v.at FROM item i JOIN visit v ON i.k = v.k WHERE i.k = 1 AND v.at IS NULL": None,
+        "SELECT i.name, v.at FROM item i LEFT JOIN visit v ON i.k = v.k WHERE v.k IS NULL": [
+            ("item", 3),
+            ("visit", 3),
+        ],
+        "SELECT k + 1 AS k FROM item WHERE k > 2": [("item", 3)],
+        "SELECT a, count(*) FROM part WHERE b >= 1 AND length(v) = 1 AND v <> 'x' GROUP BY a ORDER BY a": [
+            ("part", 2)
+        ],
+        "SELECT name FROM item WHERE seen = '2024-09-19'": [("item", 1)],
+        "SELECT k FROM visit v WHERE v.at >= TIMESTAMP '2024-09-19 12:00:00' AND v.at < '2024-09-20'": [
+            ("visit", 1)
+        ],
+        "SELECT x.k FROM (SELECT k FROM item WHERE NOT (k IN (1, 2))) x WHERE x.k < 10": [("item", 1)],
+        "SELECT * FROM item AS x(name, k, price, seen) WHERE x.k = 'fig'": [("item", 3)],
+        "SELECT k FROM item WHERE k > 99999999999 OR price = 1.5": [("item", 1)],
+        "SELECT k FROM item WHERE price > 1.505": [("item", 3)],
+    }
+    with connect(server) as connection, duckdb.connect() as oracle:
+        for name in ("item", "part", "visit"):
+            oracle.register(name, connection.table(f"{database}.{name}").to_arrow())
+        monkeypatch.setattr(Table, "to_arrow", recorded)
+        session = Session(connection, database)
+        for text, read in queries.items():
+            given.clear()
+            (answer,) = session.run(text)
+            expected = oracle.sql(text).to_arrow_table()
+            assert sorted(map(str, answer.rows.to_pylist())) == sorted(map(str, expected.to_pylist())), text
+            if read is not None:
+                assert sorted(given) == sorted(read), text
+
+
+def test_counts_with_a_condition_read_no_rows(shop, server, database, monkeypatch):
+    from tablelayer.cli.sql import Session
+    from tablelayer.client import Table
+
+    monkeypatch.delattr(Table, "to_arrow")
+    with connect(server) as connection:
+        (answer,) = Session(connection, database).run(
+            "SELECT count(*) FROM item WHERE k > 1 AND price IS NULL"
+        )
+        assert answer.rows.to_pylist() == [{"count_star()": 1}]
+
+
+def test_changelogs_are_filtered_by_the_columns_of_the_table(shop):
+    shop("UPDATE item SET price = 7.00 WHERE k = 1")
+    text = (
+        'SELECT _change_type AS c, price FROM "item$changelog" '
+        "WHERE price > 1.00 AND _change_type <> '-U' ORDER BY 2"
+    )
+    assert shop(text) == [{"c": "+I", "price": 1.5}, {"c": "+U", "price": 7.0}]
