@@ -28,6 +28,7 @@ from tablelayer.client.staging import AsyncStagedWriter
 from tablelayer.client.table import DELETE, AsyncTable
 from tablelayer.client.writer import WriteResult
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.filters import FilterLike
 from tablelayer.model.partitions import Partition, matching, spec_texts, value_problem, values_of
 from tablelayer.model.table import TableDefinition
 
@@ -270,7 +271,9 @@ class AsyncPartitionedTable(AsyncTable):
             await self._list()  # TABLE_NOT_FOUND if it is the table that is gone
         return dict(each for each in answers if each is not None)
 
-    async def limit(self, count: int, columns: Sequence[str] | None = None) -> pa.Table:
+    async def limit(
+        self, count: int, columns: Sequence[str] | None = None, filter: FilterLike = None
+    ) -> pa.Table:
         """At most `count` rows, quickly: of a PK table from the first partitions, of a log table from the last."""
         if count < 0:
             raise ValueError(f"a limit of {count} rows makes no sense")
@@ -284,26 +287,29 @@ class AsyncPartitionedTable(AsyncTable):
             for partition in partitions:
                 if missing <= 0:
                     break
-                rows = await self._limit_of(partition, missing, columns)
+                rows = await self._limit_of(partition, missing, columns, filter)
                 found.append(rows)
                 missing -= rows.num_rows
             return pa.concat_tables(found)
 
         return await self._with_fresh_schema(look)
 
-    async def _limit_of(self, partition: Partition, count: int, columns: Sequence[str] | None) -> pa.Table:
+    async def _limit_of(
+        self, partition: Partition, count: int, columns: Sequence[str] | None, wanted: FilterLike
+    ) -> pa.Table:
         child = self._open(partition)
         try:
-            return await child.limit(count, columns)
+            return await child.limit(count, columns, wanted)
         except TableError as error:
             if error.code is not TableErrorCode.TABLE_NOT_FOUND:
                 raise
             await self._forget(child)
             return self._reader.answer_schema(columns).empty_table()
 
-    async def count(self) -> int:
-        """How many rows there are now, over all partitions."""
-        return sum((await self._of_each(lambda child: child.count())).values())
+    async def count(self, filter: FilterLike = None) -> int:
+        """How many rows there are now (that match), over all partitions."""
+        self._condition(filter)
+        return sum((await self._of_each(lambda child: child.count(filter))).values())
 
     async def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
         return await self._of_each(lambda child: child.offsets(at))
@@ -322,6 +328,8 @@ class AsyncPartitionedTable(AsyncTable):
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
         as_of: Moment | None = None,
+        filter: FilterLike = None,
+        row_filter: bool = True,
     ) -> AsyncScan:
         """As `AsyncTable.scan`, over all partitions, new ones included.
 
@@ -342,20 +350,32 @@ class AsyncPartitionedTable(AsyncTable):
             start=start,
             until=until,
             poll_timeout=poll_timeout,
+            condition=self._condition(filter),
+            row_filter=row_filter,
         )
 
     def snapshot(
-        self, bucket: int, columns: Sequence[str] | None = None, *, as_of: int | None = None
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: int | None = None,
     ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
         raise self._needs_partition("snapshot of a bucket", "partition(name).snapshot")
 
     async def to_arrow(
-        self, columns: Sequence[str] | None = None, *, as_of: Moment | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: Moment | None = None,
     ) -> pa.Table:
-        """The whole table as it is now, or what the present partitions held at a time, partition after partition."""
+        """The whole table (the rows that match) as it is now, or what the present partitions held at a time, partition after partition."""
         if isinstance(as_of, Mapping):
             raise self._needs_partition("reading at offsets", "partition(name).to_arrow")
-        parts = await self._of_each(lambda child: child.to_arrow(columns, as_of=as_of))
+        self._condition(filter)
+        parts = await self._of_each(lambda child: child.to_arrow(columns, filter, as_of=as_of))
         _, schema, order = self._reader.project(columns)
         if order is not None:
             schema = pa.schema([schema.field(name) for name in order])

@@ -62,9 +62,19 @@ class AsyncPartitionedScan(AsyncScan):
         start: Start = "full",
         until: Until = None,
         poll_timeout: float | None = None,
+        condition: bytes | None = None,
+        row_filter: bool = True,
     ) -> None:
         """`partitions` lists those to be read."""
-        super().__init__(cluster, definition, columns=columns, start="earliest", poll_timeout=poll_timeout)
+        super().__init__(
+            cluster,
+            definition,
+            columns=columns,
+            start="earliest",
+            poll_timeout=poll_timeout,
+            condition=condition,
+            row_filter=row_filter,
+        )
         self._columns = columns
         self._list = partitions
         self._from = _by_partition(start)
@@ -222,7 +232,13 @@ class AsyncPartitionedScan(AsyncScan):
 
     def _begin_child(self, partition: Partition, start: Any, until: Mapping[int, int] | None) -> None:
         scan = AsyncScan(
-            self._cluster, self._definition_of(partition), columns=self._columns, start=start, until=until
+            self._cluster,
+            self._definition_of(partition),
+            columns=self._columns,
+            condition=self._condition,
+            row_filter=self._row_filter,
+            start=start,
+            until=until,
         )
         known = dict(start) if isinstance(start, Mapping) else {}
         child = _Child(partition.name, partition.table_id, scan, known)

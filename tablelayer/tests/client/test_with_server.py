@@ -560,3 +560,17 @@ def test_filters_that_cannot_be_said_are_refused(make_table, wanted):
     with pytest.raises(TableError) as caught:
         table.count(wanted)
     assert caught.value.code is TableErrorCode.INVALID_FILTER
+
+
+def test_filters_of_partitioned_tables_go_to_every_partition(make_table):
+    table = make_table("(day STRING NOT NULL, id INT, v STRING) PARTITIONED BY (day)")
+    table.append([{"day": f"d{n % 3}", "id": n, "v": f"v{n % 2}"} for n in range(30)])
+    assert table.count("id < 10 AND v = 'v1'") == 5
+    found = table.to_arrow(["id"], "day = 'd1' AND id > 20")
+    assert sorted(found.column("id").to_pylist()) == [22, 25, 28]
+    scanned = [row["id"] for batch in table.scan(until="latest", filter="id IN (4, 17)") for row in
+               batch.batch.to_pylist()]  # fmt: skip
+    assert sorted(scanned) == [4, 17]
+    assert table.limit(5, ["id"], "id = 7").column("id").to_pylist() == [7]
+    with pytest.raises(TableError):
+        table.count("nope = 1")
