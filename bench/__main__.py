@@ -70,7 +70,7 @@ def main() -> None:
         folder.mkdir(parents=True)
         server = start_headrace(folder.absolute())
         try:
-            rows = tables.measure(server.address, rounds, scale)
+            rows = tables.measure(server.address, rounds, scale, server.cpu_seconds)
         finally:
             server.stop()
         show_tables(console, rows)

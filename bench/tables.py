@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -101,17 +102,49 @@ def lookup_all(connection: Connection, table: str, keys: np.ndarray) -> float:
     return len(keys) / (time.perf_counter() - started)
 
 
-def scan_all(connection: Connection, table: str, columns: list[str] | None, expected: int) -> float:
+def scan_all(
+    connection: Connection, table: str, columns: list[str] | None, expected: int, condition: str | None = None
+) -> float:
+    """Seconds of a scan from the beginning to the end (with a condition: that leaves `expected` rows)."""
     handle = connection.table(table)
     started = time.perf_counter()
-    rows = sum(part.batch.num_rows for part in handle.scan(columns=columns, start="earliest", until="latest"))
+    scan = handle.scan(columns=columns, start="earliest", until="latest", filter=condition)
+    rows = sum(part.batch.num_rows for part in scan)
     if rows != expected:
         raise RuntimeError(f"the scan returned {rows} of {expected} rows")
-    return rows / (time.perf_counter() - started)
+    return time.perf_counter() - started
 
 
-def measure(address: str, rounds: int, scale: float) -> dict[str, list[float]]:
-    """All figures, one value a round. Tables are made anew each round."""
+def measure_scans(
+    connection: Connection,
+    table: str,
+    rows: int,
+    server_cpu: Callable[[], float],
+    figures: dict[str, list[float]],
+) -> None:
+    """Scans of a log table of `log_rows` from 0 to `rows`."""
+    middle = rows // 2
+    picked = sum(each % 97 == 5 for each in range(rows))
+    kinds: tuple[tuple[str, list[str] | None, int, str | None], ...] = (
+        ("scan of 20 of 20 columns", None, rows, None),
+        ("scan of 2 of 20 columns", ["l1", "d2"], rows, None),
+        ("scan of 1 of 20 columns", ["l1"], rows, None),
+        ("scan for 10 ids (batches skipped)", None, 10, f"l0 >= {middle} AND l0 < {middle + 10}"),
+        ("scan for a text in 1 % (rows dropped)", ["l1", "s1"], picked, "s1 = 'string-000000005'"),
+    )
+    for kind, columns, expected, condition in kinds:
+        before = server_cpu()
+        seconds = scan_all(connection, table, columns, expected, condition)
+        figures[f"{kind}, rows/s"].append(rows / seconds)
+        figures[f"{kind}, server CPU s per million rows"].append((server_cpu() - before) * 1e6 / rows)
+    full, few = (figures[f"{kinds[index][0]}, rows/s"][-1] for index in (0, 1))
+    figures["scan of 2 columns / scan of 20"].append(few / full)
+
+
+def measure(
+    address: str, rounds: int, scale: float, server_cpu: Callable[[], float]
+) -> dict[str, list[float]]:
+    """All figures, one value a round. Tables are made anew each round. `server_cpu`: its CPU seconds so far."""
     rows = max(20_000, int(1_000_000 * scale))
     figures: dict[str, list[float]] = defaultdict(list)
     generator = np.random.default_rng(7)
@@ -141,11 +174,7 @@ def measure(address: str, rounds: int, scale: float) -> dict[str, list[float]]:
             started = time.perf_counter()
             handle.append(data)
             figures["append of 20 columns, rows/s"].append(data.num_rows / (time.perf_counter() - started))
-            full = scan_all(connection, log, None, data.num_rows)
-            few = scan_all(connection, log, ["l1", "d2"], data.num_rows)
-            figures["scan of 20 of 20 columns, rows/s"].append(full)
-            figures["scan of 2 of 20 columns, rows/s"].append(few)
-            figures["scan of 2 columns / scan of 20"].append(few / full)
+            measure_scans(connection, log, data.num_rows, server_cpu, figures)
             connection.execute(f"DROP TABLE {pk}")
             connection.execute(f"DROP TABLE {log}")
     return figures

@@ -283,7 +283,7 @@ DECLARED: Mapping[str, TableOption] = {
             _parse_columns,
             ",".join,
             "Columns whose bounds are kept with each batch of the log, so that filters skip batches: names, '*' for "
-            "all, '' for none. If not given: the columns of fixed width, at most 32.",
+            "all, '' for none. If not given: the first 8 columns of fixed width.",
             alterable=True,
             names_columns=True,
         ),

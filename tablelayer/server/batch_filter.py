@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _EXTENSION = Struct(">hbbii")
 _EXTENSION_POSITION = 65
-_FRONT_SIZE = 2048  # holds the statistics of most batches of 32 columns
+_FRONT_SIZE = 2048  # holds the statistics of some 50 columns
 _COMPRESS_FROM_BYTES = 4096
 
 
