@@ -371,7 +371,7 @@ class AsyncPartitionedTable(AsyncTable):
         *,
         as_of: Moment | None = None,
     ) -> pa.Table:
-        """The whole table (the rows that match) as it is now, or what the present partitions held at a time, partition after partition."""
+        """The rows (that match) as they are now, or what the present partitions held at a time, one after the other."""
         if isinstance(as_of, Mapping):
             raise self._needs_partition("reading at offsets", "partition(name).to_arrow")
         self._condition(filter)
