@@ -56,7 +56,7 @@ def _without_scan(table: Table, select: Select) -> pa.Table | None:
         if pruned is None:
             return None
         if select.is_count and select.limit is None:
-            return pa.table({"count_star()": pa.array([pruned.count()], pa.int64())})
+            return _counted(pruned.count())
         if not select.is_count and select.limit is not None:
             return pruned.limit(select.limit, select.columns)
         return None
