@@ -33,7 +33,7 @@ from broker.api.fetch_sessions import (
     SessionPartition,
 )
 from broker.api.leaders import current_leader, endpoint
-from broker.cluster.partition import Partition
+from broker.cluster.partition import Partition, PartitionChanges
 from broker.extension import ApiDeclaration, BrokerContext, FetchedRecords, RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
@@ -54,6 +54,9 @@ logger = logging.getLogger("headrace.api")
 _FIRST_VERSION_WITH_SESSIONS = 7
 _FIRST_VERSION_WITH_LEADERS = 16
 _READ_COMMITTED = 1
+_WATCHED_ONE_BY_ONE_MAX = 16
+"""A fetch of more partitions is told of each change of any partition: looking up whether it is one of its own costs
+less than registering with hundreds, again at every poll."""
 _MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
@@ -100,7 +103,7 @@ class FetchApi:
         for entry in wanted:
             if entry.image != image:
                 self._resolve(entry, by_id)
-        fetch = _Fetch(wanted, request, self._max_bytes, session)
+        fetch = _Fetch(wanted, request, self._max_bytes, session, self._metadata.changes)
         if fetch.has_hooks:
             return self._wait(fetch, version)
         fetch.read()
@@ -243,8 +246,11 @@ class _Fetch:
         "_bytes",
         "_callbacks",
         "_changed",
+        "_changes",
         "_max_bytes",
         "_moved",
+        "_places",
+        "_seen",
         "has_hooks",
         "request",
         "session",
@@ -258,7 +264,11 @@ class _Fetch:
         request: FetchRequest,
         bytes_max: int,
         session: FetchSession[_Wanted] | None,
+        changes: PartitionChanges,
     ) -> None:
+        self._changes = changes
+        self._seen = -1  # how many changes there had been when all was read last
+        self._places: dict[Partition, int] = {}  # where to look when a partition of many moves
         self.wanted = wanted
         self.request = request
         self.session = session
@@ -275,11 +285,13 @@ class _Fetch:
     # -- reading -------------------------------------------------------------------------------------------
 
     def read(self) -> None:
+        self._seen = self._changes.count
         for entry in self._to_read():
             if self._begin(entry):
                 self._read_log(entry)
 
     async def read_with_hooks(self) -> None:
+        self._seen = self._changes.count
         for entry in self._to_read():
             if self.superseded:
                 return
@@ -411,21 +423,38 @@ class _Fetch:
     # -- waiting -------------------------------------------------------------------------------------------
 
     def start_watching(self) -> None:
+        places = {
+            entry.partition: index for index, entry in enumerate(self.wanted) if entry.partition is not None
+        }
+        if len(places) == len(self.wanted) > _WATCHED_ONE_BY_ONE_MAX:
+            self._places = places
+            self._changes.watchers.add(self._on_any)
+        else:
+            for index, entry in enumerate(self.wanted):
+                if entry.partition is not None:
+                    callback = partial(self._on_moved, index)
+                    entry.partition.add_waiter(callback)
+                    self._callbacks.append((entry.partition, callback))
+        if self._moved is None or self._seen == self._changes.count:
+            return
         for index, entry in enumerate(self.wanted):
-            if entry.partition is not None:
-                callback = partial(self._on_moved, index)
-                entry.partition.add_waiter(callback)
-                self._callbacks.append((entry.partition, callback))
-                if self._moved is not None and (
-                    entry.partition.high_watermark != entry.seen_high_watermark or not entry.partition.is_open
-                ):
-                    # It moved after it was read and before anybody was watching.
-                    self._moved.add(index)
+            partition = entry.partition
+            if partition is not None and (
+                partition.high_watermark != entry.seen_high_watermark or not partition.is_open
+            ):
+                # It moved after it was read and before anybody was watching.
+                self._moved.add(index)
 
     def stop_watching(self) -> None:
+        self._changes.watchers.discard(self._on_any)
         for watched, callback in self._callbacks:
             watched.remove_waiter(callback)
         self._callbacks.clear()
+
+    def _on_any(self, partition: Partition) -> None:
+        index = self._places.get(partition)
+        if index is not None:
+            self._on_moved(index)
 
     def _on_moved(self, index: int) -> None:
         if self._moved is not None:

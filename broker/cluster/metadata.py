@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from broker.cluster.partition import Partition, TopicImage
+from broker.cluster.partition import Partition, PartitionChanges, TopicImage
 from broker.cluster.topic_config import TopicConfigs
 from broker.ports import CoordinationStore, CreateNode, DeleteNode, Entropy, NoNodeError, SetNode
 from protocol.errors import ErrorCode, KafkaError
@@ -99,6 +99,7 @@ class TopicManager:
         self.is_loaded = False
         """The image is whole: from here on a topic that is not in it does not exist."""
         self.version = 0  # moves with every change of the image: the key of response caches
+        self.changes = PartitionChanges()
         self.topic_configs = topic_configs
         self.deletion_listeners: list[Callable[[TopicImage], None]] = []
         self._store = store
@@ -414,7 +415,14 @@ class TopicManager:
     async def _serve(self, image: TopicImage, indexes: Iterable[int], *, open_all: bool = False) -> None:
         """Make partitions and put the topic into the image once those with hooks have started."""
         created = [
-            Partition(image, index, self._open_log, leader_epoch=self._leader_epoch, executor=self._executor)
+            Partition(
+                image,
+                index,
+                self._open_log,
+                leader_epoch=self._leader_epoch,
+                executor=self._executor,
+                changes=self.changes,
+            )
             for index in indexes
         ]
         limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)

@@ -50,6 +50,20 @@ class TopicImage:
     internal: bool = False
 
 
+class PartitionChanges:
+    """What moves in any partition of a broker, for those who wait for many: one registration instead of hundreds.
+
+    `count` moves with each change that a waiter would be told; `watchers` are called like waiters, with the
+    partition.
+    """
+
+    __slots__ = ("count", "watchers")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.watchers: set[Callable[[Partition], None]] = set()
+
+
 class Partition:
     """One partition. `open_log` gives its log on first use; see the module's contract."""
 
@@ -60,6 +74,7 @@ class Partition:
         "_log",
         "_open_log",
         "_waiters",
+        "changes",
         "closed",
         "failure",
         "high_watermark",
@@ -77,8 +92,10 @@ class Partition:
         *,
         leader_epoch: int = 0,
         executor: Executor | None = None,
+        changes: PartitionChanges | None = None,
     ) -> None:
-        """`executor` is where fsyncs that appends wait for are done; without one, in `append`."""
+        """`changes` are those of the broker. `executor` is where fsyncs that appends wait for are done; without one,
+        in `append`."""
         self.topic = topic
         self.index = index
         self.hooks: PartitionHooks | None = None
@@ -90,6 +107,7 @@ class Partition:
         self._open_log = open_log
         self._waiters: set[Callable[[], None]] = set()
         self._executor = executor
+        self.changes = PartitionChanges() if changes is None else changes
         self._flushing: asyncio.Future[None] | None = None
         self._committing: asyncio.Future[None] | None = None
 
@@ -159,8 +177,7 @@ class Partition:
             self.hooks.high_watermark_candidate(offset)
         elif offset > self.high_watermark:
             self.high_watermark = offset
-            if self._waiters:
-                self.wake()
+            self._moved()
 
     def _commit(self, log: PartitionLog, executor: Executor) -> None:
         self._committing = asyncio.get_running_loop().run_in_executor(executor, log.commit)
@@ -189,8 +206,7 @@ class Partition:
                 f"{self!r}: high watermark {offset} is past the log's end {self.log.log_end_offset}"
             )
         self.high_watermark = offset
-        if self._waiters:
-            self.wake()
+        self._moved()
 
     @property
     def last_stable_offset(self) -> int:
@@ -214,9 +230,21 @@ class Partition:
     def remove_waiter(self, callback: Callable[[], None]) -> None:
         self._waiters.discard(callback)
 
+    def _moved(self) -> None:
+        """The same as `wake`, where most of the time nobody waits."""
+        changes = self.changes
+        if self._waiters or changes.watchers:
+            self.wake()
+        else:
+            changes.count += 1
+
     def wake(self) -> None:
+        changes = self.changes
+        changes.count += 1
         for callback in tuple(self._waiters):
             callback()
+        for watcher in tuple(changes.watchers):
+            watcher(self)
 
     async def wait_for_high_watermark(self, offset: int, timeout_ms: int) -> bool:
         """Wait until everything below `offset` is published. False when the time is up first.

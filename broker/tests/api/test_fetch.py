@@ -380,3 +380,47 @@ def test_segments_do_not_show(tmp_path) -> None:
             assert found == [(number, b"%d" % number) for number in range(20)]
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("partitions", [2, 16, 17, 40])
+def test_a_fetch_of_few_or_many_partitions_is_woken_by_each_of_them(tmp_path, partitions) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", partitions)
+            await broker.create_topic("other")
+            watchers = broker.context.metadata.changes.watchers
+
+            async def waiting() -> asyncio.Task:
+                wanted = [
+                    FetchPartition(
+                        partition=index,
+                        fetch_offset=broker.context.partition("t", index).log.log_end_offset,
+                        partition_max_bytes=1 << 20,
+                    )
+                    for index in range(partitions)
+                ]
+                topics = [FetchTopic(topic="t", partitions=wanted)]
+                request = FetchRequest(
+                    max_wait_ms=LONG_MS, min_bytes=1, max_bytes=1 << 20, session_epoch=-1, topics=topics
+                )
+                return await started(broker.send(request, 12))
+
+            for index in (0, partitions - 1):
+                task = await waiting()
+                assert len(watchers) == (partitions > 16)
+                await broker.produce("other", [b"nobody waits for it"])
+                await asyncio.sleep(0.02)
+                assert not task.done()
+                await broker.produce("t", [b"v"], partition=index)
+                async with asyncio.timeout(SOON):
+                    response = await task
+                found = [part for part in response.responses[0].partitions if len(part.records)]
+                assert [part.partition_index for part in found] == [index]
+                assert not watchers
+            task = await waiting()
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.sleep(0.01)
+            assert not watchers
+
+    asyncio.run(test())
