@@ -84,10 +84,12 @@ class BrokerConfigs:
         known = self._config.keys
         try:
             for key_name, text in changes.items():
+                if text is None:
+                    continue  # what is not set is gone already: Kafka's tools clear throttles that nobody set
                 key = known.get(key_name)
                 if key is None:
                     raise unknown_name("broker", key_name, known)
-                if text is not None and not key.dynamic:
+                if not key.dynamic:
                     raise ConfigError(
                         f"{key_name} cannot be changed while the broker runs; set it when you start it"
                     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -96,6 +97,14 @@ class Connection:
     @property
     def is_waiting_for_handler(self) -> bool:
         return self._pending is not None
+
+    def has_hung_up_unheard(self) -> bool:
+        """Whether the peer has gone while it was not read from, because requests of it wait already."""
+        if self._reading or self.closed:
+            return False
+        ends = select.poll()
+        ends.register(self._fd, getattr(select, "POLLRDHUP", 0))
+        return bool(ends.poll(0))
 
     # -- reading -------------------------------------------------------------------------------------------
 

@@ -147,7 +147,10 @@ class Network:
         deadline = self.loop.time() - self.limits.idle_seconds_max
         for connection in tuple(self._connections):
             # Whoever waits for us (a long poll, a join) is not idle; whoever does not read answers is.
-            if connection.last_active < deadline and not connection.is_waiting_for_handler:
+            if connection.is_waiting_for_handler:
+                if connection.has_hung_up_unheard():
+                    connection.close("closed by the peer", logging.DEBUG)
+            elif connection.last_active < deadline:
                 connection.close("idle for too long")
 
     async def drain(self, seconds: float) -> None:

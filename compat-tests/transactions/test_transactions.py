@@ -13,9 +13,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from foreign_clients import DEADLINE_SECONDS
+from late_proxy import ADD_PARTITIONS, LateProxy
 
 COPIER = Path(__file__).with_name("copier.py")
-RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "600"))
+RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "400"))
 KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "4"))
 SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
 
@@ -164,42 +165,96 @@ def test_a_table_takes_no_part_and_loses_nothing(server, unique):
         assert sorted(table.to_arrow().column("k").to_pylist()) == [1, 3]
 
 
+@pytest.fixture
+def late(own_server):
+    """`late(keys, begins)` puts a `LateProxy` in front of the server."""
+    proxies = []
+
+    def start(keys, begins):
+        own_server.kill()
+        proxies.append(LateProxy(own_server.port, keys, begins))
+        own_server.settings["advertised.listeners"] = f"127.0.0.1:{proxies[-1].port}"
+        own_server.start()
+        return proxies[-1]
+
+    yield start
+    for proxy in proxies:
+        proxy.close()
+
+
+def test_e4_version_1_partitions_added_late_do_not_tear_the_next_transaction(late, unique):
+    """librdkafka, whose epoch stays: what arrives late begins the next transaction, which is still whole."""
+    proxy = late([ADD_PARTITIONS], ADD_PARTITIONS)
+    address, topic = f"127.0.0.1:{proxy.port}", unique("topic")
+    create(address, topic)
+    producer = transactional(address, unique("tx"))
+    expected = []
+    for number in range(12):
+        producer.begin_transaction()
+        values = [f"{number}.{part}" for part in range(3)]
+        for value in values:
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(DEADLINE_SECONDS) == 0
+        if number % 3 == 2:
+            producer.abort_transaction(DEADLINE_SECONDS)
+        else:
+            producer.commit_transaction(DEADLINE_SECONDS)
+            expected += values
+    assert [key for key, _, _ in proxy.answers].count(ADD_PARTITIONS) >= 10
+    assert read(address, topic) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_e5_a_copier_and_its_broker_are_killed_and_nothing_is_lost_or_doubled(own_server):
-    """Both are killed with -9 at random moments; the output is the input, in order, under read_committed."""
+def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(own_server):
+    """All are killed with -9 at random moments. Under read_committed the output, which they share, has the input
+    of each, in order.
+    """
     address, rng = own_server.address, random.Random(SEED)
     print(f"HEADRACE_COPIER_SEED={SEED}")
-    create(address, "in", "out")
+    names = ["a", "b"]
+    create(address, *names, "out")
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True})
-    for number in range(RECORDS):
-        producer.produce("in", f"{number}", partition=0)
+    for name in names:
+        for number in range(RECORDS):
+            producer.produce(name, f"{name}{number}", partition=0)
     assert producer.flush(DEADLINE_SECONDS) == 0
+    copiers = {}
 
-    def start():
-        command = [sys.executable, str(COPIER), address, "in", "out", "copiers", "copier", str(RECORDS)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def start(name):
+        command = [sys.executable, str(COPIER), address, name, "out", f"group-{name}", name, str(RECORDS)]
+        with (own_server.directory / f"copier-{name}.log").open("a") as complaints:
+            copiers[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
 
-    copier = start()
+    def end(name):
+        copiers[name].kill()
+        copiers[name].wait()
+        copiers[name].stdout.close()
+
     try:
+        for name in names:
+            start(name)
         for number in range(KILLS):
+            victim = rng.choice(names)
             for _ in range(rng.randint(1, 4)):
-                if not copier.stdout.readline():
+                if not copiers[victim].stdout.readline():
                     break
             time.sleep(rng.random() * 0.05)
             if number % 2:
                 own_server.restart()
-            if not number % 2 or copier.poll() is not None:
-                copier.kill()
-                copier.wait()
-                copier.stdout.close()
-                copier = start()
-        while copier.wait(120) != 0:  # it may have met the end of the last broker
-            copier.stdout.close()
-            copier = start()
+            for name in names:
+                if (name == victim and not number % 2) or copiers[name].poll() is not None:
+                    end(name)
+                    start(name)
+        for name in names:
+            while copiers[name].wait(120) != 0:  # it may have met the end of the last broker
+                end(name)
+                start(name)
     finally:
-        copier.kill()
-        copier.wait()
-        copier.stdout.close()
-    assert read(address, "out") == [f"{number}" for number in range(RECORDS)]
-    assert committed(address, "copiers", "in") == RECORDS
+        for name in copiers:
+            end(name)
+    copied = read(address, "out")
+    for name in names:
+        assert [value for value in copied if value[0] == name] == [f"{name}{n}" for n in range(RECORDS)]
+        assert committed(address, f"group-{name}", name) == RECORDS
+    assert len(copied) == len(names) * RECORDS

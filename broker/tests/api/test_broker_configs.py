@@ -160,6 +160,10 @@ def test_lists_dry_runs_and_replacement(tmp_path):
                 None,
             )
             assert log.config.retention_ms == 604_800_000
+            assert await alter(broker, BROKER, "0", ("leader.replication.throttled.rate", DELETE, None)) == (
+                0,
+                None,
+            )
             await alter(broker, BROKER, "", ("log.cleanup.policy", APPEND, "compact"))
             assert log.config.cleanup_policy == ("delete", "compact")
             await alter(broker, BROKER, "", ("log.cleanup.policy", SUBTRACT, "compact"))

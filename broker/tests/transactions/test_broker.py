@@ -396,6 +396,55 @@ async def _offsets(broker, client):
 test_t6_e5_offsets_of_a_group_commit_with_the_transaction = scenario(_offsets)
 
 
+@pytest.mark.parametrize(
+    "late_at", ["before the first write", "between writes", "before the end", "after it"]
+)
+@pytest.mark.parametrize("commit", [True, False])
+def test_e4_version_2_nothing_that_arrives_late_touches_the_next_transaction(tmp_path, late_at, commit):
+    """Everything of a transaction is delivered again in the course of the next one, which is ended otherwise."""
+
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 2)
+            client, ghost = Client(broker, version=TV2), Client(broker, version=TV2)
+            await client.init()
+            ghost.identity = client.identity
+            await client.send([b"first"])
+            await client.commit_offsets("g", {("a", 0): 1})
+            assert await client.end(not commit) is ErrorCode.NONE
+
+            async def late(at):
+                if at != late_at:
+                    return
+                fenced = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
+                ghost.sequences = {}
+                # Its very batch is a repeat of one that was taken; it is not written again.
+                assert (await ghost.send([b"first"])).error_code in (*fenced, ErrorCode.NONE)
+                assert (await ghost.send([b"more"], sequence=1)).error_code in fenced
+                assert (await ghost.send([b"else"], partition=1)).error_code in fenced
+                assert await ghost.commit_offsets("g", {("a", 0): 9}) in [[code] for code in fenced]
+                assert await ghost.add(("a", 1)) in [[code] for code in fenced]
+                identity = ghost.identity
+                ended = await ghost.end(commit)
+                assert ended in (*fenced, ErrorCode.INVALID_TXN_STATE), "a late end was taken"
+                await ghost.end(not commit)  # a retry of the end that was: the same answer, or fenced
+                ghost.identity = identity
+
+            await late("before the first write")
+            await client.send([b"second"])
+            await late("between writes")
+            await client.send([b"third"], partition=1)
+            await client.commit_offsets("g", {("a", 0): 2})
+            await late("before the end")
+            assert await client.end(commit) is ErrorCode.NONE
+            await late("after it")
+            assert await committed_values(broker) == ([b"second"] if commit else [b"first"])
+            assert await committed_values(broker, partition=1) == ([b"third"] if commit else [])
+            assert await position(broker, stable=True) == (2 if commit else 1)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("what", ["group", "partition", "topic"])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_t6_what_is_deleted_no_open_transaction_brings_back(tmp_path, what, restarts):

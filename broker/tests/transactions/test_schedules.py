@@ -121,9 +121,49 @@ def mutant_lets_everything_in(monkeypatch):
     monkeypatch.setattr("broker.testing.transactions.partition_error", lambda *_: ErrorCode.NONE)
 
 
+def mutant_takes_late_ends(monkeypatch):
+    """An end of the last transaction ends this one (E4)."""
+    original = machine._end_raising_epoch
+
+    def end(transaction, event, now):
+        if transaction.stored is not None:
+            event = machine.replace(event, producer_epoch=transaction.stored.producer_epoch)
+        return original(transaction, event, now)
+
+    monkeypatch.setattr(machine, "_end_raising_epoch", end)
+
+
+def mutant_loses_partitions_in_a_restart(monkeypatch):
+    """The markers of an open transaction go to one partition only."""
+    original = machine.restore
+
+    def restore(transactional_id, stored, now):
+        kept = frozenset(sorted(stored.partitions)[:1])
+        return original(transactional_id, machine.replace(stored, partitions=kept), now)
+
+    monkeypatch.setattr("broker.testing.transactions.restore", restore)
+
+
+def mutant_acknowledges_an_end_that_is_not_stored(monkeypatch):
+    original = machine._end_stored
+
+    def end_stored(transaction, pending, error, *more):
+        if error is not ErrorCode.NONE and pending.token is not None:
+            stored = pending.stored
+            done = machine.Result(ErrorCode.NONE, stored.producer_id, stored.producer_epoch)
+            return [machine.Reply(pending.token, done)]
+        return original(transaction, pending, error, *more)
+
+    monkeypatch.setattr(machine, "_end_stored", end_stored)
+
+
 @pytest.mark.parametrize(
     ("mutate", "version"),
     [
+        (mutant_takes_late_ends, 2),
+        (mutant_loses_partitions_in_a_restart, 1),
+        (mutant_loses_partitions_in_a_restart, 2),
+        (mutant_acknowledges_an_end_that_is_not_stored, 2),
         (mutant_forgets_the_decision, 1),
         (mutant_forgets_the_decision, 2),
         (mutant_never_fences, 1),

@@ -1,0 +1,137 @@
+"""Batches that grow when they are opened, and clients that hang up in every way: bounded, and nobody else waits.
+
+Compacted topics open every batch of a client, so their producers choose how much the broker decompresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+import socket
+import struct
+import time
+
+import pytest
+
+from broker.testing.direct import direct_broker, values_of
+from protocol.errors import ErrorCode
+from protocol.records.compression import MAX_DECOMPRESSED_BYTES, Compression, compress
+from protocol.records.encode import Record, build_batch
+from protocol.records.header import HEADER_SIZE, write_crc
+
+MIB = 1 << 20
+SEED = 1
+
+
+def bomb(codec: Compression, body: bytes) -> bytes:
+    """A batch of one record whose compressed part is `body`."""
+    head = bytearray(build_batch([Record(b"k", b"v" * 100, (), int(time.time() * 1000))], compression=codec))
+    batch = head[:HEADER_SIZE] + body
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    struct.pack_into(">h", batch, 21, int(codec))
+    write_crc(batch)
+    return bytes(batch)
+
+
+def bodies() -> dict[str, tuple[Compression, bytes]]:
+    """Small ones that open to more than is allowed, or to as much as fits into a legal batch."""
+    zeros = bytes(16 * MIB)
+    part = gzip.compress(zeros, 9)
+    blocks = compress(Compression.SNAPPY, zeros)
+    return {
+        "gzip": (Compression.GZIP, part * (MAX_DECOMPRESSED_BYTES // len(zeros) + 4)),
+        "zstd": (Compression.ZSTD, compress(Compression.ZSTD, bytes(MAX_DECOMPRESSED_BYTES + MIB))),
+        "lz4": (Compression.LZ4, compress(Compression.LZ4, bytes(200 * MIB))),
+        "snappy": (Compression.SNAPPY, blocks),
+    }
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "lz4", "snappy"])
+def test_f7_a_bomb_for_a_compacted_topic_is_refused_and_the_loop_goes_on(tmp_path, codec) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"message.max.bytes": str(32 * MIB)}) as broker:
+            await broker.create_topic("compacted", cleanup_policy="compact")
+            await broker.create_topic("plain")
+            kind, body = bodies()[codec]
+            batch = bomb(kind, body)
+            ticks = 0
+
+            async def beat() -> None:
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    assert (await broker.produce("plain", [b"x"])).error_code == 0
+                    await asyncio.sleep(0.002)
+
+            beating = asyncio.ensure_future(beat())
+            await asyncio.sleep(0)
+            answer = await broker.produce("compacted", batch)
+            beating.cancel()
+            assert answer.error_code == ErrorCode.INVALID_RECORD
+            assert answer.error_message
+            assert ticks >= 2, "everybody waited for the bomb"
+            good = build_batch([Record(b"k", b"good", (), int(time.time() * 1000))], compression=kind)
+            assert (await broker.produce("compacted", good)).error_code == 0
+            fetched = await broker.fetch("compacted", 0)
+            records = fetched.records.read() if hasattr(fetched.records, "read") else fetched.records
+            assert values_of(records) == [(0, b"good")]
+
+    asyncio.run(test())
+
+
+def reset(sock: socket.socket) -> None:
+    """Hang up with RST."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def test_f8_resets_and_half_closed_connections_leave_nothing_behind(tmp_path) -> None:
+    """Hundreds that end in the middle of a frame, of an answer, of a long poll, by RST or by closing their half.
+    Who has asked more than it waits for is not read from, and its end found all the same.
+    """
+    ask = struct.pack(">ihhih", 10, 18, 0, 7, -1)
+    fetch = struct.pack(">hhih", 1, 4, 8, -1) + struct.pack(">iiiib", -1, 30_000, 1, MIB, 0)
+    fetch += struct.pack(">ih", 1, 1) + b"t" + struct.pack(">iiqi", 1, 0, 0, MIB)
+    long_poll = struct.pack(">i", len(fetch)) + fetch
+
+    async def test() -> None:
+        config = {"socket.listen.backlog.size": "500", "connections.max.idle.ms": "1000"}
+        async with direct_broker(tmp_path, config) as broker:
+            await broker.create_topic("t")
+            chance, loop = random.Random(SEED), asyncio.get_running_loop()
+            tasks = len(asyncio.all_tasks())
+            for _ in range(400):
+                sock = socket.create_connection(("127.0.0.1", broker.broker.port))
+                sock.setblocking(False)
+                what = chance.choice([ask, ask * 20, long_poll, ask + long_poll, long_poll + ask])
+                sock.send(what[: chance.choice([len(what), chance.randrange(len(what))])])
+                if chance.random() < 0.5:
+                    await asyncio.sleep(0)
+                if chance.random() < 0.5:
+                    reset(sock)
+                else:
+                    sock.shutdown(socket.SHUT_WR)
+                    await asyncio.sleep(0)
+                    sock.close()
+            for _ in range(500):
+                if not broker.broker._network.connection_count:
+                    break
+                await asyncio.sleep(0.01)
+            assert broker.broker._network.connection_count == 0
+            await asyncio.sleep(0.05)
+            assert len(asyncio.all_tasks()) <= tasks
+
+            sock = socket.socket()
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", broker.broker.port))
+            await loop.sock_sendall(sock, ask * 3)
+            sock.shutdown(socket.SHUT_WR)  # what was asked before is still answered
+            answers = b""
+            while part := await loop.sock_recv(sock, 1 << 16):
+                answers += part
+            (size,) = struct.unpack_from(">i", answers)
+            assert len(answers) == 3 * (4 + size)
+            sock.close()
+
+    asyncio.run(test())
