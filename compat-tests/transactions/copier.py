@@ -4,6 +4,8 @@ Copies records of one topic into another in transactions that also hold its posi
 the group has passed COUNT records. Can be killed and started again at any moment.
 """
 
+import faulthandler
+import signal
 import sys
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -57,4 +59,5 @@ def main(address, source, target, group, transactional_id, count):
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # says where it hangs
     main(*sys.argv[1:6], int(sys.argv[6]))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -16,8 +17,9 @@ from foreign_clients import DEADLINE_SECONDS
 from late_proxy import ADD_PARTITIONS, LateProxy
 
 COPIER = Path(__file__).with_name("copier.py")
-RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "400"))
+RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "600"))
 KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "4"))
+COPIERS = int(os.environ.get("HEADRACE_COPIERS", "1"))
 SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
 
 
@@ -212,7 +214,7 @@ def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(o
     """
     address, rng = own_server.address, random.Random(SEED)
     print(f"HEADRACE_COPIER_SEED={SEED}")
-    names = ["a", "b"]
+    names = ["a", "b", "c", "d"][:COPIERS]
     create(address, *names, "out")
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True})
     for name in names:
@@ -225,6 +227,14 @@ def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(o
         command = [sys.executable, str(COPIER), address, name, "out", f"group-{name}", name, str(RECORDS)]
         with (own_server.directory / f"copier-{name}.log").open("a") as complaints:
             copiers[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
+
+    def finished(name):
+        try:
+            return copiers[name].wait(100)
+        except subprocess.TimeoutExpired:
+            copiers[name].send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            pytest.fail(f"{name} hangs: {(own_server.directory / f'copier-{name}.log').read_text()[-3000:]}")
 
     def end(name):
         copiers[name].kill()
@@ -247,7 +257,7 @@ def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(o
                     end(name)
                     start(name)
         for name in names:
-            while copiers[name].wait(120) != 0:  # it may have met the end of the last broker
+            while finished(name) != 0:  # it may have met the end of the last broker
                 end(name)
                 start(name)
     finally:
