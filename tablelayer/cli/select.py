@@ -3,12 +3,14 @@
 Of a simple query over one table (see `tablelayer.model.ddl.select`): equality on the whole primary key is a
 lookup, on the bucket key a prefix lookup, COUNT(*) (with a WHERE that the server understands) a count, LIMIT alone
 a limit scan. Everything else reads the columns that it names, of the rows that can matter, into Arrow and is
-DuckDB's: the server applies what it can of WHERE. `db.t$changelog` is the table's log with
+DuckDB's: the server applies what it can of WHERE, of a keyed table it reads only between the bounds of the first key
+column, and with FOR SYSTEM_TIME (or VERSION) AS OF as it was. `db.t$changelog` is the table's log with
 `_change_type`, `_bucket`, `_log_offset` and `_commit_timestamp` in front.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -20,8 +22,11 @@ from tablelayer.client import Connection, DataError, Table
 from tablelayer.model.conditions import DUCKDB, arrow_expression, push_down
 from tablelayer.model.ddl import Select
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.types import TypeKind
 
 CHANGELOG = "$changelog"
+_INEXACT = (TypeKind.FLOAT, TypeKind.DOUBLE)
+"""A decimal literal is rounded to them in more than one way."""
 
 
 def run_select(connection: Connection, select: Select) -> pa.Table:
@@ -116,18 +121,38 @@ def _pruned(table: Table, select: Select) -> Table | None:
 
 
 def _read(connection: Connection, name: str, select: Select) -> pa.Table:
-    """Of one of a query's tables, or its changelog, the columns, rows and partitions that it needs."""
-    is_changelog = name.endswith(CHANGELOG)
-    table = connection.table(name.removesuffix(CHANGELOG))
+    """A table's rows, now or as they were, or its changelog, of the columns and partitions that the query needs. Of a
+    keyed table only the rows between the bounds that the query sets to the first column of the key.
+    """
+    past = select.moments.get(name)
+    path, moment = (name, None) if past is None else (past.table, past.moment)
+    is_changelog = path.endswith(CHANGELOG)
+    if is_changelog and moment is not None:
+        raise CommandError(f"{path} has every change with its time: it cannot be read AS OF a moment")
+    table = connection.table(path.removesuffix(CHANGELOG))
     columns = _columns(table, select.columns_read.get(name))
     if select.is_simple and table.definition.is_partitioned:
         table = _pruned(table, select) or table
     pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
     wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
-    if not is_changelog:
-        return table.to_arrow(columns, filter=wanted)
-    with table.scan(columns, start="earliest", until="latest", filter=wanted) as scan:
-        return as_changes(list(scan), table.arrow_schema, columns)
+    if is_changelog:
+        with table.scan(columns, start="earliest", until="latest", filter=wanted) as scan:
+            return as_changes(list(scan), table.arrow_schema, columns)
+    try:
+        schema = table.definition.schema
+        first = schema.column(schema.primary_key[0]) if schema.primary_key else None
+        bounds = None if first is None else select.bounds.get(first.name.lower())
+        if first is not None and bounds is not None and first.type.kind not in _INEXACT:
+            with contextlib.suppress(DataError):  # a literal of another type: DuckDB compares as SQL does
+                return table.range_scan(
+                    bounds.lower, bounds.upper, columns,
+                    include_lower=bounds.include_lower, include_upper=bounds.include_upper, as_of=moment,
+                )  # fmt: skip
+        return table.to_arrow(columns, filter=wanted, as_of=moment)
+    except ValueError as error:
+        if moment is None:
+            raise
+        raise CommandError(f"{error}; write FOR VERSION AS OF '0:17,1:20', offsets by bucket") from error
 
 
 def _columns(table: Table, wanted: Collection[str] | None) -> Sequence[str] | None:

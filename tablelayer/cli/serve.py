@@ -28,6 +28,8 @@ from tablelayer.server.extension import TableExtension
 LOG_FILE = "headrace.log"
 _LOG_SIZE = 10 << 20
 _LOG_FILES = 5
+_WARM_DELAY_SECONDS = 0.3
+"""After the first table was made: whoever made it has the answer by then."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -85,7 +87,7 @@ def serve(
     try:
         broker = Broker(config, data_dir=data, host=host, port=port, extensions=[extension])
         broker_made = True
-        run_server(_run(broker, data, held, started))
+        run_server(_run(broker, extension, data, held, started))
     except ConfigError:
         raise
     except BaseException:
@@ -96,7 +98,13 @@ def serve(
         logging.shutdown()
 
 
-async def _run(broker: Broker, data: Path, held: logging.handlers.MemoryHandler, started: float) -> None:
+async def _run(
+    broker: Broker,
+    extension: TableExtension,
+    data: Path,
+    held: logging.handlers.MemoryHandler,
+    started: float,
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,8 +119,10 @@ async def _run(broker: Broker, data: Path, held: logging.handlers.MemoryHandler,
     )
     sys.stdout.flush()
     if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
-        # A broker without tables does without the compiler's memory.
-        threading.Thread(target=_warm, name="warm-up", daemon=True).start()
+        _start_warming()
+    else:  # a broker without tables does without the compiler's memory
+        loop = asyncio.get_running_loop()
+        extension.on_first_table = lambda: loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
     running = asyncio.ensure_future(broker.run_forever())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -148,6 +158,10 @@ def _write_log_file(data: Path, held: logging.handlers.MemoryHandler) -> None:
     held.flush()
     logging.getLogger().handlers.remove(held)
     logging.getLogger().addHandler(file)
+
+
+def _start_warming() -> None:
+    threading.Thread(target=_warm, name="warm-up", daemon=True).start()
 
 
 def _warm() -> None:

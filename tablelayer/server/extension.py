@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -93,6 +93,8 @@ class TableExtension:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = Limits() if limits is None else limits
         self.catalog = Catalog()
+        self.on_first_table: Callable[[], object] | None = None
+        """Called once, when a table is made or opened after this was set: what tables need can be loaded meanwhile."""
         self._lake: LakeRounds | None = None
         self._services: Services | None = None
         self._scans: SnapshotScans | None = None
@@ -196,6 +198,9 @@ class TableExtension:
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         if not (is_table(topic.config) or is_partition(topic.config)):
             return None
+        if self.on_first_table is not None:
+            told, self.on_first_table = self.on_first_table, None
+            told()
         from tablelayer.server.key_bucket import KeyBucket
         from tablelayer.server.log_bucket import LogBucket
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import sqlglot
@@ -36,6 +37,25 @@ class _Queries(DuckDB):
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a column is between, by AND; None: no bound on that side."""
+
+    lower: Value = None
+    upper: Value = None
+    include_lower: bool = True
+    include_upper: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PastTable:
+    """A table as of a time (``FOR SYSTEM_TIME AS OF``, milliseconds or a datetime) or at offsets by bucket (``FOR
+    VERSION AS OF``)."""
+
+    table: str
+    moment: int | datetime | Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Select:
     """One query.
 
@@ -52,6 +72,10 @@ class Select:
     equals: Mapping[str, Value] = field(default_factory=dict)
     limit: int | None = None
     is_count: bool = False
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    """Of a query over one table: what its condition says about columns (lower case) that must hold in any case."""
+    moments: Mapping[str, PastTable] = field(default_factory=dict)
+    """Those of ``tables`` that are read as they were."""
     columns_read: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     """Per table the names that may be columns of it (a superset; lower case), or None for all columns."""
     conditions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -75,6 +99,7 @@ class Select:
                 table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
             table.set("this", exp.to_identifier(names[name], quoted=True))
             table.set("db", None)
+            table.set("version", None)
         for column in tree.find_all(exp.Column):
             column.set("db", None)
         return tree.sql(dialect=DuckDB)
@@ -93,11 +118,22 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
     tables = tuple(dict.fromkeys(_qualified(table, database) for table in base_tables))
     columns_read = _columns_read(tree, base_tables, database)
     conditions = _conditions(base_tables, database)
+    try:
+        moments = {
+            _qualified(table, database): PastTable(f"{table.db or database}.{table.name}", _moment(version))
+            for table in base_tables
+            if (version := table.args.get("version")) is not None
+        }
+    except ValueError as error:
+        raise DdlError(str(error), sql, start, len(text)) from None
+    bounds = _bounds(tree, base_tables)
     simple = _simple_parts(tree, base_tables)
     common: dict[str, Any] = {
         "columns_read": columns_read,
+        "bounds": bounds,
+        "moments": moments,
         "conditions": conditions,
-        "counts": tables[0] if _counts_rows(tree, base_tables, conditions) else None,
+        "counts": tables[0] if not moments and _counts_rows(tree, base_tables, conditions) else None,
         "_database": database,
     }
     if simple is None:
@@ -142,7 +178,86 @@ def _base_tables(tree: exp.Expr) -> list[exp.Table]:
 
 
 def _qualified(table: exp.Table, database: str) -> str:
-    return f"{table.db or database}.{table.name}"
+    """A name for what is read: the same table at two moments has two."""
+    version = table.args.get("version")
+    return f"{table.db or database}.{table.name}" + ("" if version is None else f" {version.sql()}")
+
+
+def _moment(version: exp.Version) -> int | datetime | Mapping[int, int]:
+    """The moment that a table is read at. Raises ValueError."""
+    value, of_time = version.expression, version.this == "TIMESTAMP"
+    if version.args.get("kind") != "AS OF":
+        raise ValueError("a table is read AS OF one moment")
+    if isinstance(value, exp.Cast) and of_time:
+        value = value.this
+    if isinstance(value, exp.Literal) and value.is_int:
+        return int(value.this) if of_time else {0: int(value.this)}
+    if isinstance(value, exp.Literal) and value.is_string:
+        if of_time:
+            try:
+                return datetime.fromisoformat(value.this)
+            except ValueError:
+                raise ValueError(f"{value.this!r} is no time; write '2026-01-31 12:00:00'") from None
+        pairs = [each.split(":") for each in value.this.split(",")]
+        if all(len(pair) == 2 and all(part.strip().isdigit() for part in pair) for pair in pairs):
+            return {int(bucket): int(offset) for bucket, offset in pairs}
+    raise ValueError(
+        "a time is TIMESTAMP '2026-01-31 12:00:00' or a number of milliseconds"
+        if of_time
+        else "a version is an offset, or offsets by bucket as in '0:17,1:20'"
+    )
+
+
+_MIRRORED = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ}
+
+
+def _bounds(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Bounds]:
+    """What holds for every row that the condition lets through; other conditions are left out."""
+    if (
+        not isinstance(tree, exp.Select)
+        or len(tables) != 1
+        or tree.args.get("joins")
+        or tree.args.get("laterals")
+    ):
+        return {}
+    source = tree.args.get("from_") or tree.args.get("from")
+    where = tree.args.get("where")
+    if source is None or source.this is not tables[0] or where is None:
+        return {}
+    found: dict[str, Bounds] = {}
+    conditions = where.this.flatten() if isinstance(where.this, exp.And) else [where.this]
+    for condition in (each.unnest() for each in conditions):
+        if isinstance(condition, exp.Between) and not condition.args.get("symmetric"):
+            parts: list[exp.Expr] = [
+                exp.GTE(this=condition.this, expression=condition.args["low"]),
+                exp.LTE(this=condition.this, expression=condition.args["high"]),
+            ]
+        else:
+            parts = [condition]
+        for part in parts:
+            _add_bound(found, part)
+    return found
+
+
+def _add_bound(found: dict[str, Bounds], condition: exp.Expr) -> None:
+    kind = type(condition)
+    if kind not in _MIRRORED:
+        return
+    column, literal = condition.this, condition.expression
+    if not _is_plain_column(column):
+        column, literal, kind = literal, column, _MIRRORED[kind]
+    if not _is_plain_column(column):
+        return
+    is_literal, value = _literal(literal)
+    if not is_literal or value is None:
+        return
+    name = column.name.lower()
+    known = found.get(name, Bounds())
+    if kind in (exp.GT, exp.GTE, exp.EQ) and known.lower is None:
+        known = replace(known, lower=value, include_lower=kind is not exp.GT)
+    if kind in (exp.LT, exp.LTE, exp.EQ) and known.upper is None:
+        known = replace(known, upper=value, include_upper=kind is not exp.LT)
+    found[name] = known
 
 
 def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dict[str, frozenset[str] | None]:

@@ -97,7 +97,7 @@ def test_selects_go_the_cheapest_way(server, shop, database, monkeypatch):
     from tablelayer.client import Table
 
     ways = []
-    for name in ("lookup", "prefix_lookup", "count", "limit", "to_arrow", "scan"):
+    for name in ("lookup", "prefix_lookup", "count", "limit", "to_arrow", "range_scan", "scan"):
         original = getattr(Table, name)
 
         def recorded(self, *arguments, _name=name, _original=original, **options):
@@ -129,8 +129,8 @@ def test_selects_go_the_cheapest_way(server, shop, database, monkeypatch):
         assert way("SELECT count(*) FROM item") == (["count"], False, 1)
         assert way("SELECT * FROM visit LIMIT 2") == (["limit"], False, 2)
         assert way("SELECT * FROM part WHERE b = 1") == (["to_arrow"], True, 2)
-        assert way("SELECT * FROM item WHERE k = 1 AND name = 'pear'") == (["to_arrow"], True, 0)
-        assert way("SELECT * FROM item WHERE k = 1.5") == (["lookup", "to_arrow"], True, 0)
+        assert way("SELECT * FROM item WHERE k = 1 AND name = 'pear'") == (["range_scan"], True, 0)
+        assert way("SELECT * FROM item WHERE k = 1.5") == (["lookup", "range_scan", "to_arrow"], True, 0)
         assert way('SELECT * FROM "visit$changelog"') == (["scan"], True, 3)
         way("SELECT max(price) FROM item")
         assert ways == [("to_arrow", ["price"])], "only the columns that are named are read"

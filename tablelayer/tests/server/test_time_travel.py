@@ -193,6 +193,7 @@ def test_r14_snapshot_and_changelog_are_the_state_of_any_table_after_any_kill(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_r14_two_hundred_kills_and_restores(tmp_path: Path) -> None:
     seed = int(os.environ.get("HEADRACE_RESTORE_SEED", str(random.randrange(1 << 30))))
     wanted = int(os.environ.get("HEADRACE_RESTORES", "200"))
