@@ -147,6 +147,7 @@ def _read(connection: Connection, name: str, select: Select) -> pa.Table:
                 return table.range_scan(
                     bounds.lower, bounds.upper, columns,
                     include_lower=bounds.include_lower, include_upper=bounds.include_upper, as_of=moment,
+                    filter=wanted,
                 )  # fmt: skip
         return table.to_arrow(columns, filter=wanted, as_of=moment)
     except ValueError as error:

@@ -376,12 +376,14 @@ class Table:
         include_upper: bool = False,
         limit: int | None = None,
         as_of: Moment | None = None,
+        filter: FilterLike = None,
     ) -> pa.Table:
         """The rows of a PK table between two keys, in key order; see `AsyncTable.range_scan`."""
         return self._loop.run(
             self._table.range_scan(
                 lower, upper, columns,
                 include_lower=include_lower, include_upper=include_upper, limit=limit, as_of=as_of,
+                filter=filter,
             )
         )  # fmt: skip
 

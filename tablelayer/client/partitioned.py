@@ -391,6 +391,7 @@ class AsyncPartitionedTable(AsyncTable):
         include_upper: bool = False,
         limit: int | None = None,
         as_of: Moment | None = None,
+        filter: FilterLike = None,
     ) -> pa.Table:
         """As `AsyncTable.range_scan`, over the present partitions."""
         if isinstance(as_of, Mapping):
@@ -402,6 +403,7 @@ class AsyncPartitionedTable(AsyncTable):
             lambda child: child.range_scan(
                 lower, upper, wanted,
                 include_lower=include_lower, include_upper=include_upper, limit=limit, as_of=as_of,
+                filter=filter,
             )
         )  # fmt: skip
         _, schema, order = self._reader.project(wanted)

@@ -538,12 +538,13 @@ class AsyncTable:
         include_upper: bool = False,
         limit: int | None = None,
         as_of: Moment | None = None,
+        filter: FilterLike = None,
     ) -> pa.Table:
         """The rows of a PK table between two keys, in key order; at most `limit` of them.
 
         A bound is a dict of the first columns of the primary key (or of all), or the bare value of the first; it stands
         for all keys that begin so: `range_scan({"customer": 7}, {"customer": 7}, include_upper=True)` are all of
-        customer 7. Only the rows in between are read. `as_of` as for `to_arrow`.
+        customer 7. Only the rows in between are read. `as_of` and `filter` as for `to_arrow`.
         """
         self._must_be(log_table=False, doing="range scan")
         if limit is not None and limit < 0:
@@ -556,7 +557,7 @@ class AsyncTable:
         ids, schema, _ = self._reader.project(wanted)
         moments = None if as_of is None else await self._reader.offsets_as_of(as_of, buckets)
         batches = await self._states(
-            ids, schema, moments, limit=limit,
+            ids, schema, moments, limit=limit if filter is None else None, condition=self._condition(filter),
             lower=await self._bound(lower, inclusive=include_lower),
             upper=await self._bound(upper, inclusive=include_upper),
         )  # fmt: skip

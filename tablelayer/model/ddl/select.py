@@ -224,6 +224,9 @@ def _bounds(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Bounds]:
     where = tree.args.get("where")
     if source is None or source.this is not tables[0] or where is None:
         return {}
+    alias = tables[0].args.get("alias")
+    if alias is not None and alias.args.get("columns"):
+        return {}  # names are others here
     found: dict[str, Bounds] = {}
     conditions = where.this.flatten() if isinstance(where.this, exp.And) else [where.this]
     for condition in (each.unnest() for each in conditions):
@@ -236,7 +239,8 @@ def _bounds(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Bounds]:
             parts = [condition]
         for part in parts:
             _add_bound(found, part)
-    return found
+    renamed = {each.alias.lower() for each in tree.expressions if isinstance(each, exp.Alias)}
+    return {name: bounds for name, bounds in found.items() if name not in renamed}
 
 
 def _add_bound(found: dict[str, Bounds], condition: exp.Expr) -> None:

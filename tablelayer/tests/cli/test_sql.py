@@ -324,12 +324,14 @@ def test_conditions_go_to_the_server_and_change_no_answer(shop, server, database
     from tablelayer.client import Table
 
     given = []
-    original = Table.to_arrow
 
-    def recorded(self, columns=None, filter=None):  # noqa: A002
-        rows = original(self, columns, filter)
-        given.append((self.path.table, rows.num_rows))
-        return rows
+    def recording(original):
+        def recorded(self, *arguments, **options):
+            rows = original(self, *arguments, **options)
+            given.append((self.path.table, rows.num_rows))
+            return rows
+
+        return recorded
 
     queries = {
         "SELECT k, name FROM item WHERE k > 1 AND price < 1 ORDER BY k": [("item", 1)],
@@ -355,7 +357,8 @@ def test_conditions_go_to_the_server_and_change_no_answer(shop, server, database
     with connect(server) as connection, duckdb.connect() as oracle:
         for name in ("item", "part", "visit"):
             oracle.register(name, connection.table(f"{database}.{name}").to_arrow())
-        monkeypatch.setattr(Table, "to_arrow", recorded)
+        for way in ("to_arrow", "range_scan"):
+            monkeypatch.setattr(Table, way, recording(getattr(Table, way)))
         session = Session(connection, database)
         for text, read in queries.items():
             given.clear()
