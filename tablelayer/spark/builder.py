@@ -74,13 +74,18 @@ class TableBuilder:
         return replace(self, mode="upsert")
 
     def to_df(self) -> Any:
-        """The DataFrame, at the offsets of this call. Raises TableError for a table or column that is not there."""
+        """The DataFrame, at the offsets of this call (of a partitioned table: of its first action). Raises TableError for a table or column that is not there."""
         definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema
         pushed = push_down(self.predicates, known)
         reader = self.spark.read.format("headrace").option("bootstrap.servers", self.bootstrap)
         reader = reader.option("table", self.path).option("mode", self.mode)
-        reader = reader.option("ending.offsets", json.dumps(self._pinned(definition)))
+        if not definition.is_partitioned:
+            reader = reader.option("ending.offsets", json.dumps(self._pinned(definition)))
+        elif isinstance(self.end, int):
+            reader = reader.option("ending.timestamp", str(self.end))
+        elif self.end != "latest":
+            raise ValueError(f"{self.path} is partitioned: it can be read as of a time, not as of offsets")
         wanted = self.columns
         if wanted:
             named = [name for name in METADATA_FIELDS if any(name in each for each in self.predicates)]

@@ -119,6 +119,12 @@ def plan_join(bootstrap: str, spec: Mapping[str, Any]) -> DeltaJoin:
     """Check that the tables can be joined so. Raises TableError."""
     admin = connection(bootstrap).admin
     left, right = admin.describe_table(spec["left"]), admin.describe_table(spec["right"])
+    for side in (left, right):
+        if side.is_partitioned:
+            raise TableError(
+                TableErrorCode.PARTITION_NEEDED,
+                f"{side.path} is partitioned: a delta join is of tables without partitions, or of one partition each",
+            )
     return check_join(bootstrap, left, right, spec["on"], spec["select"])
 
 

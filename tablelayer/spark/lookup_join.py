@@ -64,11 +64,11 @@ def lookup_join(
             f"{table} has no primary key: only PK tables can be looked up",
         )
     schema = definition.schema
-    by_prefix = definition.allows_prefix_lookup and set(on.values()) == set(definition.bucket_key)
-    keys = definition.bucket_key if by_prefix else schema.primary_key
+    by_prefix = definition.allows_prefix_lookup and set(on.values()) == set(definition.prefix_columns)
+    keys = definition.prefix_columns if by_prefix else schema.primary_key
     if set(on.values()) != set(keys) or len(on) != len(keys):
         prefix = (
-            f" or its bucket key ({', '.join(definition.bucket_key)})"
+            f" or its lookup prefix ({', '.join(definition.prefix_columns)})"
             if definition.allows_prefix_lookup
             else ""
         )
@@ -161,7 +161,7 @@ class BatchLookup:
     def join(self, batch: pa.RecordBatch, table: Any, target: pa.Schema) -> pa.RecordBatch:
         """One batch, joined. Keys that occur often are asked for once."""
         schema = self.definition.schema
-        names = self.definition.bucket_key if self.by_prefix else schema.primary_key
+        names = self.definition.prefix_columns if self.by_prefix else schema.primary_key
         keys = pa.table(
             {
                 key: batch.column(name).cast(schema.column(key).type.arrow())

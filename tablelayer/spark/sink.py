@@ -131,6 +131,12 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
         )
     definition = connection(options.bootstrap).admin.describe_table(options.table)
     path, keyed = definition.path, definition.is_primary_key_table
+    if definition.is_partitioned and options.delivery != "at-least-once":
+        raise TableError(
+            TableErrorCode.PARTITION_NEEDED,
+            f"{path} is partitioned: Spark writes it with delivery 'at-least-once', or one partition of it, table "
+            f"'{path}.<name>', exactly once",
+        )
     mode: WriteMode = options.mode or ("upsert" if keyed else "append")
     if keyed == (mode == "append"):
         raise TableError(

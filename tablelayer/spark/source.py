@@ -16,6 +16,8 @@ Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` and `table` are 
 - `maxOffsetsPerTrigger`, `availableNow`, `failOnDataLoss`: `tablelayer.spark.stream`.
 - `minPartitions`, `maxRecordsPerPartition` (default a million): how a log is cut into tasks. A PK table's state
   is one task per bucket.
+- Of a partitioned table a batch reads the partitions that `where` leaves; one partition is table `db.t.name`. Streams
+  read one partition.
 - `limit`: rows per task; `where`: the predicate that `tablelayer.spark.table` makes.
 
 Offsets are pinned at the frame's first action; `load()` again to see later rows. Filters of Spark are not pushed
@@ -26,15 +28,18 @@ Writing (`df.write`, `df.writeStream`, mode append): `tablelayer.spark.sink`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition
 from tablelayer.spark.options import Place, ReadOptions
+from tablelayer.spark.predicates import Predicate, arrow_expression, columns_of
 from tablelayer.spark.splits import Split, TableRead, plan_splits, read_split
 from tablelayer.spark.types import METADATA_FIELDS, choose_columns, spark_schema
 from tablelayer.spark.worker import connection
@@ -122,6 +127,29 @@ def resolve(table: Any, place: Place) -> dict[int, int]:
     return dict(place)
 
 
+def partitions_needed(
+    definition: TableDefinition, partitions: Sequence[Partition], predicate: Predicate | None
+) -> list[Partition]:
+    """Those that may have rows for which the predicate holds: its parts about partition columns alone decide."""
+    parts = [] if predicate is None else predicate[1:] if predicate[0] == "and" else [predicate]
+    keys = definition.partition_keys
+    deciding = [part for part in parts if columns_of(part) <= set(keys)]
+    if not deciding or not partitions:
+        return list(partitions)
+    columns = [definition.schema.column(key) for key in keys]
+    values = pa.table(
+        [
+            pa.array([each.values[place] for each in partitions], pa.string()).cast(column.type.arrow())
+            for place, column in enumerate(columns)
+        ],
+        names=list(keys),
+    )
+    numbered = values.append_column("", pa.array(range(len(partitions))))
+    for part in deciding:
+        numbered = numbered.filter(arrow_expression(part, values.schema))
+    return [partitions[place] for place in numbered.column("").to_pylist()]
+
+
 class HeadraceReader(DataSourceReader):
     """Plans on the driver, reads in the executors."""
 
@@ -140,19 +168,32 @@ class HeadraceReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[SplitPartition]:
-        table = open_table(self.options.bootstrap, self.read_plan.definition)
+        definition = self.read_plan.definition
+        table = open_table(self.options.bootstrap, definition)
+        if not definition.is_partitioned:
+            splits = self._splits(table, self.options.min_partitions)
+        else:
+            if isinstance(self.options.start, Mapping) or isinstance(self.options.end, Mapping):
+                raise ValueError(
+                    f"{definition.path} is partitioned: offsets by bucket are for one partition, such as table "
+                    f"'{definition.path}.<name>'"
+                )
+            kept = partitions_needed(definition, table.partitions(), self.options.predicate)
+            least = -(-self.options.min_partitions // max(1, len(kept)))
+            splits = []
+            for each in kept:
+                found = self._splits(table.partition(each.name), least)
+                splits += [replace(split, partition=each) for split in found]
+        return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
+
+    def _splits(self, table: Any, min_count: int) -> list[Split]:
         end = resolve(table, self.options.end)
         if self.options.mode == "current" and table.definition.is_primary_key_table:
-            return [
-                SplitPartition(Split(bucket, 0, offset, state=True)) for bucket, offset in sorted(end.items())
-            ]
+            return [Split(bucket, 0, offset, state=True) for bucket, offset in sorted(end.items())]
         start = resolve(table, "earliest")
         if self.options.start is not None:
             start |= resolve(table, self.options.start)
-        splits = plan_splits(
-            start, end, min_count=self.options.min_partitions, max_rows=self.options.max_records
-        )
-        return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
+        return plan_splits(start, end, min_count=min_count, max_rows=self.options.max_records)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self.read_plan, partition)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.conditions import Predicate, arrow_expression, columns_of
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options import ChangelogImage
+from tablelayer.model.partitions import Partition
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
 from tablelayer.spark.types import (
@@ -62,12 +63,15 @@ _INSERT, _UPDATE_BEFORE, _UPDATE_AFTER, _DELETE = 1, 2, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Offsets `[start_offset, end_offset)` of one bucket's log, or with `state` its rows at `end_offset`."""
+    """Offsets `[start_offset, end_offset)` of one bucket's log, or with `state` its rows at `end_offset`. Of a
+    partitioned table: of one partition's bucket.
+    """
 
     bucket: int
     start_offset: int
     end_offset: int
     state: bool = False
+    partition: Partition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,10 @@ def plan_splits(
 
 def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
     """The split's rows, in `read.arrow_schema()`. Raises the table client's errors."""
+    part = split.partition
+    if part is not None:
+        of_partition = read.definition.of_partition(part.name, part.table_id, part.bucket_count)
+        read = replace(read, definition=of_partition)
     table = open_table(read.bootstrap, read.definition)
     schema = read.arrow_schema()
     if split.state:

@@ -45,6 +45,12 @@ class HeadraceStreamReader(DataSourceStreamReader):
     def __init__(self, options: ReadOptions, names: list[str]) -> None:
         self.options = options
         definition = connection(options.bootstrap).admin.describe_table(options.table)
+        if definition.is_partitioned:
+            raise TableError(
+                TableErrorCode.PARTITION_NEEDED,
+                f"{definition.path} is partitioned: a stream reads one partition, table '{definition.path}.<name>'; "
+                "Spark's Kafka source reads all of them, new ones too, with subscribePattern",
+            )
         if definition.is_primary_key_table and options.mode == "current":
             raise ValueError(
                 f"a stream of {definition.path}, which has a primary key, needs mode 'upsert' (+I +U -D in"

@@ -1,0 +1,78 @@
+"""Partitioned tables in Spark: batches read the partitions that a condition leaves, lookups find theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tablelayer.client import Connection
+from tablelayer.model.ddl import CreateTable, parse
+from tablelayer.model.partitions import Partition
+from tablelayer.spark import table as spark_table
+from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.spark.source import partitions_needed
+from tablelayer.tests.spark.spark_tables import load
+
+SQL = "CREATE TABLE {} (d DATE, r STRING, id INT, v INT, PRIMARY KEY (d, r, id) NOT ENFORCED) PARTITIONED BY (d, r)"
+
+
+@pytest.mark.parametrize(
+    ("predicate", "kept"),
+    [
+        (None, [0, 1, 2]),
+        (["=", "d", "2024-01-01"], [0, 1]),
+        (["and", [">=", "d", "2024-01-01"], ["=", "r", "eu"], ["=", "v", 3]], [0, 2]),
+        (["or", ["=", "r", "us"], ["=", "v", 3]], [0, 1, 2]),
+        (["not", ["in", "r", ["eu"]]], [1]),
+    ],
+)
+def test_the_parts_of_a_condition_about_partition_columns_decide(predicate: Any, kept: list[int]) -> None:
+    (statement,) = parse(SQL.format("t"))
+    assert isinstance(statement, CreateTable)
+    names = ["2024-01-01.eu", "2024-01-01.us", "2024-01-02.eu"]
+    partitions = [Partition(name, None, 1) for name in names]  # type: ignore[arg-type]
+    found = partitions_needed(statement.definition, partitions, predicate)
+    assert [each.name for each in found] == [names[index] for index in kept]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_partitioned_table_read_looked_up_and_written(
+    spark: Any, address: str, client: Connection, tmp_path: Any
+) -> None:
+    client.execute(SQL.format("spark_parts"))
+    table = client.table("spark_parts")
+    table.upsert([{"d": f"2024-01-0{n % 3 + 1}", "r": "eu", "id": n, "v": n} for n in range(12)])
+    path = str(table.path)
+    assert {row.id for row in load(spark, address, path).collect()} == set(range(12))
+    changes = load(spark, address, path, mode="changelog").collect()
+    assert sorted(row.id for row in changes) == list(range(12))
+    some = spark_table(spark, path, address).where("d = DATE '2024-01-02' AND v > 4").to_df()
+    assert {row.id for row in some.collect()} == {7, 10}
+    assert some.rdd.getNumPartitions() == 1, "the other partitions are not read"
+    one = load(spark, address, f"{path}.2024-01-02.eu")
+    assert {row.id for row in one.collect()} == {1, 4, 7, 10}
+    keys = spark.createDataFrame(
+        [("2024-01-01", "eu", 3), ("2024-01-09", "eu", 3)], "day string, r string, id int"
+    )
+    keys = keys.selectExpr("to_date(day) AS day", "r AS region", "id AS number")
+    joined = lookup_join(keys, address, path, on={"day": "d", "region": "r", "number": "id"}, select=["v"])
+    assert sorted(joined.collect(), key=lambda row: str(row.day))[0].v == 3
+    assert sorted(joined.collect(), key=lambda row: str(row.day))[1].v is None
+    rows = spark.createDataFrame([("2024-02-01", "us", 99, 1)], "d string, r string, id int, v int")
+    rows = rows.selectExpr("to_date(d) AS d", "r", "id", "v")
+    writer = rows.write.format("headrace").option("bootstrap.servers", address).option("table", path)
+    with pytest.raises(Exception, match="at-least-once"):
+        writer.mode("append").save()
+    writer.option("delivery", "at-least-once").mode("append").save()
+    assert table.count() == 13
+    with pytest.raises(Exception, match="a stream reads one partition"):
+        spark.readStream.format("headrace").option("bootstrap.servers", address).option("table", path).option(
+            "mode", "upsert"
+        ).load().writeStream.format("noop").trigger(availableNow=True).option(
+            "checkpointLocation", str(tmp_path)
+        ).start().awaitTermination(60)
+    client.admin.drop_table(path)
