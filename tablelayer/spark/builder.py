@@ -74,7 +74,9 @@ class TableBuilder:
         return replace(self, mode="upsert")
 
     def to_df(self) -> Any:
-        """The DataFrame, at the offsets of this call (of a partitioned table: of its first action). Raises TableError for a table or column that is not there."""
+        """The DataFrame, at the offsets of this call (of a partitioned table: of its first action). Raises TableError
+        for a table or column that is not there.
+        """
         definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema
         pushed = push_down(self.predicates, known)

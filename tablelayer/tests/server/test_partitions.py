@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,61 @@ def test_an_auto_increment_column_counts_over_all_partitions(tmp_path: Path) -> 
             await produce(table, *({"p": n % 3, "k": n} for n in range(12)))
             found = [row["n"] for p in range(3) for row in await (await all_tables.open(f"t.{p}")).state()]
             assert len(set(found)) == 12
+
+    run(work)
+
+
+def test_r18_random_lives_against_a_dict(tmp_path: Path) -> None:
+    """Rows produced to the whole, deletes, partitions added and dropped, restarts: it is what a dict says."""
+
+    async def work() -> None:
+        seed = random.randrange(1 << 30)
+        print("seed", seed)
+        rng = random.Random(seed)
+        model: dict[str, dict[int, dict[str, Any]]] = {}
+        sql = PK + " WITH ('bucket.num' = '2')"
+        for life in range(4):
+            async with tables(tmp_path) as all_tables:
+                table = await all_tables.open() if life else await create(all_tables, sql)
+                for _ in range(10):
+                    kind, name = rng.random(), f"p{rng.randrange(4)}"
+                    if kind < 0.7:
+                        records = []
+                        for _ in range(rng.randrange(1, 12)):
+                            into, key = f"p{rng.randrange(4)}", rng.randrange(8)
+                            row = {"dt": into, "id": key, "v": rng.randrange(100)}
+                            gone = rng.random() < 0.25
+                            records.append(
+                                Record(
+                                    json.dumps({"id": key, "dt": into}).encode(),
+                                    None if gone else json.dumps(row).encode(),
+                                    (),
+                                    1000,
+                                )
+                            )
+                            rows = model.setdefault(into, {})
+                            if gone:
+                                rows.pop(key, None)
+                            else:
+                                rows[key] = row
+                        answer = await table.broker.produce("default.t", build_batch(records))
+                        assert answer.error_code == 0, answer.error_message
+                    elif kind < 0.85:
+                        answer = await table.broker.send(
+                            m.DropPartitionRequest(table_id=table.table_id, name=name)
+                        )
+                        expected = 0 if name in model else TableErrorCode.PARTITION_NOT_FOUND
+                        assert answer.error_code == expected
+                        model.pop(name, None)
+                    else:
+                        assert ((await add(table, name)).error_code == 0) == (name not in model)
+                        model.setdefault(name, {})
+                    assert await names(table) == sorted(model)
+                    for each, rows in model.items():
+                        one = await all_tables.open(f"t.{each}")
+                        state = [row for bucket in (0, 1) for row in await one.state(bucket)]
+                        assert {row["id"]: row for row in state} == rows
+                        assert len(state) == len(rows) == await one.count(0) + await one.count(1)
 
     run(work)
 
