@@ -35,11 +35,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from tablelayer.model.conditions import Predicate, arrow_expression, columns_of
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition
 from tablelayer.spark.options import Place, ReadOptions
-from tablelayer.spark.predicates import Predicate, arrow_expression, columns_of
 from tablelayer.spark.splits import Split, TableRead, plan_splits, read_split
 from tablelayer.spark.types import METADATA_FIELDS, choose_columns, spark_schema
 from tablelayer.spark.worker import connection

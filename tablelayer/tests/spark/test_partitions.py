@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tablelayer.client import Connection
 from tablelayer.model.ddl import CreateTable, parse
+from tablelayer.model.errors import TableError
 from tablelayer.model.partitions import Partition
 from tablelayer.spark import table as spark_table
 from tablelayer.spark.lookup_join import lookup_join
-from tablelayer.spark.source import partitions_needed
+from tablelayer.spark.options import ReadOptions
+from tablelayer.spark.source import HeadraceReader, partitions_needed
+from tablelayer.spark.stream import HeadraceStreamReader
 from tablelayer.tests.spark.spark_tables import load
 
 SQL = "CREATE TABLE {} (d DATE, r STRING, id INT, v INT, PRIMARY KEY (d, r, id) NOT ENFORCED) PARTITIONED BY (d, r)"
@@ -36,13 +40,39 @@ def test_the_parts_of_a_condition_about_partition_columns_decide(predicate: Any,
     assert [each.name for each in found] == [names[index] for index in kept]
 
 
+def test_tasks_read_what_the_driver_planned(address: str, client: Connection) -> None:
+    """The source's two sides without Spark between them."""
+    client.execute(SQL.format("planned_parts"))
+    table = client.table("planned_parts")
+    table.upsert([{"d": f"2024-01-0{n % 3 + 1}", "r": "eu", "id": n, "v": n} for n in range(12)])
+
+    def read(**more: str) -> tuple[int, list[int]]:
+        options = ReadOptions.parse({"bootstrap.servers": address, "table": str(table.path), **more})
+        reader = HeadraceReader(options, ["id", "v"])
+        splits = reader.partitions()
+        rows = [row["id"] for split in splits for batch in reader.read(split) for row in batch.to_pylist()]
+        return len(splits), sorted(rows)
+
+    assert read() == (3, list(range(12)))
+    assert read(mode="changelog") == (3, list(range(12)))
+    where = json.dumps(["and", ["=", "d", "2024-01-02"], [">", "v", 4]])
+    assert read(where=where) == (1, [7, 10])
+    assert read(where=json.dumps(["=", "r", "us"])) == (1, [])
+    with pytest.raises(ValueError, match="offsets by bucket are for one partition"):
+        read(endingOffsets='{"0": 1}')
+    with pytest.raises(TableError, match="a stream reads one partition"):
+        HeadraceStreamReader(
+            ReadOptions.parse({"bootstrap.servers": address, "table": str(table.path), "mode": "upsert"}),
+            ["id"],
+        )
+    client.admin.drop_table(table.path)
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_partitioned_table_read_looked_up_and_written(
-    spark: Any, address: str, client: Connection, tmp_path: Any
-) -> None:
+def test_a_partitioned_table_read_looked_up_and_written(spark: Any, address: str, client: Connection) -> None:
     client.execute(SQL.format("spark_parts"))
     table = client.table("spark_parts")
     table.upsert([{"d": f"2024-01-0{n % 3 + 1}", "r": "eu", "id": n, "v": n} for n in range(12)])
@@ -69,10 +99,4 @@ def test_a_partitioned_table_read_looked_up_and_written(
         writer.mode("append").save()
     writer.option("delivery", "at-least-once").mode("append").save()
     assert table.count() == 13
-    with pytest.raises(Exception, match="a stream reads one partition"):
-        spark.readStream.format("headrace").option("bootstrap.servers", address).option("table", path).option(
-            "mode", "upsert"
-        ).load().writeStream.format("noop").trigger(availableNow=True).option(
-            "checkpointLocation", str(tmp_path)
-        ).start().awaitTermination(60)
     client.admin.drop_table(path)
