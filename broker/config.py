@@ -385,8 +385,13 @@ class BrokerConfig:
     def __init__(
         self, explicit: Mapping[str, str] | None = None, extra_keys: Iterable[ConfigKey] = ()
     ) -> None:
-        """Raises ConfigError for an unknown name or an illegal value. `extra_keys` are the extensions'."""
-        self.keys: dict[str, ConfigKey] = {key.name: key for key in (*BROKER_CONFIGS, *extra_keys)}
+        """Raises ConfigError for an unknown name or an illegal value. `extra_keys` are the extensions'.
+
+        A key whose name ends in `*` declares every name that begins so; those that are set are in `keys`.
+        """
+        declared = {key.name: key for key in (*BROKER_CONFIGS, *extra_keys)}
+        self.keys: dict[str, ConfigKey] = {n: key for n, key in declared.items() if not n.endswith("*")}
+        self._families = [key for name, key in declared.items() if name.endswith("*")]
         self._static = dict(explicit or {})
         self.set_dynamic({}, {})
 
@@ -396,7 +401,10 @@ class BrokerConfig:
         explicit = {**self._static, **all_brokers, **broker}
         for name, text in explicit.items():
             if name not in self.keys:
-                raise unknown_name("broker", name, self.keys)
+                family = next((key for key in self._families if name.startswith(key.name[:-1])), None)
+                if family is None:
+                    raise unknown_name("broker", name, self.keys)
+                self.keys[name] = replace(family, name=name)
             values[name] = self.keys[name].parse(text)
         self.explicit = explicit
         self._values = values

@@ -368,7 +368,8 @@ class _Job:
             )
         status = self._coordinator.describe(granted.table_id)
         check_lake(status, self._warehouse, granted.path)
-        with Heartbeats(self._coordinator, granted):  # starting Spark takes seconds
+        with Heartbeats(self._coordinator, granted) as heartbeats:
+            heartbeats.doing = "starting Spark"  # which takes seconds
             spark = self._session().newSession()
             lake = open_lake(spark, definition, status, self._warehouse)
         source = TableChanges(self._connection, self._bootstrap, definition)
@@ -408,10 +409,14 @@ def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath) -> di
         if name.startswith(CATALOG_PROPERTY_PREFIX) and value
     }
     place = warehouse or given.pop("warehouse", None)
+    given.pop("warehouse", None)
+    if (
+        given.get("type", "hadoop") != "hadoop" or "catalog-impl" in given
+    ):  # what a warehouse is, such a one knows
+        return {**given, **({"warehouse": place} if place else {})}
     if not place:
         raise LakeError(
             f"nobody says where the lake of {path} is: start the server with"
             f" --set {WAREHOUSE_PROPERTY}=FOLDER, or give the warehouse to this command"
         )
-    given.pop("warehouse", None)
     return {**iceberg_catalog_properties(place), **given}

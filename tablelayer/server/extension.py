@@ -60,6 +60,12 @@ _BROKER_CONFIGS = (
         None,
         "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
     ),
+    ConfigKey(
+        "datalake.iceberg.*",
+        ConfigType.STRING,
+        None,
+        "A property of the Iceberg catalog, as Iceberg's documentation names it: type, uri, table-default.*",
+    ),
     *SNAPSHOT_CONFIGS,
     ConfigKey(
         MAX_PARTITIONS_CONFIG,

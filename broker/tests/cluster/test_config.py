@@ -93,3 +93,14 @@ def test_broker_configurations_are_the_defaults_of_topics(explicit, expected) ->
 )
 def test_listeners(text, expected) -> None:
     assert parse_listener(text) == expected
+
+
+def test_a_key_with_a_star_declares_every_name_that_begins_so() -> None:
+    family = ConfigKey("lake.*", ConfigType.STRING, None, "Properties of the lake.")
+    config = BrokerConfig({"lake.uri": "http://x"}, [family])
+    assert config["lake.uri"] == "http://x"
+    assert config.explicit == {"lake.uri": "http://x"}
+    assert "lake.*" not in config.keys
+    assert config.layers("lake.uri")[0][0] == "http://x"
+    with pytest.raises(ConfigError, match="unknown broker configuration 'lakes'"):
+        BrokerConfig({"lakes": "1"}, [family])

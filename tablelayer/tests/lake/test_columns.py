@@ -17,7 +17,25 @@ from tablelayer.model.ddl import AlterTable, parse
 from tablelayer.model.evolution import evolve
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import BIGINT, BOOLEAN, FLOAT, INT, STRING, binary
+from tablelayer.model.types import (
+    BIGINT,
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DOUBLE,
+    FLOAT,
+    INT,
+    SMALLINT,
+    STRING,
+    TINYINT,
+    binary,
+    char,
+    timestamp,
+    timestamp_ltz,
+)
+from tablelayer.model.types import decimal as decimal_type
+from tablelayer.spark.types import spark_type
+from tablelayer.tests.lake.test_failpoints import read_by_pyiceberg
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, row
 
 pytestmark = [
@@ -126,6 +144,37 @@ def test_a_log_table_follows_too_with_every_kind_of_default(spark: Any, warehous
     world.log.add(INSERT, {**new, "id": 2, "n": 1 << 40, "b": b"abcd"})
     assert world.tier().outcome is Outcome.COMMITTED
     assert rows(world) == [new, {**new, "id": 2, "n": 1 << 40, "b": b"abcd"}]
+
+
+def test_every_type_goes_there_and_back(spark: Any, warehouse: Path) -> None:
+    """As our own reader gives it, exactly; and as another engine sees it: TINYINT and SMALLINT are INT there."""
+    base = definition(primary_key=())
+    day, moment = datetime.date(1969, 12, 31), datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999)
+    utc = moment.replace(tzinfo=datetime.UTC)
+    values: list[tuple[str, Any, Any]] = [
+        ("id", BIGINT, 1 - 2**63), ("b", BOOLEAN, False), ("i1", TINYINT, -128), ("i2", SMALLINT, 32767),
+        ("i4", INT, -(2**31)), ("f4", FLOAT, 0.5), ("f8", DOUBLE, -1e308), ("c", char(3), "abc"), ("s", STRING, "ä€"),
+        ("d9", decimal_type(9, 4), decimal.Decimal("-12345.6789")),
+        ("d38", decimal_type(38, 18), decimal.Decimal("12345678901234567890.123456789012345678")),
+        ("day", DATE, day), ("t3", timestamp(3), moment.replace(microsecond=999_000)), ("t6", timestamp(6), moment),
+        ("z3", timestamp_ltz(3), utc.replace(microsecond=1_000)), ("z6", timestamp_ltz(6), utc),
+        ("x", binary(3), b"\x00\xff\x01"), ("y", BYTES, b""),
+    ]  # fmt: skip
+    schema = Schema.of([(name, kind) for name, kind, _ in values])
+    world = World(spark, warehouse, replace(base, schema=schema, bucket_key=("id",)))
+    full = {name: value for name, _, value in values}
+    nulls = {**dict.fromkeys(full), "id": 0}
+    world.log.add(INSERT, full)
+    world.log.add(INSERT, nulls)
+    assert world.tier().outcome is Outcome.COMMITTED
+    plain = {
+        name: value.replace(tzinfo=None) if name in ("z3", "z6") else value for name, value in full.items()
+    }
+    assert rows(world) == [plain, nulls]
+    assert [field.dataType for field in world.lake.read().schema.fields] == [
+        spark_type(kind, name) for name, kind, _ in values
+    ]
+    assert read_by_pyiceberg(world) == [tuple(each.values()) for each in (full, nulls)]
 
 
 def test_a_column_that_somebody_else_dropped_is_told(spark: Any, warehouse: Path) -> None:

@@ -1,0 +1,41 @@
+"""Which catalog a table's lake is in, from the server's `datalake.iceberg.*` and the warehouse given by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.coordinator import LakeStatus
+from tablelayer.lake.tier import check_lake
+from tablelayer.model.table import TablePath
+
+PATH = TablePath("shop", "orders")
+
+
+def properties(warehouse: str | None = None, **given: str) -> dict[str, str]:
+    named = {f"datalake.iceberg.{name.replace('_', '-')}": value for name, value in given.items()}
+    return check_lake(LakeStatus(True, "iceberg", None, properties=named), warehouse, PATH)
+
+
+def test_a_hadoop_catalog_needs_a_warehouse_and_makes_it_absolute() -> None:
+    assert properties(warehouse="/lake", io_impl="x") == {
+        "type": "hadoop",
+        "warehouse": "/lake",
+        "io-impl": "x",
+    }
+    assert properties("s3a://b/other")["warehouse"] == "s3a://b/other"
+    with pytest.raises(LakeError, match=r"nobody says where the lake of shop\.orders is"):
+        properties()
+
+
+def test_other_catalogs_get_their_properties_as_they_are() -> None:
+    assert properties(type="rest", uri="http://h:8181") == {"type": "rest", "uri": "http://h:8181"}
+    assert properties("prod", type="rest", uri="u")["warehouse"] == "prod"
+    assert properties(catalog_impl="org.x.Y") == {"catalog-impl": "org.x.Y"}
+
+
+def test_what_is_not_tiered_into_iceberg_is_refused() -> None:
+    with pytest.raises(LakeError, match="not tiered"):
+        check_lake(LakeStatus(False, "", None), None, PATH)
+    with pytest.raises(LakeError, match="this release tiers into iceberg"):
+        check_lake(LakeStatus(True, "paimon", None), None, PATH)
