@@ -85,7 +85,7 @@ def start(
     log: Path,
     *,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 90.0,
+    timeout_s: float = 300.0,
 ) -> Server:
     """Start `command` and wait until it answers Metadata on `port`. Its output goes to `log`.
 
