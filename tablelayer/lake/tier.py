@@ -370,10 +370,16 @@ class _Job:
         check_lake(status, self._warehouse, granted.path)
         with Heartbeats(self._coordinator, granted) as heartbeats:
             heartbeats.doing = "starting Spark"  # which takes seconds
-            spark = self._session().newSession()
+            from tablelayer.spark.session import activate
+
+            root = self._session()
+            spark = root.newSession()
             lake = open_lake(spark, definition, status, self._warehouse)
         source = TableChanges(self._connection, self._bootstrap, definition)
-        return tier_round(granted, self._coordinator, lake, source, spark)
+        try:
+            return tier_round(granted, self._coordinator, lake, source, spark)
+        finally:
+            activate(root)
 
     def _session(self) -> Any:
         if self._spark is None:

@@ -81,6 +81,15 @@ def session(
     return spark
 
 
+def activate(spark: Any) -> None:
+    """Make `spark` the session in which Spark looks data sources up in this thread, whichever session asks.
+
+    A session made by `newSession` or cloned (as Iceberg's actions do) stays active after it was used, and knows
+    no data source that was registered in another.
+    """
+    spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 def _settings(jars: list[Path], cores: int, memory: str) -> dict[str, str]:
     return {
         "spark.jars": ",".join(str(jar) for jar in jars),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ def test_r14_restart_replays_only_the_tail_and_says_so(
             table.partition.hooks.services.limits = Limits()
             await table.put(*(("+", row) for row in rows[60:]))
             end = table.partition.log.log_end_offset
-            shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns(".lock"))
+            copy_as_killed(tmp_path / "a", tmp_path / "b")
         with caplog.at_level(logging.INFO, logger="headrace.tables"):
             async with tables(tmp_path / "b") as all_tables:
                 table = await all_tables.open()

@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import json
 import random
-import shutil
 import string
 from decimal import Decimal
 from pathlib import Path
@@ -29,7 +28,7 @@ from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import DataType, TypeKind, parse_type
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Row, Table, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, copy_as_killed, replay, run, tables
 from tablelayer.tests.server.test_kafka_face import consume, produce
 
 WIDER = {
@@ -219,7 +218,7 @@ def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(tmp_path
             await check_keyed(table, model, rng)
             await check_old_reader(rng.choice(writers), table)
             if crash_to is not None:  # the files as kill -9 leaves them
-                shutil.copytree(directory, crash_to, ignore=shutil.ignore_patterns(".lock"))
+                copy_as_killed(directory, crash_to)
 
     async def write(writer: Table, table: Table) -> None:
         """One batch of upserts and deletes, or of a partial update, under the writer's schema."""

@@ -18,7 +18,7 @@ from tablelayer.server.snapshots import (
     DamagedSnapshotError,
     SnapshotSchedule,
 )
-from tablelayer.tests.server.tables import Row, Table, run, tables
+from tablelayer.tests.server.tables import Row, Table, copy_as_killed, run, tables
 
 NEVER = {"kv.snapshot.interval": "1 d"}
 COLUMNS = "k INT, v STRING, PRIMARY KEY (k)"
@@ -257,7 +257,7 @@ def test_r12_a_lost_store_comes_back_from_snapshot_and_log(tmp_path: Path, harm:
             expected = await table.state()
             assert cut_log(table) == 500
             if harm == "behind":
-                shutil.copytree(store_of(data), tmp_path / "early")
+                copy_as_killed(store_of(data), tmp_path / "early")
         store = store_of(data)
         if harm == "gone":
             shutil.rmtree(store)

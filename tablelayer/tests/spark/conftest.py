@@ -45,9 +45,13 @@ def spark() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _close_what_spark_left_open() -> Iterator[None]:
+def _close_what_spark_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     """pyspark leaves sockets to the garbage collector: collect them here, where their warnings are
-    ignored.
+    ignored. Sessions that a test made with `newSession` stay active: activate the root before the next one.
     """
+    if "spark" in request.fixturenames:
+        from tablelayer.spark.session import activate
+
+        activate(request.getfixturevalue("spark"))
     yield
     gc.collect()
