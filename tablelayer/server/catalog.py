@@ -413,7 +413,13 @@ class Catalog:
         except KafkaError as error:
             if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                 existing = self.context.metadata.topic(path.topic)
-                if ignore_if_exists and existing is not None and is_table(existing.config):
+                if existing is not None and not is_table(existing.config):
+                    raise TableError(
+                        TableErrorCode.TABLE_EXISTS,
+                        f"{path} exists already as a plain topic, which a table cannot replace: choose another "
+                        "name, or delete the topic",
+                    ) from None
+                if ignore_if_exists and existing is not None:
                     return existing.topic_id
                 raise TableError(TableErrorCode.TABLE_EXISTS, f"table {path} exists already") from None
             if error.code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_PARTITIONS):

@@ -58,6 +58,12 @@ def test_tables_are_created_described_listed_and_dropped(tmp_path: Path) -> None
             assert again.table_id == table.table_id
             described = await send(all_tables, m.DescribeTableRequest(database="default", table="t"))
             assert (described.table_id, described.definition) == (table.table_id, definition)
+            await all_tables.broker.create_topic("default.plain")
+            for ignore in (False, True):
+                taken = m.CreateTableRequest(
+                    definition=definition.replace('"t"', '"plain"'), ignore_if_exists=ignore
+                )
+                await send(all_tables, taken, TableErrorCode.TABLE_EXISTS, "already as a plain topic")
             listed = await send(all_tables, m.ListTablesRequest(database="default"))
             assert listed.tables == ["t"]
             await send(all_tables, m.ListTablesRequest(database="no"), TableErrorCode.DATABASE_NOT_FOUND)
