@@ -53,6 +53,7 @@ def table(text: str) -> list[list[str]]:
     return rows[start + 1 :]
 
 
+@pytest.mark.soak
 def test_javas_consumer_and_kafkas_tools(own_server, tool, wait_until):
     admin = AdminClient({"bootstrap.servers": own_server.address})
     for topic in ("java-a", "java-b", "other"):

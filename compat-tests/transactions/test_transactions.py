@@ -17,8 +17,8 @@ from foreign_clients import DEADLINE_SECONDS
 from late_proxy import ADD_PARTITIONS, LateProxy
 
 COPIER = Path(__file__).with_name("copier.py")
-RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "600"))
-KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "4"))
+RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "300"))
+KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "2"))
 COPIERS = int(os.environ.get("HEADRACE_COPIERS", "1"))
 SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
 
