@@ -26,6 +26,7 @@ text, are refused too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -40,7 +41,7 @@ from tablelayer.model.options import UnknownFields
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.types import INTEGER_BITS, DataType, TypeKind
 
-__all__ = ["json_to_rows", "rows_to_json", "warm"]
+__all__ = ["FoundFields", "JsonTexts", "find_fields", "json_to_rows", "rows_to_json", "warm"]
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -48,7 +49,7 @@ _EXCERPT_LENGTH = 60
 
 
 def json_to_rows(
-    values: pa.Array,
+    values: pa.Array | JsonTexts,
     schema: Schema | Sequence[Column],
     *,
     unknown_fields: UnknownFields = UnknownFields.IGNORE,
@@ -56,30 +57,24 @@ def json_to_rows(
 ) -> pa.RecordBatch:
     """The rows of n JSON objects.
 
-    values: n binary or string values, UTF-8. schema: the columns wanted, in order; fields of other names
-    are ignored or, with ``unknown_fields`` FAIL, refused. ``require_all`` refuses rows that lack a column.
-    Gives a record batch of n rows. Raises RowError for the first row that does not fit.
+    values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the
+    columns wanted, in order; fields of other names are ignored or, with ``unknown_fields`` FAIL, refused.
+    ``require_all`` refuses rows that lack a column. Gives a record batch of n rows. Raises RowError for the
+    first row that does not fit.
     """
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
-    data, offsets = _bytes_of(values)
-    table, arrow_schema = _wanted(columns)
-    count = len(offsets) - 1
-    starts = np.empty((len(columns), count), dtype=np.int32)  # of no meaning where the kind is MISSING
-    lengths = np.empty((len(columns), count), dtype=np.int32)
-    kinds = np.zeros((len(columns), count), dtype=np.uint8)
-    failure = np.zeros(3, dtype=np.int64)
-    fail_unknown = unknown_fields == UnknownFields.FAIL
-    good = json_scan.scan(data, offsets, *table, fail_unknown, starts, lengths, kinds, failure)
-    scan_failure = failure.copy()
+    texts = values if isinstance(values, JsonTexts) else JsonTexts.of(values)
+    _, arrow_schema = _wanted(columns)
+    found = find_fields(texts, columns, fail_unknown=unknown_fields == UnknownFields.FAIL)
     # After a failed scan the rows before it are still converted: one of them may be the first that does not
     # fit.
-    found = [
-        _Field(column, data, starts[i, :good], lengths[i, :good], kinds[i, :good])
+    fields = [
+        _Field(column, texts.data, found.starts[i], found.lengths[i], found.kinds[i])
         for i, column in enumerate(columns)
     ]
     arrays: list[pa.Array] = []
     worst: RowError | None = None
-    for field in found:
+    for field in fields:
         try:
             field.check_presence(require_all)
             arrays.append(field.filled())
@@ -88,9 +83,65 @@ def json_to_rows(
                 worst = error
     if worst is not None:
         raise worst
-    if good < count:
-        raise _scan_error(good, data, offsets, scan_failure)
+    if found.error is not None:
+        raise found.error
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonTexts:
+    """JSON texts in one buffer. data: uint8, its own copy, PADDING more bytes at its end; starts, ends: int64[n].
+
+    To scan a text resolves the escapes of its strings, but not of those inside of the objects and arrays in it:
+    each text can be scanned once, and then what is inside of it.
+    """
+
+    data: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, values: pa.Array) -> JsonTexts:
+        """Of n binary or string values. Raises RowError for null values and invalid UTF-8."""
+        data, offsets = _bytes_of(values)
+        return cls(data, offsets[:-1], offsets[1:])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, at: np.ndarray) -> JsonTexts:
+        """Some of the texts, in this order."""
+        return JsonTexts(self.data, self.starts[at], self.ends[at])
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFields:
+    """Where the wanted fields are: starts, lengths: int32[fields, m] and kinds: uint8[fields, m] of the first m
+    texts; `error` is that of text m, None when all are sound."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    kinds: np.ndarray
+    error: RowError | None
+
+    def texts(self, field: int, data: np.ndarray, at: np.ndarray) -> JsonTexts:
+        """What stands in a field, of some of the texts."""
+        starts = self.starts[field][at].astype(np.int64)
+        return JsonTexts(data, starts, starts + self.lengths[field][at])
+
+
+def find_fields(texts: JsonTexts, columns: tuple[Column, ...], *, fail_unknown: bool = False) -> FoundFields:
+    """Scan each text, once (see `JsonTexts`), for the fields that are named as these columns."""
+    table, _ = _wanted(columns)
+    count = len(texts)
+    starts = np.empty((len(columns), count), dtype=np.int32)  # of no meaning where the kind is MISSING
+    lengths = np.empty((len(columns), count), dtype=np.int32)
+    kinds = np.zeros((len(columns), count), dtype=np.uint8)
+    failure = np.zeros(3, dtype=np.int64)
+    arguments = (texts.data, texts.starts, texts.ends)
+    good = json_scan.scan(*arguments, *table, fail_unknown, starts, lengths, kinds, failure)
+    error = None if good == count else _scan_error(good, *arguments, failure)
+    return FoundFields(starts[:, :good], lengths[:, :good], kinds[:, :good], error)
 
 
 @lru_cache(maxsize=256)
@@ -340,10 +391,10 @@ def _value_reason(code: int, data_type: DataType, value: str) -> str:
     return texts[code]
 
 
-def _scan_error(row: int, data: np.ndarray, offsets: np.ndarray, failure: Any) -> RowError:
+def _scan_error(row: int, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, failure: Any) -> RowError:
     code, position, length = (int(number) for number in failure)
-    where = position - int(offsets[row])
-    rest = data[position : min(int(offsets[row + 1]), position + 20)].tobytes().decode(errors="replace")
+    where = position - int(starts[row])
+    rest = data[position : min(int(ends[row]), position + 20)].tobytes().decode(errors="replace")
     texts = {
         json_scan.NOT_AN_OBJECT: f"a row is a JSON object, beginning with '{{', not {rest!r}",
         json_scan.UNEXPECTED_END: "the JSON ends in the middle",

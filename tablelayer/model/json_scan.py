@@ -407,7 +407,8 @@ def _find_field(base: int, start: int, length: int, names: Bytes, name_offsets: 
 @njit(cache=True, nogil=True)
 def scan(
     data: Bytes,
-    offsets: Array,
+    begins: Array,
+    ends: Array,
     names: Bytes,
     name_offsets: Array,
     slots: Array,
@@ -420,8 +421,8 @@ def scan(
 ) -> Int64:
     """Find the wanted values of all records.
 
-    data: uint8, a scratch copy (escapes are resolved in it) with PADDING more bytes at its end; offsets:
-    int64[n + 1]; names, name_offsets, slots, plain: from ``field_table``; starts, lengths: int32[fields, n]
+    data: uint8, a scratch copy (escapes are resolved in it) with PADDING more bytes at its end; begins, ends:
+    int64[n], where each record's text is; names, name_offsets, slots, plain: from ``field_table``; starts, lengths: int32[fields, n]
     and kinds: uint8[fields, n] zeroed, filled here (of strings: the text between the quotes). Stops at the
     first bad record and returns its index, with (code, position, length) in failure[0:3]; returns n when
     all are sound.
@@ -429,10 +430,10 @@ def scan(
     base = data.ctypes.data
     name_base = names.ctypes.data
     stack = np.empty(MAX_DEPTH, dtype=np.uint8)
-    count = len(offsets) - 1
+    count = len(begins)
     for row in range(count):
-        position = _skip_blanks(base, offsets[row], offsets[row + 1])
-        end = offsets[row + 1]
+        end = ends[row]
+        position = _skip_blanks(base, begins[row], end)
         failure[2] = 0
         if position >= end or byte_at(base, position) != 123:
             failure[0] = NOT_AN_OBJECT
