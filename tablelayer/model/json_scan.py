@@ -422,9 +422,10 @@ def scan(
     """Find the wanted values of all records.
 
     data: uint8, a scratch copy (escapes are resolved in it) with PADDING more bytes at its end; begins, ends:
-    int64[n], where each record's text is; names, name_offsets, slots, plain: from ``field_table``; starts, lengths: int32[fields, n]
-    and kinds: uint8[fields, n] zeroed, filled here (of strings: the text between the quotes). Stops at the
-    first bad record and returns its index, with (code, position, length) in failure[0:3]; returns n when
+    int64[n], where each record's text is; names, name_offsets, slots, plain: from ``field_table``; starts,
+    lengths: int32[fields, n] and kinds: uint8[fields, n] zeroed, filled here (of strings: the text between the
+    quotes). Stops at the first bad record and returns its index, with (code, position, length) in
+    failure[0:3]; returns n when
     all are sound.
     """
     base = data.ctypes.data
