@@ -17,11 +17,12 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType
 from broker.log.errors import RecordErrors
+from broker.metrics.model import Metrics
 
 if TYPE_CHECKING:
     import asyncio
@@ -136,11 +137,12 @@ class ApiDeclaration:
 class FetchedRecords:
     """What a hook gives to a Kafka consumer: whole record batches v2 with the log's own offsets, or nothing.
 
-    `parts` are sent one after the other; `size` is their length in bytes.
+    `parts` are sent one after the other; `size` is their length in bytes. `record_count` is for the statistics.
     """
 
     parts: tuple[bytes | bytearray | memoryview | FileRegion, ...] = ()
     size: int = 0
+    record_count: int = 0
 
 
 class PartitionHooks(Protocol):
@@ -236,6 +238,8 @@ class BrokerContext:
     """Host and port that clients are told; known once the broker listens."""
     ages: AgeClock
     """What retention and expiry go by."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """Where a part says what can be measured of it."""
 
     @property
     def rack(self) -> str | None:

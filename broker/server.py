@@ -49,6 +49,8 @@ from broker.extension import ApiDeclaration, BrokerContext, Extension
 from broker.groups.coordinator import GroupCoordinator
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
+from broker.metrics.collect import BROKER_METRICS, BrokerCollector
+from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.ports import AgeClock, Clock, Entropy, SystemClock, SystemEntropy
@@ -74,7 +76,9 @@ class Broker:
         extensions: Sequence[Extension] = (),
         clock: Clock | None = None,
         entropy: Entropy | None = None,
+        measured: bool = False,
     ) -> None:
+        """`measured`: requests are timed, for `context.metrics`."""
         self.config = config
         self.host = host
         self.port = port
@@ -84,6 +88,7 @@ class Broker:
         self._extensions = tuple(extensions)
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
+        self._measured = measured
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
@@ -178,6 +183,11 @@ class Broker:
         fetches = FetchApi(self.context)
         declarations = self._declarations(groups, transactions, fetches, configs)
         network.answerer = self.dispatcher = Dispatcher(declarations)
+        metrics = self.context.metrics
+        metrics.add(BROKER_METRICS, BrokerCollector(self.context, network, groups, transactions).collect)
+        if self._measured:
+            network.answerer = meter = RequestMeter(self.dispatcher, declarations)
+            metrics.add((REQUEST_SECONDS,), meter.collect)
 
         async def drain() -> None:
             network.stop_listening()

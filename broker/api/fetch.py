@@ -187,6 +187,8 @@ class FetchApi:
                 )
             answer = entry.told()
             answers.append(answer)
+            if entry.size and entry.partition is not None:
+                entry.partition.traffic.sent(entry.size, entry.record_count)
             if answer.error_code in _MOVED and version >= _FIRST_VERSION_WITH_LEADERS:
                 self._tell_leader(entry, answer, response)
         for entry in told:
@@ -204,7 +206,7 @@ class FetchApi:
 class _Wanted(SessionPartition):
     """One partition of a fetch and its part of the answer. Lives on in a session."""
 
-    __slots__ = ("answer", "failed", "image", "missing_code", "name", "partition", "size")
+    __slots__ = ("answer", "failed", "image", "missing_code", "name", "partition", "record_count", "size")
 
     def __init__(self, topic: FetchTopic, request: FetchPartition) -> None:
         super().__init__(topic, request)
@@ -214,6 +216,7 @@ class _Wanted(SessionPartition):
         self.image = -1  # the version of the topic image in which it was looked up
         self.answer: PartitionData | None = None
         self.size = 0
+        self.record_count = 0
         self.failed = False
 
     def told(self) -> PartitionData:
@@ -376,7 +379,7 @@ class _Fetch:
             return
         if found.size:
             answer.records = found.region
-            entry.size = found.size
+            entry.size, entry.record_count = found.size, found.end_offset - found.start_offset
             self._bytes += found.size
 
     async def _read_hooks(self, entry: _Wanted) -> None:
@@ -401,7 +404,7 @@ class _Fetch:
             return
         if found.size:
             entry.told().records = found.parts[0] if len(found.parts) == 1 else _Parts(found)
-            entry.size = found.size
+            entry.size, entry.record_count = found.size, found.record_count
             self._bytes += found.size
 
     def _fail(self, entry: _Wanted, code: ErrorCode, message: str = "") -> None:

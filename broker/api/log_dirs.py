@@ -77,11 +77,12 @@ class LogDirsApi:
         return [partition for partition in found if partition is not None]
 
     def _look(self, unopened: list[Partition]) -> tuple[shutil._ntuple_diskusage, dict[Partition, int]]:
-        sizes = {
-            partition: _log_bytes(self._directory / f"{partition.topic.name}-{partition.index}")
-            for partition in unopened
-        }
-        return shutil.disk_usage(self._directory), sizes
+        return shutil.disk_usage(self._directory), sizes_on_disk(self._directory, unopened)
+
+
+def sizes_on_disk(directory: Path, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """The bytes of log files of partitions below a data directory, from the file system. Blocking."""
+    return {each: _log_bytes(directory / f"{each.topic.name}-{each.index}") for each in partitions}
 
 
 def _log_bytes(directory: Path) -> int:

@@ -26,9 +26,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from broker.log.validation import AppendOrigin
+from broker.metrics.traffic import Traffic
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from broker.log.slice import LogSlice
 
 logger = logging.getLogger("headrace.partition")
+
+_RECORD_COUNT, _RECORD_COUNT_POSITION = Struct(">i"), 57
+"""Of a record batch v2, and of an Arrow batch, which begins like one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class Partition:
         "index",
         "leader_epoch",
         "topic",
+        "traffic",
     )
 
     def __init__(
@@ -108,6 +114,7 @@ class Partition:
         self._waiters: set[Callable[[], None]] = set()
         self._executor = executor
         self.changes = PartitionChanges() if changes is None else changes
+        self.traffic = Traffic()
         self._flushing: asyncio.Future[None] | None = None
         self._committing: asyncio.Future[None] | None = None
 
@@ -157,6 +164,9 @@ class Partition:
         log = self.log
         try:
             info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin, prepared=prepared)
+            if not info.duplicate:
+                self.traffic.bytes_in += len(batch)
+                self.traffic.records_in += _RECORD_COUNT.unpack_from(batch, _RECORD_COUNT_POSITION)[0]
             if log.must_commit:
                 executor = self._executor
                 if executor is not None and origin is not AppendOrigin.COORDINATOR:

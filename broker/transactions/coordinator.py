@@ -45,6 +45,7 @@ from broker.transactions.model import (
     NEVER,
     Limits,
     Now,
+    State,
     StoredTransaction,
     TopicPartition,
     Transaction,
@@ -93,6 +94,8 @@ class TransactionCoordinator:
         self.groups = groups
         self.limits = limits if limits is not None else limits_of(context.config)
         self.transactions: dict[str, Transaction] = {}
+        self.ended = {True: 0, False: 0}
+        """How many were committed, and how many aborted, since the start."""
         self._partitions: Sequence[Partition] = ()
         self._loading: set[int] = set()
         self._failed: set[int] = set()
@@ -250,6 +253,8 @@ class TransactionCoordinator:
             if error.code is ErrorCode.INVALID_REQUEST:
                 return error.code
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if stored is not None and stored.state.is_ending:
+            self.ended[stored.state is State.PREPARE_COMMIT] += 1
         if partition.high_watermark - partition.log.log_start_offset >= self._rewrite_at.get(
             index, REWRITE_RECORDS_MIN
         ):

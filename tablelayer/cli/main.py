@@ -59,6 +59,13 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Broker configurations in a .properties or .toml file."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve GET /metrics for Prometheus there; without it nothing is measured.",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what the server does to stderr.")
     ] = False,
@@ -72,11 +79,14 @@ def serve(
       headrace serve --data ./data
       headrace serve --data ./data --listen 0.0.0.0:9092 --set advertised.listeners=kafka.example:9092
       headrace serve --data ./data --set num.partitions=4 --set auto.create.topics.enable=false
+      headrace serve --data ./data --metrics 127.0.0.1:9308
     """
     from tablelayer.cli.serve import parse_sets
     from tablelayer.cli.serve import serve as run_server
 
-    run_server(listen, data, parse_sets(sets or []), config, verbose=verbose, started=STARTED)
+    run_server(
+        listen, data, parse_sets(sets or []), config, metrics=metrics, verbose=verbose, started=STARTED
+    )
 
 
 @app.command()

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
@@ -24,6 +25,9 @@ from broker.net.poller import run_server
 from broker.server import Broker
 from tablelayer.model.table import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
+
+if TYPE_CHECKING:
+    from broker.metrics.endpoint import MetricsEndpoint
 
 LOG_FILE = "headrace.log"
 _LOG_SIZE = 10 << 20
@@ -70,24 +74,30 @@ def serve(
     sets: Mapping[str, str],
     config_file: Path | None,
     *,
+    metrics: str | None,
     verbose: bool,
     started: float,
 ) -> None:
     """Run the server until SIGTERM or SIGINT. Raises ConfigError if it cannot start.
+
+    `metrics`: where `GET /metrics` is answered, host:port.
 
     `started`: `perf_counter()` when the process began, for the ready line.
     """
     sys.meta_path.insert(0, _WithoutPandas())
     raise_open_files_limit()
     host, port = parse_listener(listen)
+    metrics_at = None if metrics is None else parse_listener(metrics)
     extension = TableExtension()
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
     held = _set_up_logging(verbose)
     broker_made = False
     try:
-        broker = Broker(config, data_dir=data, host=host, port=port, extensions=[extension])
+        broker = Broker(
+            config, data_dir=data, host=host, port=port, extensions=[extension], measured=metrics is not None
+        )
         broker_made = True
-        run_server(_run(broker, extension, data, held, started))
+        run_server(_run(broker, extension, data, metrics_at, held, started))
     except ConfigError:
         raise
     except BaseException:
@@ -102,6 +112,7 @@ async def _run(
     broker: Broker,
     extension: TableExtension,
     data: Path,
+    metrics_at: tuple[str, int] | None,
     held: logging.handlers.MemoryHandler,
     started: float,
 ) -> None:
@@ -111,11 +122,13 @@ async def _run(
         loop.add_signal_handler(number, stop.set)
     await broker.start()
     _write_log_file(data, held)
+    endpoint = await _serve_metrics(broker, metrics_at)
     seconds = perf_counter() - started
     broker_id = broker.context.broker_id
+    measured = "" if endpoint is None else f", metrics on http://{endpoint.host}:{endpoint.port}/metrics"
     sys.stdout.write(
         f"headrace is ready on {broker.host}:{broker.port} "
-        f"(data {data}, broker id {broker_id}) in {seconds:.1f} s\n"
+        f"(data {data}, broker id {broker_id}{measured}) in {seconds:.1f} s\n"
     )
     sys.stdout.flush()
     if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
@@ -127,8 +140,22 @@ async def _run(
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    if endpoint is not None:
+        await loop.run_in_executor(None, endpoint.close)
     await broker.stop()
     await running
+
+
+async def _serve_metrics(broker: Broker, at: tuple[str, int] | None) -> MetricsEndpoint | None:
+    if at is None:
+        return None
+    from broker.metrics.endpoint import MetricsEndpoint  # prometheus_client: only for those who ask
+
+    try:
+        return MetricsEndpoint(broker.context.metrics, *at)
+    except BaseException:
+        await broker.stop()
+        raise
 
 
 def _set_up_logging(verbose: bool) -> logging.handlers.MemoryHandler:

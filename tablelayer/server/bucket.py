@@ -66,6 +66,11 @@ class TableBucket:
         return self.definition.versions
 
     @property
+    def rows_written(self) -> int:
+        """Since the bucket was opened: rows of a log table, keys that were written of a primary-key table."""
+        return self.partition.traffic.records_in
+
+    @property
     def name(self) -> str:
         return f"table {self.definition.path} bucket {self.partition.index}"
 
@@ -119,17 +124,17 @@ class TableBucket:
             found = self.partition.read(offset, max(1, max_bytes // _EXPANSION), True)
             if found.region is None:
                 return FetchedRecords()
-            parts, size = await self.services.run(
+            parts, size, records = await self.services.run(
                 self._transcode, self.definition, found.region, max_bytes, min_one
             )
-        return FetchedRecords(tuple(parts), size)
+        return FetchedRecords(tuple(parts), size, records)
 
     def _transcode(
         self, definition: TableDefinition, region: FileRegion, max_bytes: int, min_one: bool
-    ) -> tuple[list[bytes], int]:
+    ) -> tuple[list[bytes], int, int]:
         cache = self.services.transcoded
         parts: list[bytes] = []
-        total = 0
+        total = records = 0
         for position, header in headers_of(region):
             key = (
                 definition.table_id,
@@ -146,7 +151,8 @@ class TableBucket:
                 break
             parts.append(batch)
             total += len(batch)
-        return parts, total
+            records += header.record_count
+        return parts, total, records
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         """R17.2: forward rows of other buckets, then log the own ones under the producer's own sequence."""

@@ -26,6 +26,7 @@ from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partiti
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.lake_machine import Timing
 from tablelayer.server.limits import Limits
+from tablelayer.server.metrics import TABLE_METRICS, TableCollector
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ class TableExtension:
         )
         self._lake = LakeRounds(context.store, context.clock, timing)
         await self._lake.load()
+        context.metrics.add(TABLE_METRICS, TableCollector(context, self.catalog, self._lake).collect)
         self._services = Services(
             context, self.limits, context.extension_dir(self.name), self._tiered_offset, self.catalog
         )

@@ -42,6 +42,7 @@ from tablelayer.server.writes import OperationSource, Writer, decode_put, key_in
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
+    from tablelayer.server.kv import KeyValueStore
 
 logger = logging.getLogger("headrace.tables")
 
@@ -60,6 +61,7 @@ class KeyBucket(TableBucket):
         super().__init__(services, partition)
         self.directory: Path = services.directory / str(partition.topic.topic_id) / str(partition.index)
         self._tablet: Tablet | None = None
+        self._rows_written = 0
         self._writing = asyncio.Lock()
         self._candidate = 0
         self._storing: asyncio.Task[None] | None = None
@@ -71,6 +73,15 @@ class KeyBucket(TableBucket):
         self._recovery = StoreRecovery(services, self.name, self.directory, self.snapshots)
         self._rebuilding: asyncio.Task[None] | None = None
         self._rebuilt_at = float("-inf")
+
+    @property
+    def rows_written(self) -> int:
+        return self._rows_written
+
+    @property
+    def store(self) -> KeyValueStore | None:
+        """The open store, while there is one."""
+        return None if self._tablet is None else self._tablet.kv
 
     @property
     def tablet(self) -> Tablet:
@@ -220,6 +231,7 @@ class KeyBucket(TableBucket):
                     self.check_open()
                     info = self.partition.append(prepared.batch, AppendOrigin.EXTENSION)
                     if not info.duplicate:
+                        self._rows_written += len(prepared.keys)
                         tablet.logged(prepared, info.last_offset + 1, size)
                         charged = False  # released when it is stored
         finally:

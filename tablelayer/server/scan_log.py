@@ -163,14 +163,18 @@ class _Scan:
             return
         if self._column_ids is None:
             result.records, size = found.region, found.size
+            records = found.end_offset - found.start_offset
         else:
             # Of a large region only the columns count: read on until they fill the room.
             region = (
                 partition.read(wanted.offset, max(room, 0) * _PROJECTED_REACH, must).region or found.region
             )
-            parts, size = await self._services.run(self._project, region, bucket.versions, max(room, 0))
+            parts, size, records = await self._services.run(
+                self._project, region, bucket.versions, max(room, 0)
+            )
             result.records = Parts(parts, size)
         self._bytes += size
+        partition.traffic.sent(size, records)
 
     async def _read_filtered(
         self, wanted: Filter, partition: Partition, bucket: TableBucket, result: ScanLogResult, room: int
@@ -181,13 +185,14 @@ class _Scan:
             found = partition.read(offset, max(_LOOK_STEP_BYTES, room), True)
             if found.region is None:
                 break
-            parts, size, offset = await self._services.run(
+            parts, size, records, offset = await self._services.run(
                 self._filtered, wanted, found.region, bucket.versions, room
             )
             looked_at += found.region.size
             if parts:
                 result.records = Parts(parts, size)
                 self._bytes += size
+                partition.traffic.sent(size, records)
                 break
             # What comes in while the request waits is no reason to answer it.
             self._passed_over = self._first_look or looked_at >= _LOOK_BYTES
@@ -195,13 +200,13 @@ class _Scan:
 
     def _filtered(
         self, wanted: Filter, region: FileRegion, versions: Callable[[], SchemaVersions], max_bytes: int
-    ) -> tuple[list[bytes], int, int]:
-        """(batches of a region in which rows are wanted, until they have `max_bytes`; their size; the offset behind
-        the last batch that was looked at)."""
+    ) -> tuple[list[bytes], int, int, int]:
+        """(batches of a region in which rows are wanted, until they have `max_bytes`; their size; the records that
+        they had; the offset behind the last batch that was looked at)."""
         known = versions()
         chosen = BatchFilter(wanted, known)
         parts: list[bytes] = []
-        total = next_offset = 0
+        total = records = next_offset = 0
         for position, header in headers_of(region):
             verdict = chosen.verdict(region, position, header)
             mask = None
@@ -217,8 +222,9 @@ class _Scan:
                     break
                 parts.append(batch)
                 total += len(batch)
+                records += header.record_count
             next_offset = header.next_offset
-        return parts, total, next_offset
+        return parts, total, records, next_offset
 
     def _one(
         self, region: FileRegion, position: int, size: int, versions: SchemaVersions, mask: Mask | None
@@ -246,14 +252,15 @@ class _Scan:
 
     def _project(
         self, region: FileRegion, versions: Callable[[], SchemaVersions], max_bytes: int
-    ) -> tuple[list[bytes], int]:
-        """Projected batches of a region of whole batches, at least one, until they have `max_bytes`.
+    ) -> tuple[list[bytes], int, int]:
+        """Projected batches of a region of whole batches, at least one, until they have `max_bytes`; their size; their
+        records.
 
         Each under its own schema: of the columns wanted those that it has. Ranges are read, not sent as
         regions: they are many and small.
         """
         parts: list[bytes] = []
-        total = 0
+        total = records = 0
         for position, header in headers_of(region):
             front, ranges = project_batch(
                 region.read_at,
@@ -267,9 +274,10 @@ class _Scan:
             parts.append(front)
             parts.extend(region.read_at(at, length) for at, length in ranges)
             total += size
+            records += header.record_count
         if sum(map(len, parts)) != total:
             raise DecodeError("a stored batch is shorter than its header says")
-        return parts, total
+        return parts, total, records
 
     def _projection_of(self, schema_id: int, versions: Callable[[], SchemaVersions]) -> Projection:
         projection = self._projections.get(schema_id)

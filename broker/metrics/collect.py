@@ -1,0 +1,156 @@
+"""The broker's own metrics: connections, topics, logs, groups, transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from broker.api.log_dirs import sizes_on_disk
+from broker.metrics.model import OTHERS, Gathering, Metric, MetricKind
+from broker.metrics.traffic import Totals
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+    from broker.extension import BrokerContext
+    from broker.groups.coordinator import GroupCoordinator
+    from broker.net.listener import Network
+    from broker.transactions.coordinator import TransactionCoordinator
+
+GROUP_LAGS_MAX: Final = 500
+"""Pairs of group and topic with a lag of their own; those beyond are summed up."""
+
+_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
+CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of clients.")
+BYTES_IN = Metric(
+    "headrace_topic_bytes_in_total",
+    _COUNTER,
+    "Bytes appended to a topic's partitions, as they are stored.",
+    ("topic",),
+)
+RECORDS_IN = Metric(
+    "headrace_topic_records_in_total",
+    _COUNTER,
+    "Records appended to a topic's partitions; of a table, rows of its log.",
+    ("topic",),
+)
+BYTES_OUT = Metric(
+    "headrace_topic_bytes_out_total",
+    _COUNTER,
+    "Bytes of records in answers to Fetch and to table scans.",
+    ("topic",),
+)
+RECORDS_OUT = Metric(
+    "headrace_topic_records_out_total",
+    _COUNTER,
+    "Records in answers to Fetch and to table scans; of a batch that is sent all of them count.",
+    ("topic",),
+)
+LOG_SIZE = Metric(
+    "headrace_log_size_bytes", _GAUGE, "Bytes of a topic's log files, without indexes.", ("topic",)
+)
+TOPICS = Metric("headrace_topics", _GAUGE, "Topics, tables and internal topics among them.")
+PARTITIONS = Metric("headrace_partitions", _GAUGE, "Partitions of all topics.")
+OFFLINE = Metric(
+    "headrace_offline_partitions", _GAUGE, "Partitions that are not served since something failed."
+)
+GROUPS = Metric("headrace_groups", _GAUGE, "Consumer groups, by state.", ("state",))
+GROUP_LAG = Metric(
+    "headrace_group_lag_records",
+    _GAUGE,
+    "How far a group's committed offsets are behind the ends of a topic; of partitions used since the start.",
+    ("group", "topic"),
+)
+TRANSACTIONS = Metric(
+    "headrace_transactions", _GAUGE, "Transactional ids, by the state of their transaction.", ("state",)
+)
+TRANSACTIONS_ENDED = Metric(
+    "headrace_transactions_ended_total", _COUNTER, "Transactions that were ended, by how.", ("result",)
+)
+BROKER_METRICS: Final = (
+    CONNECTIONS, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
+    GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED,
+)  # fmt: skip
+_TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
+
+
+class BrokerCollector:
+    """Reads what the parts of a broker know anyway."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        network: Network,
+        groups: GroupCoordinator,
+        transactions: TransactionCoordinator,
+    ) -> None:
+        self._context = context
+        self._network = network
+        self._groups = groups
+        self._transactions = transactions
+        self._totals = Totals(len(_TRAFFIC))
+        self._sizes: dict[Partition, int] = {}
+        """Of logs that nobody has opened: they do not change."""
+
+    async def collect(self, gathering: Gathering) -> None:
+        gathering.put(CONNECTIONS, self._network.connection_count)
+        await self._collect_topics(gathering)
+        await self._collect_groups(gathering)
+        states = Counter(
+            each.stored.state.value
+            for each in self._transactions.transactions.values()
+            if each.stored is not None
+        )
+        for state, count in states.items():
+            gathering.put(TRANSACTIONS, count, state)
+        for committed, count in self._transactions.ended.items():
+            gathering.put(TRANSACTIONS_ENDED, count, "commit" if committed else "abort")
+
+    async def _collect_topics(self, gathering: Gathering) -> None:
+        metadata = self._context.metadata
+        topics = metadata.topics()
+        partitions = metadata.all_partitions()
+        await self._look_at_unopened(partitions)
+        gathering.put(TOPICS, len(topics))
+        gathering.put(PARTITIONS, len(partitions))
+        gathering.put(OFFLINE, sum(partition.failure is not None for partition in partitions))
+        for partition in partitions:
+            await gathering.breathe()
+            if partition.topic.internal:
+                continue
+            self._totals.count(partition.topic.name, partition.traffic, partition.traffic.all())
+            size = partition.log.size_bytes if partition.is_open else self._sizes.get(partition, 0)
+            gathering.add(LOG_SIZE, size, self._totals.label(partition.topic.name))
+        self._totals.keep((each.name for each in topics), (each.traffic for each in partitions))
+        await gathering.breathe()
+        for label, sums in self._totals.sums():
+            for metric, total in zip(_TRAFFIC, sums, strict=True):
+                gathering.put(metric, total, label)
+
+    async def _look_at_unopened(self, partitions: list[Partition]) -> None:
+        unopened = [partition for partition in partitions if not partition.is_open]
+        self._sizes = {each: self._sizes[each] for each in unopened if each in self._sizes}
+        unknown = [partition for partition in unopened if partition not in self._sizes]
+        if unknown:
+            loop = asyncio.get_running_loop()
+            self._sizes |= await loop.run_in_executor(
+                self._context.executor, sizes_on_disk, self._context.data_dir, unknown
+            )
+
+    async def _collect_groups(self, gathering: Gathering) -> None:
+        find = self._context.metadata.find_partition
+        lags: dict[tuple[str, str], int] = {}
+        for group in list(self._groups.groups.values()):
+            gathering.add(GROUPS, 1, group.state_name)
+            for topic, offsets in list(group.offsets.items()):
+                await gathering.breathe()
+                pair = group.group_id, self._totals.label(topic)
+                if len(lags) >= GROUP_LAGS_MAX and pair not in lags:
+                    pair = OTHERS, OTHERS
+                for index, committed in offsets.items():
+                    partition = find(topic, index)
+                    if partition is not None and partition.is_open:
+                        behind = max(0, partition.high_watermark - committed.offset)
+                        lags[pair] = lags.get(pair, 0) + behind
+        for (group_id, topic), lag in lags.items():
+            gathering.put(GROUP_LAG, lag, group_id, topic)

@@ -1,0 +1,111 @@
+"""`GET /metrics`: what Prometheus scrapes, served by its own client library in threads of its own.
+
+Values are gathered on the broker's event loop, in short turns (`model.py`); text is made in the thread of the request,
+which lets go of the interpreter after every few lines, so that neither makes a client of the broker wait. Whoever can
+connect may read: bind it to an address that only the monitoring reaches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+
+from broker.config_key import ConfigError
+from broker.metrics.model import HistogramValue, Metric, MetricKind, Metrics, Values
+
+GATHER_SECONDS_MAX: Final = 10.0
+_LINES_PER_TURN: Final = 32
+_FAMILIES: Final = {
+    MetricKind.COUNTER: CounterMetricFamily,
+    MetricKind.GAUGE: GaugeMetricFamily,
+    MetricKind.HISTOGRAM: HistogramMetricFamily,
+}
+
+
+class MetricsEndpoint:
+    """An HTTP server for one broker. Make it on the broker's event loop; `close` it before the loop ends."""
+
+    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+        """Listen. Raises ConfigError when the address cannot be used."""
+        registry = CollectorRegistry(auto_describe=False)
+        PlatformCollector(registry=registry)
+        ProcessCollector(registry=registry)
+        registry.register(_Gatherer(metrics, asyncio.get_running_loop()))
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"cannot serve metrics on {host}:{port}: {reason}; choose another address"
+            ) from error
+        self.host, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening. Blocks for at most half a second."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=1)
+
+
+class _Gatherer:
+    """A collector of prometheus_client; called in its threads."""
+
+    def __init__(self, metrics: Metrics, loop: asyncio.AbstractEventLoop) -> None:
+        self._metrics = metrics
+        self._loop = loop
+        self._turn = threading.Lock()
+
+    def describe(self) -> Iterable[Family]:
+        return ()
+
+    def collect(self) -> Iterator[Family]:
+        with self._turn:
+            asked = asyncio.run_coroutine_threadsafe(self._metrics.gather(), self._loop)
+            try:
+                found = asked.result(GATHER_SECONDS_MAX)
+            except (TimeoutError, CancelledError):
+                asked.cancel()
+                return
+        for metric in self._metrics.declared:
+            values = found.get(metric.name)
+            if values:
+                yield _family(metric, values)
+
+
+class _Paced(list[Any]):
+    """Samples that let others run while they are written."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, sample in enumerate(super().__iter__()):
+            if index % _LINES_PER_TURN == _LINES_PER_TURN - 1:
+                time.sleep(0)
+            yield sample
+
+
+def _family(metric: Metric, values: Values) -> Any:
+    family: Any = _FAMILIES[metric.kind](metric.name, metric.doc, labels=metric.labels)
+    family.samples = _Paced()
+    for labels, value in sorted(values.items()):
+        if isinstance(value, HistogramValue):
+            family.add_metric(labels, _cumulative(value), value.total)
+        else:
+            family.add_metric(labels, value)
+    return family
+
+
+def _cumulative(value: HistogramValue) -> list[tuple[str, float]]:
+    """Prometheus counts all values up to a bound."""
+    buckets: list[tuple[str, float]] = []
+    so_far = 0
+    for bound, count in zip((*map(str, value.bounds), "+Inf"), value.counts, strict=True):
+        so_far += count
+        buckets.append((bound, so_far))
+    return buckets

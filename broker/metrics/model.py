@@ -1,0 +1,129 @@
+"""Metrics: what is declared, and how it is gathered without anybody noticing.
+
+A part of the broker (or an extension) adds its declarations and a function that fills in their values. Nothing is
+counted in the background: values are read where they are kept anyway, when somebody asks. Gathering happens on the
+event loop, where everything it reads belongs, in turns of half a millisecond (`Gathering.breathe`).
+
+Names follow Prometheus, words follow Kafka; every name begins with `headrace_`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from time import perf_counter
+from typing import Final
+
+TURN_SECONDS: Final = 0.0005
+OTHERS: Final = "(other)"
+"""The label of what is beyond a limit on labels. No topic, table or group that people make is called so."""
+
+
+class MetricKind(StrEnum):
+    """`COUNTER` only grows (names end with `_total`); a `HISTOGRAM` of seconds has bounds of its own."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A declaration. `doc` is one sentence: what is measured, in which unit."""
+
+    name: str
+    kind: MetricKind
+    doc: str
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.kind is MetricKind.COUNTER) != self.name.endswith("_total"):
+            raise ValueError(f"{self.name}: the names of counters, and no others, end with _total")
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramValue:
+    """`counts[i]` of values up to `bounds[i]` and above the bound before; the last count is of those above all."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+Value = float | HistogramValue
+Values = dict[tuple[str, ...], Value]
+
+
+class Gathering:
+    """One answer in the making: values by metric and labels."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Values] = {}
+        self._turn_began = perf_counter()
+
+    def put(self, metric: Metric, value: Value, *labels: str) -> None:
+        """Set a value. ValueError if the labels are not those that were declared."""
+        self._check(metric, labels)
+        self.values.setdefault(metric.name, {})[labels] = value
+
+    def add(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add to a value, which is 0 before."""
+        self._check(metric, labels)
+        values = self.values.setdefault(metric.name, {})
+        before = values.get(labels, 0.0)
+        assert not isinstance(before, HistogramValue)
+        values[labels] = before + value
+
+    @staticmethod
+    def _check(metric: Metric, labels: tuple[str, ...]) -> None:
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {labels}")
+
+    async def breathe(self) -> None:
+        """Let others run if this turn has been long enough. Call it in every loop that may be long."""
+        if perf_counter() - self._turn_began >= TURN_SECONDS:
+            await asyncio.sleep(0)
+            self._turn_began = perf_counter()
+
+
+Collector = Callable[[Gathering], Awaitable[None]]
+
+
+class Metrics:
+    """All that is declared; one gathering at a time."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Metric] = {}
+        self._collectors: list[Collector] = []
+        self._gathering = asyncio.Lock()
+
+    @property
+    def declared(self) -> list[Metric]:
+        """By name."""
+        return [self._declared[name] for name in sorted(self._declared)]
+
+    def add(self, metrics: Sequence[Metric], collect: Collector) -> None:
+        """Take part. Raises ValueError for a name that is declared already."""
+        for metric in metrics:
+            if metric.name in self._declared:
+                raise ValueError(f"metric {metric.name} is declared twice")
+            self._declared[metric.name] = metric
+        self._collectors.append(collect)
+
+    async def gather(self) -> dict[str, Values]:
+        """Everything as it is now. On the event loop of the broker."""
+        async with self._gathering:
+            found = Gathering()
+            for collect in self._collectors:
+                await collect(found)
+                await found.breathe()
+        return found.values
+
+
+def markdown_rows(metrics: Sequence[Metric]) -> list[str]:
+    """A line for each metric, for the page that lists them."""
+    return [
+        f"| `{each.name}` | {each.kind} | {', '.join(each.labels) or '–'} | {each.doc} |" for each in metrics
+    ]

@@ -1,0 +1,83 @@
+"""What goes into and out of partitions, and sums of such counts that only grow.
+
+A partition counts in four plain integers (`Traffic`). When somebody asks, what came since the last time is added to the
+sums of its topic (`Totals`), so that sums only grow, whatever becomes of partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+
+from broker.metrics.model import OTHERS
+
+NAMES_MAX = 200
+"""Each name is a handful of series: nobody reads a dashboard of more, and every series costs a scrape microseconds."""
+
+
+class Traffic:
+    """Bytes and records of one partition since it was opened. Bytes out are those of answers to consumers."""
+
+    __slots__ = ("bytes_in", "bytes_out", "records_in", "records_out")
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.records_in = 0
+        self.bytes_out = 0
+        self.records_out = 0
+
+    def sent(self, size: int, records: int) -> None:
+        """A consumer gets that much."""
+        self.bytes_out += size
+        self.records_out += records
+
+    def all(self) -> tuple[int, int, int, int]:
+        """(bytes in, records in, bytes out, records out)"""
+        return self.bytes_in, self.records_in, self.bytes_out, self.records_out
+
+
+class Totals:
+    """Sums by name (of a topic, of a table) of what things count that come and go.
+
+    At most `names_max` names have sums of their own, in the order in which they were met; the rest has one sum, under
+    OTHERS, which keeps what names that are gone brought. A name that is gone takes its own sums with it and makes room.
+    """
+
+    def __init__(self, width: int, names_max: int = NAMES_MAX) -> None:
+        """`width`: how many sums a name has."""
+        self._width = width
+        self._names_max = names_max
+        self._labels: dict[str, str] = {}
+        self._named = 0
+        self._seen: dict[Hashable, tuple[int, ...]] = {}
+        self._sums: dict[str, list[int]] = {}
+
+    def label(self, name: str) -> str:
+        """The name, or OTHERS when there are too many; the same one until `keep` drops it."""
+        label = self._labels.get(name)
+        if label is None:
+            label = name if self._named < self._names_max else OTHERS
+            self._named += label is name
+            self._labels[name] = label
+        return label
+
+    def count(self, name: str, counter: Hashable, now: tuple[int, ...]) -> None:
+        """Add what a counter has more than at the last time; it belongs to that name."""
+        before = self._seen.get(counter)
+        self._seen[counter] = now
+        sums = self._sums.setdefault(self.label(name), [0] * self._width)
+        for index, value in enumerate(now):
+            sums[index] += value - (0 if before is None else before[index])
+
+    def keep(self, names: Iterable[str], counters: Iterable[Hashable]) -> None:
+        """Forget all others."""
+        there, alive = set(names), set(counters)
+        for name in [name for name in self._labels if name not in there]:
+            if self._labels.pop(name) != OTHERS:
+                self._named -= 1
+                self._sums.pop(name, None)
+        for counter in [counter for counter in self._seen if counter not in alive]:
+            del self._seen[counter]
+
+    def sums(self) -> Iterator[tuple[str, list[int]]]:
+        """(label, its sums)"""
+        return iter(sorted(self._sums.items()))

@@ -1,0 +1,173 @@
+"""Requests are timed whichever way they are answered, and gathering leaves the event loop to others."""
+
+import asyncio
+import functools
+import urllib.request
+from time import perf_counter
+
+import pytest
+
+from broker.config_key import ConfigError
+from broker.extension import ApiDeclaration
+from broker.metrics.endpoint import MetricsEndpoint
+from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind, Metrics
+from broker.metrics.requests import BOUNDS, REQUEST_SECONDS, RequestMeter
+from broker.net.reply import CloseConnection, Peer, Pending
+from broker.testing.direct import direct_broker
+from protocol.messages.metadata import MetadataRequest, MetadataResponse
+from protocol.messages.produce import ProduceRequest, ProduceResponse
+
+PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT")
+
+
+def declaration(request, response):
+    return ApiDeclaration(request, response, lambda context, message: None)
+
+
+def in_loop(test):
+    """Run an asynchronous test."""
+
+    @functools.wraps(test)
+    def run(**fixtures):
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+async def measured(meter):
+    found = Gathering()
+    await meter.collect(found)
+    return {labels[0]: value for labels, value in found.values.get(REQUEST_SECONDS.name, {}).items()}
+
+
+@in_loop
+async def test_answers_at_once_and_later_count_and_closed_connections_do_not():
+    pending = Pending(asyncio.sleep(0.02), lambda outcome: [b"late"])
+
+    def answer(peer, frame):
+        if frame[2:] == b"bad":
+            raise CloseConnection("bad")
+        return pending if frame[2:] == b"later" else [b"now"]
+
+    meter = RequestMeter(
+        answer, [declaration(ProduceRequest, ProduceResponse), declaration(MetadataRequest, MetadataResponse)]
+    )
+    assert await measured(meter) == {}
+    assert meter(PEER, b"\x00\x03now") == [b"now"]
+    assert meter(PEER, b"\x27\x0fnow") == [b"now"]  # of no declared API
+    with pytest.raises(CloseConnection):
+        meter(PEER, b"\x00\x03bad")
+    later = meter(PEER, b"\x00\x00later")
+    outcome = asyncio.ensure_future(later.outcome)
+    await outcome
+    assert set(await measured(meter)) == {"Metadata"}
+    assert later.finish(outcome) == [b"late"]
+    found = await measured(meter)
+    assert {api: sum(value.counts) for api, value in found.items()} == {"Metadata": 1, "Produce": 1}
+    assert found["Produce"].total >= 0.02
+    assert sum(found["Produce"].counts[: BOUNDS.index(0.01) + 1]) == 0
+
+
+def test_declarations_and_values_are_checked():
+    with pytest.raises(ValueError, match="_total"):
+        Metric("headrace_x", MetricKind.COUNTER, "x")
+    metric = Metric("headrace_x", MetricKind.GAUGE, "x", ("topic",))
+    with pytest.raises(ValueError, match="labels"):
+        Gathering().put(metric, 1)
+    metrics = Metrics()
+
+    async def nothing(gathering):
+        pass
+
+    metrics.add([metric], nothing)
+    with pytest.raises(ValueError, match="twice"):
+        metrics.add([metric], nothing)
+
+
+@in_loop
+async def test_gathering_goes_in_turns():
+    """Between two turns of the gathering others run: none of its turns is long."""
+    metric = Metric("headrace_x", MetricKind.GAUGE, "x", ("number",))
+    turns = 0
+
+    async def collect(gathering):
+        for number in range(60):
+            begin = perf_counter()
+            while perf_counter() - begin < 0.0002:
+                pass
+            gathering.put(metric, 1, str(number))
+            await gathering.breathe()
+
+    async def count_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    metrics = Metrics()
+    metrics.add([metric], collect)
+    other = asyncio.create_task(count_turns())
+    found = await metrics.gather()
+    other.cancel()
+    assert len(found["headrace_x"]) == 60
+    assert turns >= 15
+
+
+@in_loop
+async def test_a_scrape_is_prometheus_text_and_an_address_in_use_is_said():
+    gauge = Metric("headrace_x", MetricKind.GAUGE, "x of a topic", ("topic",))
+    counter = Metric("headrace_y_total", MetricKind.COUNTER, "y")
+    histogram = Metric("headrace_z_seconds", MetricKind.HISTOGRAM, "z")
+
+    async def collect(gathering):
+        for number in range(100):
+            gathering.put(gauge, number, f't"{number}')
+        gathering.put(counter, 3)
+        gathering.put(histogram, HistogramValue((0.1, 1.0), (2, 1, 1), 3.5))
+
+    metrics = Metrics()
+    metrics.add([gauge, counter, histogram], collect)
+    endpoint = MetricsEndpoint(metrics, "127.0.0.1", 0)
+    try:
+        url = f"http://127.0.0.1:{endpoint.port}/metrics"
+        lines = (await asyncio.to_thread(scrape, url)).splitlines()
+        with pytest.raises(ConfigError, match=rf"cannot serve metrics on 127.0.0.1:{endpoint.port}"):
+            MetricsEndpoint(metrics, "127.0.0.1", endpoint.port)
+    finally:
+        await asyncio.to_thread(endpoint.close)
+    assert "# HELP headrace_x x of a topic" in lines
+    assert 'headrace_x{topic="t\\"99"} 99.0' in lines
+    assert "headrace_y_total 3.0" in lines
+    assert 'headrace_z_seconds_bucket{le="0.1"} 2.0' in lines
+    assert 'headrace_z_seconds_bucket{le="+Inf"} 4.0' in lines
+    assert "headrace_z_seconds_count 4.0" in lines
+    assert "headrace_z_seconds_sum 3.5" in lines
+    assert any(line.startswith("process_cpu_seconds_total ") for line in lines)
+
+
+def scrape(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+@in_loop
+async def test_topics_in_and_out(tmp_path):
+    """Bytes and records of a plain topic, by what was produced and fetched; a duplicate is not counted."""
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("clicks", 2)
+        await broker.produce("clicks", [b"a", b"b", b"c"])
+        for _ in range(2):
+            await broker.produce(
+                "clicks", [b"d"], partition=1, producer_id=7, producer_epoch=0, base_sequence=0
+            )
+        await broker.fetch("clicks")
+        found = await broker.context.metrics.gather()
+        size = sum(each.log.size_bytes for each in broker.context.metadata.partitions("clicks"))
+        first = broker.context.partition("clicks", 0).log.size_bytes
+        assert found["headrace_topic_records_in_total"] == {("clicks",): 4}
+        assert found["headrace_topic_bytes_in_total"] == {("clicks",): size}
+        assert found["headrace_topic_records_out_total"] == {("clicks",): 3}
+        assert found["headrace_topic_bytes_out_total"] == {("clicks",): first}
+        assert found["headrace_log_size_bytes"] == {("clicks",): size}
+        assert found["headrace_partitions"] == {(): 2}
+        assert found["headrace_offline_partitions"] == {(): 0}

@@ -1,0 +1,134 @@
+"""What can be measured of tables: rows written, rows there, the size of their state, snapshots, the lake.
+
+Everything is read where it is kept anyway; sizes of key-value stores are RocksDB's own counters. The partitions of a
+partitioned table are summed up under the table's name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from broker.metrics.model import Gathering, Metric, MetricKind
+from broker.metrics.traffic import Totals
+from tablelayer.model.errors import TableError
+
+if TYPE_CHECKING:
+    from broker.extension import BrokerContext
+    from tablelayer.server.catalog import Catalog
+    from tablelayer.server.lake import LakeRounds
+
+_GAUGE: Final = MetricKind.GAUGE
+_TABLE: Final = ("table",)
+TABLES = Metric("headrace_tables", _GAUGE, "Tables.")
+ROWS_WRITTEN = Metric(
+    "headrace_table_rows_written_total",
+    MetricKind.COUNTER,
+    "Rows written to a table through either face: rows of a log table, keys of a primary-key table.",
+    _TABLE,
+)
+ROWS = Metric("headrace_table_rows", _GAUGE, "Rows that a primary-key table has now.", _TABLE)
+KV_SIZE = Metric(
+    "headrace_table_kv_size_bytes",
+    _GAUGE,
+    "Bytes of a primary-key table's key-value stores, in files and in memory.",
+    _TABLE,
+)
+UNFLUSHED = Metric(
+    "headrace_table_replay_records",
+    _GAUGE,
+    "Records of a primary-key table's log that a start after a crash would replay.",
+    _TABLE,
+)
+SNAPSHOT_SIZE = Metric(
+    "headrace_table_snapshot_size_bytes",
+    _GAUGE,
+    "Bytes of the newest snapshots of a table's buckets.",
+    _TABLE,
+)
+SNAPSHOT_AGE = Metric(
+    "headrace_table_snapshot_age_seconds",
+    _GAUGE,
+    "Seconds since the oldest of the newest snapshots of a table's buckets was taken.",
+    _TABLE,
+)
+LAKE_LAG = Metric(
+    "headrace_lake_lag_records",
+    _GAUGE,
+    "Records of a tiered table's log that are not in the lake; of buckets that are in use since the start.",
+    _TABLE,
+)
+LAKE_AGE = Metric(
+    "headrace_lake_age_seconds",
+    _GAUGE,
+    "Seconds since something of a table was committed to the lake.",
+    _TABLE,
+)
+LAKE_FAILURES = Metric(
+    "headrace_lake_failures", _GAUGE, "Tiering rounds of a table that failed since the last commit.", _TABLE
+)
+TABLE_METRICS: Final = (
+    TABLES, ROWS_WRITTEN, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_AGE, LAKE_FAILURES,
+)  # fmt: skip
+
+
+class TableCollector:
+    """Collects them (`broker.metrics.model`)."""
+
+    def __init__(self, context: BrokerContext, catalog: Catalog, lake: LakeRounds) -> None:
+        self._context = context
+        self._catalog = catalog
+        self._lake = lake
+        self._totals = Totals(1)
+
+    async def collect(self, gathering: Gathering) -> None:
+        tables = self._catalog.all_tables()
+        gathering.put(TABLES, len(tables))
+        if not tables:
+            return
+        from tablelayer.server.bucket import TableBucket
+        from tablelayer.server.key_bucket import KeyBucket
+
+        now_ms = self._context.clock.time_ms()
+        names, buckets = set(), []
+        ages: dict[str, float] = {}
+        for partition in self._context.metadata.all_partitions():
+            await gathering.breathe()
+            bucket: object = partition.hooks
+            if not isinstance(bucket, TableBucket) or partition.failure is not None:
+                continue
+            try:
+                name = str(bucket.definition.path.whole)
+            except TableError:
+                continue  # it is being dropped
+            label = self._totals.label(name)
+            names.add(name)
+            buckets.append(bucket)
+            self._totals.count(name, bucket, (bucket.rows_written,))
+            if not isinstance(bucket, KeyBucket):
+                continue
+            store = bucket.store
+            if store is not None:
+                gathering.add(ROWS, store.row_count, label)
+                gathering.add(KV_SIZE, store.size_bytes(), label)
+                gathering.add(UNFLUSHED, max(0, partition.high_watermark - store.durable_offset), label)
+            newest = bucket.snapshots.known[0] if bucket.snapshots and bucket.snapshots.known else None
+            if newest is not None:
+                gathering.add(SNAPSHOT_SIZE, newest.size_bytes, label)
+                ages[label] = max(ages.get(label, 0.0), (now_ms - newest.created_at_ms) / 1000)
+        for label, age in ages.items():
+            gathering.put(SNAPSHOT_AGE, age, label)
+        self._totals.keep(names, buckets)
+        for label, (rows,) in self._totals.sums():
+            gathering.put(ROWS_WRITTEN, rows, label)
+        for definition in tables:
+            if definition.settings.datalake_enabled and definition.table_id is not None:
+                await gathering.breathe()
+                state = self._lake.state(definition.table_id)
+                label = self._totals.label(str(definition.path))
+                for partition in self._context.metadata.partitions(definition.path.topic):
+                    if partition.is_open:
+                        behind = partition.high_watermark - state.offsets.get(partition.index, 0)
+                        gathering.add(LAKE_LAG, max(0, behind), label)
+                gathering.add(LAKE_FAILURES, self._lake.trouble(definition.table_id).failures, label)
+                if state.committed_at_ms >= 0:
+                    gathering.put(LAKE_AGE, (now_ms - state.committed_at_ms) / 1000, label)
