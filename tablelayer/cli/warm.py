@@ -17,6 +17,7 @@ KERNEL_MODULES = (
     "tablelayer.model.rows",
     "tablelayer.model.buckets",
     "tablelayer.model.json_rows",
+    "tablelayer.model.debezium",
     "tablelayer.server.aggregate",
     "tablelayer.server.roaring",
 )

@@ -25,7 +25,8 @@ text, are refused too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -41,7 +42,7 @@ from tablelayer.model.options import UnknownFields
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.types import INTEGER_BITS, DataType, TypeKind
 
-__all__ = ["FoundFields", "JsonTexts", "find_fields", "json_to_rows", "rows_to_json", "warm"]
+__all__ = ["Field", "FoundFields", "JsonTexts", "find_fields", "json_to_rows", "rows_to_json", "warm"]
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -54,12 +55,14 @@ def json_to_rows(
     *,
     unknown_fields: UnknownFields = UnknownFields.IGNORE,
     require_all: bool = False,
+    make_field: Callable[..., Field] | None = None,
 ) -> pa.RecordBatch:
     """The rows of n JSON objects.
 
     values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the
     columns wanted, in order; fields of other names are ignored or, with ``unknown_fields`` FAIL, refused.
-    ``require_all`` refuses rows that lack a column. Gives a record batch of n rows. Raises RowError for the
+    ``require_all`` refuses rows that lack a column. ``make_field``: what reads a column's values, `Field` if
+    nothing else is said. Gives a record batch of n rows. Raises RowError for the
     first row that does not fit.
     """
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
@@ -69,7 +72,7 @@ def json_to_rows(
     # After a failed scan the rows before it are still converted: one of them may be the first that does not
     # fit.
     fields = [
-        _Field(column, texts.data, found.starts[i], found.lengths[i], found.kinds[i])
+        (make_field or Field)(column, texts.data, found.starts[i], found.lengths[i], found.kinds[i])
         for i, column in enumerate(columns)
     ]
     arrays: list[pa.Array] = []
@@ -208,7 +211,7 @@ def _utf8_error(values: pa.Array) -> RowError:
     return RowError(0, None, "the batch is not UTF-8")
 
 
-class _Field:
+class Field:
     """One wanted column: what the scan found of it in each row, and its conversion."""
 
     def __init__(
@@ -234,11 +237,16 @@ class _Field:
         row = int(np.argmax(absent))
         missing = self.kinds[row] == json_scan.MISSING
         # A row further up may hold a value that does not fit: that one is the first.
-        _Field(self.column, self.data, self.starts[:row], self.lengths[:row], self.kinds[:row]).convert()
+        copy(self)._first(row).convert()
         what = "the field is missing" if missing else "the value is null"
         raise RowError(
             row, self.column.name, what if self.column.nullable else f"{what}, but the column is NOT NULL"
         )
+
+    def _first(self, count: int) -> Field:
+        """Narrow this down to the first rows."""
+        self.starts, self.lengths, self.kinds = self.starts[:count], self.lengths[:count], self.kinds[:count]
+        return self
 
     def filled(self) -> pa.Array:
         """The column's values, its default where the field is missing."""

@@ -18,6 +18,19 @@ from typing import Any
 
 from tablelayer.model.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.kafka_formats import (
+    DEBEZIUM_DECIMALS,
+    DEBEZIUM_TIME,
+    VALUE_FORMAT,
+    VALUE_PATH,
+    DebeziumDecimals,
+    DebeziumTime,
+    KafkaValueFormat,
+    complaint,
+    one_of,
+    parse_value_path,
+    render_value_path,
+)
 
 BUCKET_COUNT = "bucket.num"
 BUCKET_KEY = "bucket.key"
@@ -99,12 +112,6 @@ class DatalakeFormat(StrEnum):
     """The lake a table is tiered into; chosen at creation because it chooses the bucket function."""
 
     ICEBERG = "iceberg"
-
-
-class KafkaValueFormat(StrEnum):
-    """What a row looks like to a Kafka client."""
-
-    JSON = "json"
 
 
 class KafkaChangelog(StrEnum):
@@ -191,18 +198,6 @@ def _parse_boolean(text: str) -> bool:
     return value
 
 
-def _one_of(values: type[StrEnum]) -> Callable[[str], StrEnum]:
-    by_word = {value.value.lower(): value for value in values}
-
-    def parse(text: str) -> StrEnum:
-        value = by_word.get(text.strip().lower())
-        if value is None:
-            raise ValueError("the value must be " + " or ".join(f"'{each.value}'" for each in values))
-        return value
-
-    return parse
-
-
 def _parse_column(text: str) -> str:
     name = text.strip()
     if not name or "," in name:
@@ -265,7 +260,7 @@ def _declare(
         return TableOption(
             name, default, parse_duration_ms, format_duration, doc, alterable, primary_key_only
         )
-    return TableOption(name, default, _one_of(values), str, doc, alterable, primary_key_only)
+    return TableOption(name, default, one_of(values), str, doc, alterable, primary_key_only)
 
 
 DECLARED: Mapping[str, TableOption] = {
@@ -441,7 +436,35 @@ DECLARED: Mapping[str, TableOption] = {
             alterable=True,
         ),
         _declare(
-            "table.kafka.value-format", "json", KafkaValueFormat, "What the value of a record looks like."
+            VALUE_FORMAT,
+            "json",
+            KafkaValueFormat,
+            "What the value of a record looks like: the row as JSON, or a Debezium envelope of it.",
+        ),
+        TableOption(
+            VALUE_PATH,
+            None,
+            parse_value_path,
+            render_value_path,
+            "Where the row is in a JSON value: names of fields separated by dots, such as 'payload.data'. Without it "
+            "the value is the row.",
+        ),
+        _declare(
+            DEBEZIUM_TIME,
+            "adaptive",
+            DebeziumTime,
+            "What numbers in DATE, TIME and TIMESTAMP columns count, as the connector's time.precision.mode: "
+            "'adaptive' goes by the column's precision, 'adaptive_time_microseconds' but for TIME, 'connect' is "
+            "milliseconds, 'isostring' refuses numbers. Texts are read in any case.",
+            alterable=True,
+        ),
+        _declare(
+            DEBEZIUM_DECIMALS,
+            "string",
+            DebeziumDecimals,
+            "What texts in DECIMAL columns are, as the connector's decimal.handling.mode: 'string' the number, "
+            "'precise' base64 of the unscaled value. Numbers (its 'double') are read in any case.",
+            alterable=True,
         ),
         _declare(
             KAFKA_CHANGELOG,
@@ -455,7 +478,7 @@ DECLARED: Mapping[str, TableOption] = {
             "table.kafka.unknown-fields",
             "ignore",
             UnknownFields,
-            "What happens to fields of a produced JSON object that are not columns.",
+            "What happens to fields of a produced row that are not columns.",
             alterable=True,
         ),
     )
@@ -494,6 +517,9 @@ class TableOptions:
     datalake_compaction: bool
     datalake_expiry: bool
     kafka_value_format: KafkaValueFormat
+    kafka_value_path: tuple[str, ...] | None
+    debezium_time: DebeziumTime
+    debezium_decimals: DebeziumDecimals
     kafka_changelog: KafkaChangelog
     kafka_unknown_fields: UnknownFields
     kafka_creates_partitions: bool
@@ -522,7 +548,7 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
     """Options in canonical writing, sorted by name.
 
     Raises TableError(INVALID_TABLE) for a ``table.*`` name that is not declared, a value that does not
-    parse, and an option of primary-key tables on a log table.
+    parse, an option of primary-key tables on a log table, and options of different value formats.
     """
     normal: dict[str, str] = {}
     for name in sorted(options):
@@ -543,6 +569,9 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
     if normal.get(DATALAKE_ENABLED) == "true":
         # Recorded at creation: the format has chosen the bucket function from here on.
         normal.setdefault(DATALAKE_FORMAT, DatalakeFormat.ICEBERG.value)
+    wrong = complaint(normal)
+    if wrong is not None:
+        raise _invalid(wrong)
     return dict(sorted(normal.items()))
 
 
@@ -599,7 +628,10 @@ def effective(options: Mapping[str, str]) -> TableOptions:
         datalake_freshness_ms=value("table.datalake.freshness"),
         datalake_compaction=value(DATALAKE_COMPACTION),
         datalake_expiry=value(DATALAKE_EXPIRY),
-        kafka_value_format=value("table.kafka.value-format"),
+        kafka_value_format=value(VALUE_FORMAT),
+        kafka_value_path=value(VALUE_PATH),
+        debezium_time=value(DEBEZIUM_TIME),
+        debezium_decimals=value(DEBEZIUM_DECIMALS),
         kafka_changelog=value(KAFKA_CHANGELOG),
         kafka_unknown_fields=value("table.kafka.unknown-fields"),
         kafka_creates_partitions=value(KAFKA_CREATES_PARTITIONS),

@@ -17,6 +17,7 @@ Pure: no clock, no log. What does not fit is a `RowError` with the index of the 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,13 +29,27 @@ import pyarrow.compute as pc
 from protocol.records.decode import RecordColumns
 from protocol.records.encode import EncodedHeaders, encode_batch
 from protocol.records.gather import gather
-from tablelayer.model.arrays import Mask, binary_array, variable_values
+from tablelayer.model.arrays import Bytes, Mask, Offsets, binary_array, variable_values
 from tablelayer.model.batch import ArrowBatch, ChangeType
+from tablelayer.model.debezium import (
+    CREATED,
+    DELETED,
+    UPDATED,
+    Conventions,
+    key_payloads,
+    read_envelopes,
+    write_envelopes,
+)
 from tablelayer.model.errors import RowError
-from tablelayer.model.json_rows import json_to_rows, rows_to_json
+from tablelayer.model.json_path import descend, wrap
+from tablelayer.model.json_rows import JsonTexts, json_to_rows, rows_to_json
+from tablelayer.model.kafka_formats import KafkaValueFormat
 from tablelayer.model.options import KafkaChangelog
+from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
+
+Indices = npt.NDArray[np.int64]
 
 CHANGE_TYPE_HEADER: Final = "change-type"
 _LOG_APPEND_TIME: Final = 0x08
@@ -42,43 +57,96 @@ _LOG_APPEND_TIME: Final = 0x08
 
 def to_kafka(batch: ArrowBatch, table: TableDefinition) -> bytes:
     """One Arrow batch of the log as one record batch v2 over the same offsets. Raises DecodeError."""
-    header = batch.header
+    header, settings = batch.header, table.settings
     rows = batch.to_record_batch(table.versions.get(batch.schema_id).arrow())
     rows = table.versions.conversion(batch.schema_id).of(rows)
-    offsets: npt.NDArray[np.int64] = np.arange(rows.num_rows)
-    valid: Mask | None = None
-    headers: EncodedHeaders | None = None
-    changes = batch.change_types
-    if changes is not None and table.settings.kafka_changelog is KafkaChangelog.FULL:
-        headers = _change_type_headers(changes)
-    elif changes is not None:
-        shown = changes != ChangeType.UPDATE_BEFORE
-        if not shown.all():
-            offsets = np.flatnonzero(shown)
-            rows, changes = rows.take(pa.array(offsets)), changes[offsets]
-        valid = changes != ChangeType.DELETE
-    values = rows if valid is None or valid.all() else rows.filter(pa.array(valid))
-    value_offsets, value_data = variable_values(rows_to_json(values))
-    if valid is not None and not valid.all():
-        value_offsets = _spread(value_offsets, valid)
+    full = settings.kafka_changelog is KafkaChangelog.FULL
+    if settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
+        shown = _envelopes(rows, batch.change_types, full, header.max_timestamp)
+    else:
+        shown = _images(rows, batch.change_types, full, table)
     key_offsets = key_data = None
     if table.bucket_key:
         names = list(table.schema.primary_key or table.bucket_key)
-        key_offsets, key_data = variable_values(rows_to_json(rows.select(names)))
+        key_offsets, key_data = variable_values(rows_to_json(shown.rows.select(names)))
+    value_offsets, value_data = shown.values
     return encode_batch(
-        timestamps=np.full(rows.num_rows, header.max_timestamp, np.int64),
+        timestamps=np.full(shown.rows.num_rows, header.max_timestamp, np.int64),
         key_offsets=key_offsets,
         key_data=key_data,
         value_offsets=value_offsets,
         value_data=value_data,
-        value_valid=valid,
-        headers=headers,
-        offset_deltas=offsets.astype(np.int32),
+        value_valid=shown.valid,
+        headers=_change_type_headers(shown.changes) if full and shown.changes is not None else None,
+        offset_deltas=shown.offsets.astype(np.int32),
         base_offset=header.base_offset,
         last_offset_delta=header.last_offset_delta,
         attributes=_LOG_APPEND_TIME,
         leader_epoch=header.partition_leader_epoch,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The records of a batch: the rows that their keys are of, their values (offsets, data), which of them have one
+    (None: all), their change types, and their offsets in the batch."""
+
+    rows: pa.RecordBatch
+    values: tuple[Offsets, Bytes]
+    valid: Mask | None
+    changes: npt.NDArray[np.uint8] | None
+    offsets: Indices
+
+
+def _images(
+    rows: pa.RecordBatch, changes: npt.NDArray[np.uint8] | None, full: bool, table: TableDefinition
+) -> _Shown:
+    """Every row by itself; a -D has no value, unless all images are wanted."""
+    offsets: Indices = np.arange(rows.num_rows)
+    valid: Mask | None = None
+    if changes is not None and not full:
+        kept = changes != ChangeType.UPDATE_BEFORE
+        if not kept.all():
+            offsets = np.flatnonzero(kept)
+            rows, changes = rows.take(pa.array(offsets)), changes[offsets]
+        valid = changes != ChangeType.DELETE
+        if valid.all():
+            valid = None
+    texts = _encode(rows if valid is None else rows.filter(pa.array(valid)), table)
+    value_offsets, value_data = variable_values(texts)
+    if valid is not None:
+        value_offsets = _spread(value_offsets, valid)
+    return _Shown(rows, (value_offsets, value_data), valid, changes, offsets)
+
+
+def _encode(rows: pa.RecordBatch, table: TableDefinition) -> pa.Array:
+    texts = rows_to_json(rows)
+    path = table.settings.kafka_value_path
+    return texts if path is None else wrap(texts, path)
+
+
+def _envelopes(
+    rows: pa.RecordBatch, changes: npt.NDArray[np.uint8] | None, full: bool, timestamp_ms: int
+) -> _Shown:
+    """Debezium's. A -U is no record of its own: it is the `before` of the +U behind it, if all images are wanted."""
+    count = rows.num_rows
+    kinds = np.full(count, ChangeType.INSERT, np.uint8) if changes is None else changes
+    befores = kinds == ChangeType.UPDATE_BEFORE
+    offsets: Indices = np.flatnonzero(~befores)
+    if not full and len(offsets) < count:
+        rows, positions = rows.take(pa.array(offsets)), np.arange(len(offsets))
+    else:
+        positions = offsets
+    shown = kinds[offsets]
+    deleted, updated = shown == ChangeType.DELETE, shown == ChangeType.UPDATE_AFTER
+    before, after = np.where(deleted, positions, -1), np.where(deleted, -1, positions)
+    if full:
+        follows = updated & (offsets > 0) & befores[offsets - 1]
+        before[follows] = positions[follows] - 1
+    ops = np.where(deleted, DELETED, np.where(updated, UPDATED, CREATED)).astype(np.uint8)
+    values = write_envelopes(variable_values(rows_to_json(rows)), before, after, ops, timestamp_ms)
+    keyed = rows if rows.num_rows == len(offsets) else rows.take(pa.array(positions))
+    return _Shown(keyed, values, None, None if changes is None else shown, offsets)
 
 
 def _spread(offsets: npt.NDArray[np.int32], valid: Mask) -> npt.NDArray[np.int32]:
@@ -115,71 +183,153 @@ class KafkaWrite:
 
 def from_kafka(records: RecordColumns, table: TableDefinition) -> KafkaWrite:
     """The rows that a Kafka client's records stand for. Raises RowError naming the first record that is bad."""
-    deleted = records.value_length < 0
-    if not deleted.any():
-        rows = _rows(records, np.arange(len(records)), table)
-        changes = np.full(len(records), ChangeType.UPDATE_AFTER, np.uint8)
-        return KafkaWrite(rows, changes if table.is_primary_key_table else None)
-    if not table.is_primary_key_table:
-        raise RowError(
-            int(np.argmax(deleted)),
-            None,
-            f"its value is null, and {table.path} is a log table: nothing to delete",
-        )
-    upserts, deletes = np.flatnonzero(~deleted), np.flatnonzero(deleted)
-    # Both are decoded before either is reported, so that the error names the first bad record of the batch.
-    failures: list[RowError] = []
-    parts: list[pa.RecordBatch] = []
-    for decode, indices in ((_rows, upserts), (_deleted_rows, deletes)):
+    parts = _Parts(len(records))
+    nulls = np.flatnonzero(records.value_length < 0)
+    given = np.flatnonzero(records.value_length >= 0) if len(nulls) else np.arange(len(records))
+    if len(nulls) and not table.is_primary_key_table:
+        what = f"its value is null, and {table.path} is a log table: nothing to delete"
+        parts.failures.append(RowError(int(nulls[0]), None, what))
+    elif len(nulls):
+        parts.add(nulls, lambda: _deleted_rows(records, nulls, table), deletes=True)
+    if len(given):
+        match table.settings.kafka_value_format:
+            case KafkaValueFormat.JSON:
+                _add_json(parts, records, given, table)
+            case KafkaValueFormat.DEBEZIUM_JSON:
+                _add_envelopes(parts, records, given, table)
+    return parts.write(table)
+
+
+class _Parts:
+    """The records of a batch, decoded in parts. All are before any is reported, so that the error names the first bad
+    record of the batch."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.failures: list[RowError] = []
+        self._rows: list[pa.RecordBatch] = []
+        self._at: list[Indices] = []
+        self._deletes: list[bool] = []
+
+    def add(self, at: Indices, decode: Callable[[], pa.RecordBatch], *, deletes: bool = False) -> None:
+        """The rows of the records `at`. A RowError that `decode` raises has the index of a row of the part."""
+        if not len(at):
+            return
         try:
-            parts.append(decode(records, indices, table))
+            self._rows.append(decode())
         except RowError as error:
-            failures.append(error)
-    if failures:
-        raise min(failures, key=lambda error: error.index)
-    order = np.empty(len(records), np.int64)
-    order[upserts] = np.arange(len(upserts))
-    order[deletes] = np.arange(len(upserts), len(records))
-    changes = np.where(deleted, ChangeType.DELETE, ChangeType.UPDATE_AFTER).astype(np.uint8)
-    return KafkaWrite(pa.concat_batches(parts).take(pa.array(order)), changes)
+            self.fail(error, at)
+        else:
+            self._at.append(at)
+            self._deletes.append(deletes)
+
+    def fail(self, error: RowError, at: Indices) -> None:
+        self.failures.append(RowError(int(at[error.index]), error.column, error.reason))
+
+    def write(self, table: TableDefinition) -> KafkaWrite:
+        """All of it in the order of the records. Raises the first RowError."""
+        if self.failures:
+            raise min(self.failures, key=lambda error: error.index)
+        changes = np.empty(self.count, np.uint8)
+        for at, deletes in zip(self._at, self._deletes, strict=True):
+            changes[at] = ChangeType.DELETE if deletes else ChangeType.UPDATE_AFTER
+        rows = self._rows[0] if self._rows else pa.RecordBatch.from_pylist([], table.schema.arrow())
+        if len(self._rows) > 1:
+            order = np.empty(self.count, np.int64)
+            order[np.concatenate(self._at)] = np.arange(self.count)
+            rows = pa.concat_batches(self._rows).take(pa.array(order))
+        return KafkaWrite(rows, changes if table.is_primary_key_table else None)
 
 
-def _rows(records: RecordColumns, indices: npt.NDArray[np.int64], table: TableDefinition) -> pa.RecordBatch:
-    start, length = records.value_start[indices], records.value_length[indices]
-    values = binary_array(*gather(records.payload, start, length))
+def _values(records: RecordColumns, at: Indices) -> pa.BinaryArray:
+    return binary_array(*gather(records.payload, records.value_start[at], records.value_length[at]))
+
+
+def _add_json(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
+    def decode() -> pa.RecordBatch:
+        texts, error = JsonTexts.of(_values(records, at)), None
+        path = table.settings.kafka_value_path
+        if path is not None:
+            texts, error = descend(texts, path)
+        rows = json_to_rows(texts, table.schema, unknown_fields=table.settings.kafka_unknown_fields)
+        if error is not None:
+            raise error
+        return rows
+
+    parts.add(at, decode)
+
+
+def _add_envelopes(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
+    """Debezium's: rows to be put, rows to be deleted by what they were, and those to be deleted by the record's key."""
+    schema, settings = table.schema, table.settings
     try:
-        return json_to_rows(values, table.schema, unknown_fields=table.settings.kafka_unknown_fields)
+        found = read_envelopes(JsonTexts.of(_values(records, at)))
     except RowError as error:
-        raise RowError(int(indices[error.index]), error.column, error.reason) from error
+        return parts.fail(error, at)
+    if found.error is not None:
+        parts.fail(found.error, at)
+    field = Conventions(settings.debezium_time, settings.debezium_decimals).field
+    unknown = settings.kafka_unknown_fields
+    parts.add(
+        at[found.upserts],
+        lambda: json_to_rows(found.upserted, schema, unknown_fields=unknown, make_field=field),
+    )
+    deletes, keyed = at[found.deletes], at[found.keyed]
+    if not table.is_primary_key_table:
+        for each in (deletes, keyed):
+            if len(each):
+                what = f"its op is 'd', and {table.path} is a log table: nothing to delete"
+                parts.failures.append(RowError(int(each[0]), None, what))
+        return None
+    parts.add(
+        deletes,
+        lambda: _key_rows(json_to_rows(found.deleted, _key_columns(table), make_field=field), schema),
+        deletes=True,
+    )
+    parts.add(keyed, lambda: _deleted_rows(records, keyed, table), deletes=True)
+    return None
 
 
-def _deleted_rows(
-    records: RecordColumns, indices: npt.NDArray[np.int64], table: TableDefinition
-) -> pa.RecordBatch:
-    """Rows of which only the key columns are set, from the records' keys."""
-    length = records.key_length[indices]
-    if (length < 0).any():
-        index = int(indices[np.argmax(length < 0)])
-        raise RowError(index, None, "its value and its key are null: which row is to be deleted?")
-    schema = table.schema
-    keys = binary_array(*gather(records.payload, records.key_start[indices], length))
-    try:
-        if len(schema.primary_key) == 1:
-            keys = _wrapped(keys, table)
-        decoded = json_to_rows(keys, [replace(column, default=None) for column in schema.key_columns])
-    except RowError as error:
-        raise RowError(
-            int(indices[error.index]), error.column, f"in the record's key, {error.reason}"
-        ) from error
+def _key_columns(table: TableDefinition) -> list[Column]:
+    """The columns of a key, which has to say them all."""
+    return [replace(column, default=None) for column in table.schema.key_columns]
+
+
+def _key_rows(decoded: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
+    """Whole rows of which only the key columns are set."""
     by_name = dict(zip(decoded.schema.names, decoded.columns, strict=True))
     columns = [by_name.get(field.name) for field in schema.arrow()]
     return pa.RecordBatch.from_arrays(
         [
-            pa.nulls(len(indices), field.type) if column is None else column
+            pa.nulls(decoded.num_rows, field.type) if column is None else column
             for field, column in zip(schema.arrow(), columns, strict=True)
         ],
         schema=schema.arrow(),
     )
+
+
+def _deleted_rows(records: RecordColumns, at: Indices, table: TableDefinition) -> pa.RecordBatch:
+    """Rows of which only the key columns are set, from the records' keys. RowErrors count within `at`."""
+    length = records.key_length[at]
+    missing = length < 0
+    if missing.any():
+        first = int(np.argmax(missing))
+        if first:
+            _deleted_rows(records, at[:first], table)  # an error there is the first one
+        value = "null" if records.value_length[at[first]] < 0 else "a delete without 'before'"
+        raise RowError(first, None, f"its value is {value} and its key is null: which row is to be deleted?")
+    keys = binary_array(*gather(records.payload, records.key_start[at], length))
+    settings = table.settings
+    make_field = None
+    try:
+        if settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
+            keys = key_payloads(keys)
+            make_field = Conventions(settings.debezium_time, settings.debezium_decimals).field
+        if len(table.schema.primary_key) == 1:
+            keys = _wrapped(keys, table)
+        return _key_rows(json_to_rows(keys, _key_columns(table), make_field=make_field), table.schema)
+    except RowError as error:
+        raise RowError(error.index, error.column, f"in the record's key, {error.reason}") from error
 
 
 def _wrapped(keys: pa.BinaryArray, table: TableDefinition) -> pa.BinaryArray:

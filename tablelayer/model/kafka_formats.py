@@ -1,0 +1,92 @@
+"""How the rows of a table look in the values of Kafka records: the formats, their parameters, what goes with what.
+
+Declared as options in `options.py`; what a format does is in `json_rows`, `json_path` and `debezium`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+VALUE_FORMAT = "table.kafka.value-format"
+VALUE_PATH = "table.kafka.value-path"
+DEBEZIUM_TIME = "table.kafka.debezium.time-precision-mode"
+DEBEZIUM_DECIMALS = "table.kafka.debezium.decimal-handling-mode"
+
+VALUE_PATH_LEVELS_MAX = 32  # far beyond any envelope that is in use; every level is a pass over the batch
+
+
+class KafkaValueFormat(StrEnum):
+    """What a row looks like to a Kafka client."""
+
+    JSON = "json"
+    DEBEZIUM_JSON = "debezium-json"
+
+
+class DebeziumTime(StrEnum):
+    """What numbers in DATE, TIME and TIMESTAMP columns count: Debezium's `time.precision.mode`."""
+
+    ADAPTIVE = "adaptive"
+    ADAPTIVE_TIME_MICROSECONDS = "adaptive_time_microseconds"
+    CONNECT = "connect"
+    ISOSTRING = "isostring"
+
+
+class DebeziumDecimals(StrEnum):
+    """What strings in DECIMAL columns hold: Debezium's `decimal.handling.mode` (its `double` are numbers)."""
+
+    STRING = "string"
+    PRECISE = "precise"
+
+
+FORMAT_OF_OPTION: Mapping[str, KafkaValueFormat] = {
+    VALUE_PATH: KafkaValueFormat.JSON,
+    DEBEZIUM_TIME: KafkaValueFormat.DEBEZIUM_JSON,
+    DEBEZIUM_DECIMALS: KafkaValueFormat.DEBEZIUM_JSON,
+}
+"""Options that only one format has."""
+
+
+def complaint(options: Mapping[str, str]) -> str | None:
+    """What is wrong with normalised options that are fine one by one; None if nothing is."""
+    chosen = options.get(VALUE_FORMAT, KafkaValueFormat.JSON.value)
+    for name, wanted in FORMAT_OF_OPTION.items():
+        if name in options and chosen != wanted:
+            return f"option '{name}' is for '{VALUE_FORMAT}' = '{wanted}'; this table has '{chosen}'"
+    return None
+
+
+def one_of(values: type[StrEnum]) -> Callable[[str], StrEnum]:
+    """A parser of one of these words, in any case. It raises ValueError with the words, and the nearest one."""
+    by_word = {value.value.lower(): value for value in values}
+
+    def parse(text: str) -> StrEnum:
+        word = text.strip().lower()
+        value = by_word.get(word)
+        if value is None:
+            near = difflib.get_close_matches(word, by_word, n=1, cutoff=0.5)
+            hint = f"; did you mean '{by_word[near[0]]}'?" if near else ""
+            raise ValueError("the value must be " + " or ".join(f"'{each.value}'" for each in values) + hint)
+        return value
+
+    return parse
+
+
+def parse_value_path(text: str) -> tuple[str, ...]:
+    """The names of a path such as ``payload.data`` or ``$.payload.data``. Raises ValueError."""
+    stripped = text.strip()
+    names = tuple(stripped.removeprefix("$.").split("."))
+    if not all(names) or stripped == "$" or any(re.search(r"[\[\]*\x00-\x1f]", name) for name in names):
+        raise ValueError(
+            "the value must be names of fields from the outermost to that of the row, separated by dots, such as "
+            "'payload.data'"
+        )
+    if len(names) > VALUE_PATH_LEVELS_MAX:
+        raise ValueError(f"the path has {len(names)} levels; at most {VALUE_PATH_LEVELS_MAX} are allowed")
+    return names
+
+
+def render_value_path(names: tuple[str, ...]) -> str:
+    return ".".join(names)
