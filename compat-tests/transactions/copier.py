@@ -2,6 +2,11 @@
 
 Copies records of one topic into another in transactions that also hold its positions, a few at a time, until
 the group has passed COUNT records. Can be killed and started again at any moment.
+
+librdkafka must not look for its brokers anew (`metadata.recovery.strategy`): when the only broker is away for a
+moment it throws away what it knows, except that a broker it has thrown away was the group's coordinator. Then
+`send_offsets_to_transaction` waits for that one for ever, whatever its timeout, without asking anybody
+(confluentinc/librdkafka#5511 and #5456). It does so against Apache Kafka 4.3.1 too: FINDINGS.md.
 """
 
 import faulthandler
@@ -12,6 +17,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 PER_TRANSACTION = 20
 TIMEOUT = 20
+STEADY = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 500}
 
 
 def main(address, source, target, group, transactional_id, count):
@@ -20,6 +26,7 @@ def main(address, source, target, group, transactional_id, count):
             "bootstrap.servers": address,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": 10_000,
+            **STEADY,
         }
     )
     producer.init_transactions(TIMEOUT)
@@ -30,6 +37,7 @@ def main(address, source, target, group, transactional_id, count):
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            **STEADY,
         }
     )
     (position,) = consumer.committed([TopicPartition(source, 0)], TIMEOUT)

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -17,10 +18,12 @@ from foreign_clients import DEADLINE_SECONDS
 from late_proxy import ADD_PARTITIONS, LateProxy
 
 COPIER = Path(__file__).with_name("copier.py")
-RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "300"))
-KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "2"))
+RECORDS = int(os.environ.get("HEADRACE_COPIER_RECORDS", "600"))
+KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "4"))
 COPIERS = int(os.environ.get("HEADRACE_COPIERS", "1"))
 SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
+KILL_SECONDS = float(os.environ.get("HEADRACE_COPIER_KILL_SECONDS", "0"))
+SILENCE_SECONDS = 40
 
 
 def create(address, *names, **config):
@@ -206,8 +209,59 @@ def test_e4_version_1_partitions_added_late_do_not_tear_the_next_transaction(lat
     assert read(address, topic) == expected
 
 
+class Copier:
+    """`copier.py` as a process that can be killed and started again; what it prints is counted."""
+
+    def __init__(self, address, name, log):
+        self.command = [
+            sys.executable,
+            str(COPIER),
+            address,
+            name,
+            "out",
+            f"group-{name}",
+            name,
+            str(RECORDS),
+        ]
+        self.log = log
+        self.start()
+
+    def start(self):
+        with self.log.open("a") as complaints:
+            self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=complaints)
+        self.lines = 0
+        self.reader = threading.Thread(target=self.count, args=(self.process.stdout,))
+        self.reader.start()
+
+    def count(self, printed):
+        for _ in printed:
+            self.lines += 1
+
+    def wait_for_lines(self, count):
+        """False if it has ended before."""
+        wanted, deadline = self.lines + count, time.monotonic() + SILENCE_SECONDS
+        while self.lines < wanted and self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return self.lines >= wanted
+
+    def finish(self):
+        """The exit code; one that is silent for long says where it hangs."""
+        while self.process.poll() is None:
+            if not self.wait_for_lines(1) and self.process.poll() is None:
+                self.process.send_signal(signal.SIGUSR1)
+                time.sleep(1)
+                pytest.fail(f"{self.command[3]} hangs: {self.log.read_text()[-3000:]}")
+        return self.process.returncode
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        self.process.stdout.close()
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(240 + KILLS * (KILL_SECONDS + 20) + COPIERS * RECORDS / 50)
 def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(own_server):
     """All are killed with -9 at random moments. Under read_committed the output, which they share, has the input
     of each, in order.
@@ -220,57 +274,38 @@ def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(o
     for name in names:
         for number in range(RECORDS):
             producer.produce(name, f"{name}{number}", partition=0)
+            if number % 10_000 == 0:
+                producer.flush(DEADLINE_SECONDS)
     assert producer.flush(DEADLINE_SECONDS) == 0
-    copiers = {}
-
-    def start(name):
-        command = [sys.executable, str(COPIER), address, name, "out", f"group-{name}", name, str(RECORDS)]
-        with (own_server.directory / f"copier-{name}.log").open("a") as complaints:
-            copiers[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
-
-    def finished(name):
-        """The exit code. librdkafka's send_offsets_to_transaction may wait for ever when its coordinator has gone,
-        whatever its timeout (confluentinc/librdkafka#5456): then None.
-        """
-        try:
-            return copiers[name].wait(40)
-        except subprocess.TimeoutExpired:
-            copiers[name].send_signal(signal.SIGUSR1)
-            time.sleep(1)
-            said = (own_server.directory / f"copier-{name}.log").read_text()[-3000:]
-            assert "copier.py" in said, f"{name} hangs: {said}"
-            return None
-
-    def end(name):
-        copiers[name].kill()
-        copiers[name].wait()
-        copiers[name].stdout.close()
-
+    del producer
+    copiers, died, began = {}, 0, time.monotonic()
     try:
         for name in names:
-            start(name)
+            copiers[name] = Copier(address, name, own_server.directory / f"copier-{name}.log")
         for number in range(KILLS):
             victim = rng.choice(names)
-            for _ in range(rng.randint(1, 4)):
-                if not copiers[victim].stdout.readline():
-                    break
-            time.sleep(rng.random() * 0.05)
+            copiers[victim].wait_for_lines(rng.randint(1, 4))
+            time.sleep(KILL_SECONDS + rng.random() * 0.05)
             if number % 2:
                 own_server.restart()
-            for name in names:
-                if (name == victim and not number % 2) or copiers[name].poll() is not None:
-                    end(name)
-                    start(name)
-        for name in names:
+            for name, copier in copiers.items():
+                ended = copier.process.poll()
+                died += bool(ended)
+                if (name == victim and not number % 2) or ended is not None:
+                    copier.end()
+                    copier.start()
+        for name, copier in copiers.items():
             for _ in range(4):  # it may have met the end of the last broker
-                if (code := finished(name)) == 0:
+                if (code := copier.finish()) == 0:
                     break
-                end(name)
-                start(name)
+                died += 1
+                copier.end()
+                copier.start()
             assert code == 0, f"{name} does not come to its end"
     finally:
-        for name in copiers:
-            end(name)
+        for copier in copiers.values():
+            copier.end()
+    print(f"{time.monotonic() - began:.0f} s, {KILLS} kills, {died} copiers gave up and were started again")
     copied = read(address, "out")
     for name in names:
         assert [value for value in copied if value[0] == name] == [f"{name}{n}" for n in range(RECORDS)]
