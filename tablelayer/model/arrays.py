@@ -23,10 +23,10 @@ _EMPTY.flags.writeable = False
 
 @cache
 def width_of(arrow_type: pa.DataType) -> int:
-    """Bytes of a value of a fixed-width type (1 for booleans); 0 for texts and bytes."""
+    """Bytes of a value of a fixed-width type (1 for booleans); 0 for texts, bytes and nested values."""
     if pa.types.is_boolean(arrow_type):
         return 1
-    if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type):
+    if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type) or pa.types.is_nested(arrow_type):
         return 0
     return int(arrow_type.bit_width) // 8
 

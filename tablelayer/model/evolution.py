@@ -32,7 +32,8 @@ from tablelayer.model.table import (
     TableDefinition,
     TablePath,
 )
-from tablelayer.model.types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind, parse_type
+from tablelayer.model.type_text import parse_type
+from tablelayer.model.types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind
 from tablelayer.model.values import normal, widened
 
 FIRST: Final = ""
@@ -157,6 +158,8 @@ def widens(old: DataType, new: DataType) -> bool:
     """
     if old == new:
         return True
+    if old.is_nested or new.is_nested:
+        return False
     kinds = (old.kind, new.kind)
     if old.kind in INTEGER_KINDS and new.kind in INTEGER_KINDS:
         return INTEGER_BITS[new.kind] > INTEGER_BITS[old.kind]
@@ -175,6 +178,8 @@ def _wider_types(old: DataType) -> str:
     if old.kind in INTEGER_KINDS:
         wider = [kind.value for kind in INTEGER_BITS if INTEGER_BITS[kind] > INTEGER_BITS[old.kind]]
         return " or ".join(wider) or "nothing wider"
+    if old.is_nested:
+        return "nothing else: what is inside of a nested type stays as it is; add a column of the new type"
     return {
         TypeKind.FLOAT: "DOUBLE",
         TypeKind.DECIMAL: f"DECIMAL with more digits and scale {old.scale}",

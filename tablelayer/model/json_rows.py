@@ -17,6 +17,10 @@ null; of a field that comes twice the last counts.
 | TIMESTAMP | "2024-09-19T12:00:00.000", 6 or 9 digits when needed | the same; Z but no other zone |
 | TIMESTAMP_LTZ | the same with Z | with Z or an offset such as +02:00, which is required |
 | BINARY, BYTES | base64 | base64, padded |
+| ROW | object, all fields in order | object; fields that are missing are null |
+| ARRAY | array | array |
+| MAP by CHAR, STRING | object | object; of a key that comes twice the last value counts |
+| other MAPs | array of pairs, as in [[1,"a"],[2,"b"]] | the same, or an object of the keys' texts |
 
 Nothing is rounded or cut: what does not fit is a ``RowError`` with the row's index, the column and the
 reason, and then nothing of the batch comes out. Rows of invalid UTF-8, and lone surrogates in a column's

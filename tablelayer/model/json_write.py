@@ -9,6 +9,7 @@ caller meanwhile.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import carray, njit
 
+from tablelayer.model.arrays import bitmap, validity
 from tablelayer.model.json_scan import Array, Bytes
 from tablelayer.model.memory import Int64, bit_at, byte_at, int32_at, int64_at, pointer
+from tablelayer.model.nested import entries, is_nested, row_fields
 
 # How a column is written. Everything that is not in this list is brought to one of these first.
 (
@@ -79,9 +82,26 @@ def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
     Equal to ``json.dumps(row, separators=(",", ":"), ensure_ascii=False)`` of rows with the values as in
     json_rows. Raises ValueError for an Arrow type that no table column has.
     """
-    count = batch.num_rows
-    columns = [_prepare(column) for column in batch.columns]
-    prefixes, names = _prefixes(tuple(batch.schema.names))
+    offsets, data = _write(batch.columns, _object_prefixes(tuple(batch.schema.names)), batch.num_rows, b"}")
+    size = len(data)
+    if size < 2**31:
+        return pa.Array.from_buffers(
+            pa.binary(),
+            batch.num_rows,
+            [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)],
+            0,
+        )
+    return pa.Array.from_buffers(
+        pa.large_binary(), batch.num_rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0
+    )
+
+
+def _write(
+    given: Sequence[pa.Array], prefixes: tuple[bytes, ...], count: int, closing: bytes
+) -> tuple[Array, Bytes]:
+    """Per row each value behind its prefix, and the closing byte, if there is one. (int64[n+1] offsets, data)."""
+    columns = [_prepare(column) for column in given]
+    names = np.frombuffer(b"".join(prefixes) + b"\0", dtype=np.uint8)
     table = np.zeros((len(columns), _DESCRIPTION_WIDTH), dtype=np.int64)
     capacity = 2 * count
     name_start = 0
@@ -99,27 +119,52 @@ def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
             capacity += _escaped_length(table[index], count)
     out = np.empty(capacity, dtype=np.uint8)
     offsets = np.empty(count + 1, dtype=np.int64)
-    size = int(_write_rows(table, names, count, out, offsets))
+    size = int(_write_rows(table, names, count, closing[0] if closing else 0, out, offsets))
     if size > capacity:
         raise AssertionError(f"{size} bytes of JSON in a buffer of {capacity}")
     if size < capacity * 3 // 4:
         out = out[:size].copy()  # what is kept should not cost more memory than it has bytes
-    data = pa.py_buffer(out[:size])
-    if size < 2**31:
-        return pa.Array.from_buffers(
-            pa.binary(), count, [None, pa.py_buffer(offsets.astype(np.int32)), data], 0
-        )
-    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), data], 0)
+    return offsets, out[:size]
 
 
 @lru_cache(maxsize=256)
-def _prefixes(names: tuple[str, ...]) -> tuple[list[bytes], Bytes]:
-    """What stands before each value of a row, one by one and all together."""
-    prefixes = [
+def _object_prefixes(names: tuple[str, ...]) -> tuple[bytes, ...]:
+    """What stands before each value of an object with these fields."""
+    return tuple(
         ("," if index else "{").encode() + json.dumps(name, ensure_ascii=False).encode() + b":"
         for index, name in enumerate(names)
-    ]
-    return prefixes, np.frombuffer(b"".join(prefixes) + b"\0", dtype=np.uint8)
+    )
+
+
+def _nested_text(array: pa.Array) -> pa.Array:
+    """Rows, lists or maps as their JSON text: n texts, of no meaning where there is a null."""
+    arrow_type, count = array.type, len(array)
+    if pa.types.is_struct(arrow_type):
+        names = tuple(field.name for field in arrow_type)
+        offsets, data = _write(row_fields(array), _object_prefixes(names), count, b"}")
+    else:
+        counts, parts = entries(array)
+        brackets, prefixes, closing = b"[]", (b",",), b""
+        if pa.types.is_map(arrow_type):
+            is_text = pa.types.is_string(arrow_type.key_type)
+            brackets, prefixes, closing = (
+                (b"{}", (b",", b":"), b"") if is_text else (b"[]", (b",[", b","), b"]")
+            )
+        inner_offsets, inner = _write(parts, prefixes, len(parts[0]), closing)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        bounds = inner_offsets[ends]
+        # Of each value that has entries the first comma goes, and two brackets come.
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.diff(bounds) - (counts > 0) + 2)])
+        data = np.empty(int(offsets[-1]), np.uint8)
+        _bracket(bounds, inner, brackets[0], brackets[1], data, offsets)
+    if len(data) >= 2**31:
+        raise ValueError(f"{len(data)} bytes of JSON in one nested column; a batch has at most 2 GiB")
+    valid = array.buffers()[0] if array.null_count else None
+    if valid is not None and array.offset:
+        valid = bitmap(validity(array))
+    return pa.Array.from_buffers(
+        pa.string(), count, [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    )
 
 
 def _prepare(array: pa.Array) -> tuple[int, pa.Array]:
@@ -151,6 +196,8 @@ def _prepare(array: pa.Array) -> tuple[int, pa.Array]:
         return _STRING, array.cast(pa.string())
     if pa.types.is_large_binary(kind):
         return _BASE64, array.cast(pa.binary())
+    if is_nested(kind):
+        return _RAW, _nested_text(array)
     raise ValueError(f"no column of a table has the Arrow type {kind}")
 
 
@@ -379,8 +426,23 @@ def _put_base64(out: Bytes, position: int, data: Bytes) -> Int64:
 
 
 @njit(cache=True, nogil=True)
-def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Array) -> Int64:
-    """Write all rows; offsets: int64[n + 1]. Returns the bytes written."""
+def _bracket(bounds: Array, inner: Bytes, opening: int, closing: int, out: Bytes, offsets: Array) -> None:
+    """Copy inner[bounds[i]:bounds[i + 1]] without its first byte, in brackets, to out[offsets[i]:]."""
+    for row in range(len(offsets) - 1):
+        at = offsets[row]
+        out[at] = opening
+        at += 1
+        for index in range(bounds[row] + 1, bounds[row + 1]):
+            out[at] = inner[index]
+            at += 1
+        out[at] = closing
+
+
+@njit(cache=True, nogil=True)
+def _write_rows(table: Array, names: Bytes, count: int, closing: int, out: Bytes, offsets: Array) -> Int64:
+    """Write all rows, each with the byte ``closing`` at its end unless it is 0; offsets: int64[n + 1]. Returns the
+    bytes written.
+    """
     position = np.int64(0)
     width = len(table)
     offsets[0] = 0
@@ -481,7 +543,8 @@ def _write_rows(table: Array, names: Bytes, count: int, out: Bytes, offsets: Arr
                 low_byte = np.int64(byte_at(values, 2 * at))
                 high_byte = np.int64(np.int8(byte_at(values, 2 * at + 1)))
                 position = _put_signed(out, position, (high_byte << 8) | low_byte)
-        out[position] = 125
-        position += 1
+        if closing != 0:
+            out[position] = closing
+            position += 1
         offsets[row + 1] = position
     return position

@@ -3,11 +3,15 @@
     uint16  schema id the row was written under (little endian, as all of it)
     bitmap  one bit per column, set where the value is null
     fixed   one slot per column in order: the value at its Arrow width (booleans a byte, DECIMAL 16 bytes),
-            or, for texts and bytes, a uint32: where the value ends in the variable section
-    variable  the texts and bytes one after the other
+            or, for texts, bytes and nested values, a uint32: where the value ends in the variable section
+    variable  the texts, bytes and nested values one after the other
 
-What stands in the slot of a null is zero. Whole batches at a time: the fixed parts of all rows are one
-matrix, filled and read column by column; kernels only move it and the variable values.
+A ROW is a row of its fields in the same form, without the schema id. An ARRAY is its elements one after the other,
+each a row of one column; a MAP its entries, each a row of the key and the value. Such a row says itself how long it
+is: by its layout and the slot of its last variable column.
+
+What stands in the slot of a null of fixed width is zero. Whole batches at a time, level by level: the fixed parts
+of all rows are one matrix, filled and read column by column; kernels only move it and the variable values.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from tablelayer.model.arrays import (
     variable_values,
     width_of,
 )
+from tablelayer.model.nested import entries, make_entries, make_row, row_fields
 from tablelayer.model.schema import Schema
 
 _ID_SIZE = 2
@@ -53,41 +58,57 @@ class _Layout:
     positions: tuple[int, ...]
     variable: tuple[bool, ...]
     previous: tuple[int | None, ...]
+    id_size: int
+    """Bytes of the schema id, which the rows inside of nested values do not have."""
     size: int
     """Bytes in front of the variable section."""
 
+    @property
+    def total_position(self) -> int:
+        """Where a row says how long its variable section is; -1 if it has none."""
+        return next(
+            (at for at, is_one in zip(self.positions[::-1], self.variable[::-1], strict=True) if is_one), -1
+        )
+
 
 @lru_cache(maxsize=1024)
-def _layout(arrow_schema: pa.Schema) -> _Layout:
+def _layout(arrow_schema: pa.Schema, id_size: int = _ID_SIZE) -> _Layout:
     widths = [width_of(field.type) for field in arrow_schema]
     dtypes = tuple(slot_dtype(width) if width else _END_DTYPE for width in widths)
-    position = _ID_SIZE + (len(widths) + 7) // 8
+    position = id_size + (len(widths) + 7) // 8
     positions = []
     for dtype in dtypes:
         positions.append(position)
         position += dtype.itemsize
     variable = tuple(not width for width in widths)
-    return _Layout(dtypes, tuple(positions), variable, _previous_variable(variable), position)
+    return _Layout(dtypes, tuple(positions), variable, _previous_variable(variable), id_size, position)
 
 
 def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
     """The rows of a batch that has the schema's columns in order. Raises ValueError beyond 2 GiB."""
-    layout = _layout(schema.arrow())
-    count = batch.num_rows
-    fixed = np.zeros((count, layout.size), np.uint8)
-    if count == 0:
+    if batch.num_rows == 0:
         return pa.array([], pa.binary())
-    fixed[:, 0] = schema.schema_id & 0xFF
-    fixed[:, 1] = schema.schema_id >> 8
+    layout = _layout(schema.arrow())
+    return binary_array(*_encode(batch.columns, layout, batch.num_rows, schema.schema_id))
+
+
+def _encode(
+    columns: Sequence[pa.Array], layout: _Layout, count: int, schema_id: int = 0
+) -> tuple[Offsets, Bytes]:
+    """The rows of these columns as int32[n+1] offsets and data; `schema_id` is written if the layout has one."""
+    fixed = np.zeros((count, layout.size), np.uint8)
+    if layout.id_size:
+        fixed[:, 0] = schema_id & 0xFF
+        fixed[:, 1] = schema_id >> 8
     ends = np.zeros(count, np.int64)
     variable = []
-    for index, column in enumerate(batch.columns):
+    for index, column in enumerate(columns):
         valid = validity(column)
         if valid is not None:
-            fixed[:, _ID_SIZE + (index >> 3)] |= (~valid).view(np.uint8) << np.uint8(index & 7)
+            fixed[:, layout.id_size + (index >> 3)] |= (~valid).view(np.uint8) << np.uint8(index & 7)
         slot = _slots(fixed, layout, index)
         if layout.variable[index]:
-            offsets, data = variable_values(column)
+            offsets, data = _cells(column) if pa.types.is_nested(column.type) else variable_values(column)
             lengths = np.diff(offsets)
             if valid is not None:
                 lengths = np.where(valid, lengths, 0)
@@ -99,14 +120,37 @@ def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
         else:
             slot[valid] = fixed_values(column)[valid]
     if not variable:
-        return binary_array(ends_to_offsets(np.full(count, layout.size, np.int64)), fixed.reshape(-1))
+        return ends_to_offsets(np.full(count, layout.size, np.int64)), fixed.reshape(-1)
     row_offsets = ends_to_offsets(ends + layout.size)
     out = np.empty(row_offsets[-1], np.uint8)
     cursor = row_offsets[:-1].astype(np.int64)
     _put_fixed(fixed, out, cursor)
     for starts, lengths, data in variable:
         _put_variable(sealed(starts), lengths, data, out, cursor)
-    return binary_array(row_offsets, out)
+    return row_offsets, out
+
+
+def _cells(column: pa.Array) -> tuple[Offsets, Bytes]:
+    """Nested values as int32[n+1] offsets and data."""
+    if pa.types.is_struct(column.type):
+        offsets, data = _encode(row_fields(column), _inner_layout(column.type), len(column))
+        return sealed(offsets), sealed(data)
+    counts, parts = entries(column)
+    offsets, data = _encode(parts, _inner_layout(column.type), len(parts[0]))
+    return sealed(offsets[ends_to_offsets(counts)]), sealed(data)
+
+
+def _inner_layout(arrow_type: pa.DataType) -> _Layout:
+    return _layout(_inner_schema(arrow_type), 0)
+
+
+def _inner_schema(arrow_type: pa.DataType) -> pa.Schema:
+    """The columns of the rows that a nested value consists of."""
+    if pa.types.is_struct(arrow_type):
+        return pa.schema(list(arrow_type))
+    if pa.types.is_map(arrow_type):
+        return pa.schema([arrow_type.key_field, arrow_type.item_field])
+    return pa.schema([arrow_type.value_field])
 
 
 def decode_rows(
@@ -118,11 +162,26 @@ def decode_rows(
     that is damaged or was written under another schema.
     """
     arrow_schema = schema.arrow()
-    layout = _layout(arrow_schema)
     chosen = range(len(arrow_schema)) if columns is None else columns
-    count = len(values)
     offsets, data = variable_values(values)
-    present = validity(values)
+    layout = _layout(arrow_schema)
+    arrays = _decode(offsets, data, validity(values), arrow_schema, layout, chosen, schema.schema_id)
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([arrow_schema.field(index) for index in chosen])
+    )
+
+
+def _decode(
+    offsets: Offsets,
+    data: Bytes,
+    present: Mask | None,
+    arrow_schema: pa.Schema,
+    layout: _Layout,
+    chosen: Sequence[int],
+    schema_id: int = 0,
+) -> list[pa.Array]:
+    """The chosen columns of rows; nulls where `present` (bool[n]) says that there is no row."""
+    count = len(offsets) - 1
     if present is None and len(data) >= count * layout.size and _is_matrix(offsets, layout.size, count):
         fixed = data[offsets[0] : offsets[0] + count * layout.size].reshape(count, layout.size)
     else:
@@ -131,8 +190,9 @@ def decode_rows(
         bad = _take_fixed(offsets, data, sealed(everywhere), fixed)
         if bad != _NO_ROW:
             raise DecodeError(f"a stored row of {offsets[bad + 1] - offsets[bad]} bytes is cut short")
-    _check_schema_id(fixed, present, schema.schema_id)
-    null_bytes = fixed[:, _ID_SIZE : layout.positions[0]]
+    if layout.id_size:
+        _check_schema_id(fixed, present, schema_id)
+    null_bytes = fixed[:, layout.id_size : layout.positions[0]]
     any_null = np.bitwise_or.reduce(null_bytes, axis=0) if count else np.zeros(null_bytes.shape[1], np.uint8)
     arrays = []
     for index in chosen:
@@ -155,10 +215,29 @@ def decode_rows(
         out = np.empty(value_offsets[-1], np.uint8)
         if not _take_variable(offsets, data, layout.size, begins, value_offsets, out):
             raise DecodeError("a stored row has a value that runs past its end")
-        arrays.append(binary_array(value_offsets, out, valid, arrow_type))
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([arrow_schema.field(index) for index in chosen])
-    )
+        if pa.types.is_nested(arrow_type):
+            arrays.append(_from_cells(value_offsets, out, valid, arrow_type))
+        else:
+            arrays.append(binary_array(value_offsets, out, valid, arrow_type))
+    return arrays
+
+
+def _from_cells(offsets: Offsets, data: Bytes, valid: Mask | None, arrow_type: pa.DataType) -> pa.Array:
+    """The nested values of what `_cells` gave."""
+    inner, layout = _inner_schema(arrow_type), _inner_layout(arrow_type)
+    every = range(len(inner))
+    offsets, data = sealed(offsets), sealed(data)
+    if pa.types.is_struct(arrow_type):
+        fields = _decode(offsets, data, valid, inner, layout, every)
+        return make_row(arrow_type, len(offsets) - 1, fields, valid)
+    counts = np.zeros(len(offsets) - 1, np.int64)
+    nothing = np.zeros(0, np.int32)
+    if not _split_cells(offsets, data, layout.size, layout.total_position, counts, nothing):
+        raise DecodeError("a stored list or map has an entry that runs past its end")
+    entry_offsets = np.zeros(int(counts.sum()) + 1, np.int32)
+    _split_cells(offsets, data, layout.size, layout.total_position, counts, entry_offsets)
+    parts = _decode(sealed(entry_offsets), data, None, inner, layout, every)
+    return make_entries(arrow_type, counts, parts, valid)
 
 
 def schema_ids(values: pa.BinaryArray) -> npt.NDArray[np.uint16]:
@@ -183,10 +262,12 @@ def schema_ids(values: pa.BinaryArray) -> npt.NDArray[np.uint16]:
 
 def warm() -> None:
     """Compile the kernels (or load them from the cache)."""
-    from tablelayer.model.types import BIGINT, STRING
+    from tablelayer.model.types import BIGINT, STRING, array_of
 
-    schema = Schema.of([("a", BIGINT), ("b", STRING)])
-    batch = pa.RecordBatch.from_pydict({"a": [1, 2], "b": ["x", None]}, schema=schema.arrow())
+    schema = Schema.of([("a", BIGINT), ("b", STRING), ("c", array_of(STRING))])
+    batch = pa.RecordBatch.from_pydict(
+        {"a": [1, 2], "b": ["x", None], "c": [["y"], None]}, schema=schema.arrow()
+    )
     decode_rows(encode_rows(batch, schema), schema)
 
 
@@ -279,4 +360,43 @@ def _take_variable(
         at = value_offsets[row]
         for position in range(length):
             out[at + position] = data[start + position]
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _split_cells(
+    offsets: Offsets,
+    data: Bytes,
+    size: int,
+    total_position: int,
+    counts: npt.NDArray[np.int64],
+    entry_offsets: npt.NDArray[np.int32],
+) -> bool:
+    """How many entries each list or map has, and, if there is room, where they begin and the last one ends.
+
+    False if an entry runs past the end of its value.
+    """
+    entry = 0
+    keep = len(entry_offsets) > 0
+    for row in range(len(counts)):
+        at, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
+        count = 0
+        while at < end:
+            if keep:
+                entry_offsets[entry] = at
+            entry += 1
+            count += 1
+            if at + size > end:
+                return False
+            if total_position >= 0:
+                place = at + total_position
+                total = np.int64(data[place]) | (np.int64(data[place + 1]) << 8)
+                total |= (np.int64(data[place + 2]) << 16) | (np.int64(data[place + 3]) << 24)
+                at += total
+            at += size
+        if at > end:
+            return False
+        counts[row] = count
+    if keep:
+        entry_offsets[entry] = len(data)
     return True

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from tablelayer.model.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.types import DataType, parse_type
+from tablelayer.model.type_text import parse_type
+from tablelayer.model.types import DataType, check_name
 from tablelayer.model.values import scalar
 
 FIRST_SCHEMA_ID = 1
@@ -24,7 +25,8 @@ MAX_SCHEMA_ID = 2**15 - 1  # it travels as int16 in batches and in stored rows
 MAX_COLUMNS = (
     1000  # keeps projections, null bitmaps and Arrow metadata small; widest known tables have some hundreds
 )
-MAX_COLUMN_NAME_LENGTH = 255
+
+NO_NESTED_KEY = "an ARRAY, MAP or ROW cannot be a key"
 
 # Names that scans and lake tables add of their own accord.
 RESERVED_COLUMNS = frozenset(
@@ -272,7 +274,10 @@ def _validate(schema: Schema) -> None:
         names.add(column.name)
         ids.add(column.id)
     nullable = {column.name: column.nullable for column in schema.columns}
+    nested = {column.name for column in schema.columns if column.type.is_nested}
     for position, name in enumerate(schema.primary_key):
+        if name in nested:
+            raise _invalid(f"primary key column '{name}' is nested: {NO_NESTED_KEY}")
         if name not in nullable:
             raise _invalid(f"primary key column '{name}' is not a column of the table")
         if name in schema.primary_key[:position]:
@@ -285,9 +290,4 @@ def check_column_name(name: str) -> None:
     """Raise TableError(INVALID_TABLE) unless a user's column may have this name."""
     if name in RESERVED_COLUMNS:
         raise _invalid(f"column name '{name}' is reserved")
-    if not name or len(name) > MAX_COLUMN_NAME_LENGTH:
-        raise _invalid(f"a column name has 1 to {MAX_COLUMN_NAME_LENGTH} characters, not {len(name)}")
-    if not name.isprintable() or name.strip() != name or any(character in name for character in "`,"):
-        raise _invalid(
-            f"column name {name!r}: no backticks, commas, control characters or blanks at the ends, please"
-        )
+    check_name(name, "column")

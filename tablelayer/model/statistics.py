@@ -80,16 +80,23 @@ def automatic_columns(schema: Schema) -> tuple[str, ...]:
 
     Bounds of texts cost ten times as much as those of integers, and those of random texts exclude nothing.
     """
-    fixed = [column.name for column in schema.columns if column.type.kind not in _VARIABLE]
+    fixed = [
+        column.name
+        for column in schema.columns
+        if column.type.kind not in _VARIABLE and not column.type.is_nested
+    ]
     return tuple(fixed[:AUTO_COLUMNS_MAX])
 
 
 def compute(rows: pa.RecordBatch, schema: Schema, names: Collection[str]) -> bytes:
-    """The statistics of the columns called so, encoded; `rows` has all of the schema's columns, valid."""
+    """The statistics of the columns called so, encoded; `rows` has all of the schema's columns, valid.
+
+    Nested columns have none, whatever they are called.
+    """
     front: list[bytes] = [b""]
     bounds: list[bytes] = []
     for column, array in zip(schema.columns, rows.columns, strict=True):
-        if column.name in names:
+        if column.name in names and not column.type.is_nested:
             flags, lowest, highest = _bounds(array, column.type)
             front.append(_COLUMN.pack(column.id, array.null_count, flags, len(lowest), len(highest)))
             bounds += (lowest, highest)

@@ -27,7 +27,7 @@ from tablelayer.model.partitions import (
     check_partition_name,
     values_of,
 )
-from tablelayer.model.schema import Column, Schema
+from tablelayer.model.schema import NO_NESTED_KEY, Column, Schema
 from tablelayer.model.types import FLOAT_KINDS, TIMESTAMP_KINDS, TypeKind
 from tablelayer.model.versions import SchemaVersions
 
@@ -436,6 +436,10 @@ def _validate(definition: TableDefinition) -> None:
             raise _invalid(f"bucket key column '{name}' is not a column of table {definition.path}")
         if name in bucket_key[:position]:
             raise _invalid(f"column '{name}' is twice in the bucket key of table {definition.path}")
+        if schema.column(name).type.is_nested:
+            raise _invalid(
+                f"bucket key column '{name}' of table {definition.path} is nested: {NO_NESTED_KEY}"
+            )
         if schema.primary_key and name not in schema.primary_key:
             raise _invalid(
                 f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
@@ -568,6 +572,11 @@ def _check_statistics(definition: TableDefinition) -> None:
         raise _invalid(
             f"option '{table_options.STATISTICS_COLUMNS}': there is no column '{unknown[0]}'; "
             f"columns: {', '.join(definition.schema.names)}"
+        )
+    nested = [name for name in names if name != "*" and definition.schema.column(name).type.is_nested]
+    if nested:
+        raise _invalid(
+            f"option '{table_options.STATISTICS_COLUMNS}': column '{nested[0]}' is nested, and has no statistics"
         )
 
 

@@ -2,7 +2,12 @@
 
 A type is a value: frozen, compared by content, printed as DDL and parsed back (``parse_type(str(t)) ==
 t``). Defaults of omitted parameters are Flink's and Fluss's: DECIMAL(10, 0), CHAR(1), BINARY(1), TIME(0),
-TIMESTAMP(6). ARRAY, MAP and ROW are not in this release and are refused by name.
+TIMESTAMP(6).
+
+ARRAY<t>, MAP<k, v> and ROW<name t 'comment', ...> nest, MAX_NESTING_DEPTH deep. Inside of them NOT NULL may stand
+behind a type; the keys of a MAP are never null, and not nested themselves. Arrow's types say that everything
+inside may be null, whatever the column says, because a null ROW has fields too; `nested.py` checks what was
+promised.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ from tablelayer.model.errors import TableError, TableErrorCode
 
 MAX_DECIMAL_PRECISION = 38  # what fits in 128 bits
 MAX_LENGTH = 2**31 - 1  # Arrow's 32-bit offsets
+MAX_NESTING_DEPTH = 16  # types inside of each other; Arrow's own reader ends at 64, where a MAP counts twice
+MAX_NESTED_FIELDS = 1000  # of one column, all in all: as many as a table may have columns
+MAX_NAME_LENGTH = 255
 
 
 class TypeKind(StrEnum):
@@ -39,6 +47,9 @@ class TypeKind(StrEnum):
     TIMESTAMP_LTZ = "TIMESTAMP_LTZ"
     BINARY = "BINARY"
     BYTES = "BYTES"
+    ARRAY = "ARRAY"
+    MAP = "MAP"
+    ROW = "ROW"
 
 
 INTEGER_KINDS = frozenset({TypeKind.TINYINT, TypeKind.SMALLINT, TypeKind.INT, TypeKind.BIGINT})
@@ -47,6 +58,7 @@ NUMERIC_KINDS = INTEGER_KINDS | FLOAT_KINDS | {TypeKind.DECIMAL}
 TEXT_KINDS = frozenset({TypeKind.CHAR, TypeKind.STRING})
 BINARY_KINDS = frozenset({TypeKind.BINARY, TypeKind.BYTES})
 TIMESTAMP_KINDS = frozenset({TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ})
+NESTED_KINDS = frozenset({TypeKind.ARRAY, TypeKind.MAP, TypeKind.ROW})
 
 INTEGER_BITS = {TypeKind.TINYINT: 8, TypeKind.SMALLINT: 16, TypeKind.INT: 32, TypeKind.BIGINT: 64}
 
@@ -55,20 +67,37 @@ _FRACTION_KINDS = frozenset({TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTA
 
 
 @dataclass(frozen=True, slots=True)
+class Field:
+    """A part of a nested type: a field of a ROW, the element of an ARRAY, the key or the value of a MAP."""
+
+    name: str
+    type: DataType
+    nullable: bool = True
+    comment: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.type) if self.nullable else f"{self.type} NOT NULL"
+
+
+@dataclass(frozen=True, slots=True)
 class DataType:
     """One type.
 
     ``length``: CHAR and BINARY (characters, bytes). ``precision``: total digits of a DECIMAL, or digits of
     the fraction of a second (0-9) of TIME and TIMESTAMP. ``scale``: a DECIMAL's digits after the point. 0
-    elsewhere. Raises TableError(INVALID_TABLE) when a parameter is out of range.
+    elsewhere. ``fields``: the parts of a nested type, none elsewhere; ``array_of``, ``map_of`` and ``row_of`` make
+    them. Raises TableError(INVALID_TABLE) when a parameter is out of range.
     """
 
     kind: TypeKind
     length: int = 0
     precision: int = 0
     scale: int = 0
+    fields: tuple[Field, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.kind in NESTED_KINDS or self.fields:
+            _check_nested(self)
         if self.kind in _LENGTH_KINDS:
             _check(1 <= self.length <= MAX_LENGTH, f"{self}: the length must be between 1 and {MAX_LENGTH}")
         elif self.kind is TypeKind.DECIMAL:
@@ -89,7 +118,28 @@ class DataType:
             return f"DECIMAL({self.precision}, {self.scale})"
         if self.kind in _FRACTION_KINDS:
             return f"{self.kind.value}({self.precision})"
+        if self.kind is TypeKind.ROW:
+            return f"ROW<{', '.join(map(_field_text, self.fields))}>"
+        if self.kind is TypeKind.MAP:
+            key, value = self.fields
+            return f"MAP<{key.type}, {value}>"
+        if self.kind is TypeKind.ARRAY:
+            return f"ARRAY<{self.fields[0]}>"
         return self.kind.value
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is an ARRAY, a MAP or a ROW."""
+        return self.kind in NESTED_KINDS
+
+    @property
+    def depth(self) -> int:
+        """How many types are inside of each other: 1 for one that is not nested."""
+        return 1 + max((field.type.depth for field in self.fields), default=0)
+
+    def contains(self, kinds: frozenset[TypeKind]) -> bool:
+        """Whether it, or a type inside of it, is of one of these kinds."""
+        return self.kind in kinds or any(field.type.contains(kinds) for field in self.fields)
 
     @property
     def unit(self) -> str:
@@ -104,6 +154,54 @@ class DataType:
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise TableError(TableErrorCode.INVALID_TABLE, message)
+
+
+def _check_nested(data_type: DataType) -> None:
+    kind, fields = data_type.kind, data_type.fields
+    wanted = {TypeKind.ARRAY: 1, TypeKind.MAP: 2}.get(kind, len(fields) if kind is TypeKind.ROW else 0)
+    _check(len(fields) == wanted, f"type {kind.value} cannot have {len(fields)} parts")
+    if kind is TypeKind.ROW:
+        _check(bool(fields), "type ROW needs at least one field: ROW<name STRING, ...>")
+        names: set[str] = set()
+        for field in fields:
+            check_name(field.name, "field")
+            _check(field.name not in names, f"type ROW: field '{field.name}' is given twice")
+            names.add(field.name)
+    if kind is TypeKind.MAP:
+        key = fields[0]
+        _check(not key.type.is_nested, f"type MAP: a key cannot be {_article(key.type.kind)}")
+        _check(not key.nullable, "type MAP: a key is never null")
+    depth, count = data_type.depth, _count(data_type)
+    _check(depth <= MAX_NESTING_DEPTH, f"type {kind.value}: {depth} types inside of each other are too many; "
+           f"the limit is {MAX_NESTING_DEPTH}")  # fmt: skip
+    _check(count <= MAX_NESTED_FIELDS, f"type {kind.value}: {count} types in one column are too many; "
+           f"the limit is {MAX_NESTED_FIELDS}")  # fmt: skip
+
+
+def _article(kind: TypeKind) -> str:
+    return f"an {kind.value}" if kind is TypeKind.ARRAY else f"a {kind.value}"
+
+
+def _count(data_type: DataType) -> int:
+    return len(data_type.fields) + sum(_count(field.type) for field in data_type.fields)
+
+
+def check_name(name: str, what: str) -> None:
+    """Raise TableError(INVALID_TABLE) unless a column or a field of a ROW (`what`) may have this name."""
+    if not name or len(name) > MAX_NAME_LENGTH:
+        _check(False, f"a {what} name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
+    if not name.isprintable() or name.strip() != name or any(character in name for character in "`,"):
+        _check(False, f"{what} name {name!r}: no backticks, commas, control characters or blanks at the ends, "
+               "please")  # fmt: skip
+
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _field_text(field: Field) -> str:
+    name = field.name if _PLAIN_NAME.fullmatch(field.name) else f"`{field.name}`"
+    comment = "" if field.comment is None else " '" + field.comment.replace("'", "''") + "'"
+    return f"{name} {field}{comment}"
 
 
 BOOLEAN = DataType(TypeKind.BOOLEAN)
@@ -148,6 +246,27 @@ def timestamp_ltz(precision: int = 6) -> DataType:
     return DataType(TypeKind.TIMESTAMP_LTZ, precision=precision)
 
 
+ELEMENT, KEY, VALUE = "element", "key", "value"
+"""What Arrow and Iceberg call the parts of an ARRAY and of a MAP."""
+
+
+def array_of(element: DataType, *, nullable: bool = True) -> DataType:
+    """ARRAY<element>; ``nullable``: whether an element may be null."""
+    return DataType(TypeKind.ARRAY, fields=(Field(ELEMENT, element, nullable),))
+
+
+def map_of(key: DataType, value: DataType, *, nullable: bool = True) -> DataType:
+    """MAP<key, value>; ``nullable``: whether a value may be null."""
+    return DataType(TypeKind.MAP, fields=(Field(KEY, key, nullable=False), Field(VALUE, value, nullable)))
+
+
+def row_of(*fields: Field | tuple[str, DataType]) -> DataType:
+    """ROW<...> of these fields; a tuple is a field that may be null."""
+    return DataType(
+        TypeKind.ROW, fields=tuple(each if isinstance(each, Field) else Field(*each) for each in fields)
+    )
+
+
 @cache
 def _arrow(data_type: DataType) -> pa.DataType:
     match data_type.kind:
@@ -181,6 +300,15 @@ def _arrow(data_type: DataType) -> pa.DataType:
             return pa.binary(data_type.length)
         case TypeKind.BYTES:
             return pa.binary()
+        case TypeKind.ARRAY:
+            return pa.list_(pa.field(ELEMENT, data_type.fields[0].type.arrow()))
+        case TypeKind.MAP:
+            key, value = data_type.fields
+            return pa.map_(
+                pa.field(KEY, key.type.arrow(), nullable=False), pa.field(VALUE, value.type.arrow())
+            )
+        case TypeKind.ROW:
+            return pa.struct([pa.field(field.name, field.type.arrow()) for field in data_type.fields])
 
 
 _UNIT_PRECISION = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -216,78 +344,25 @@ def from_arrow(arrow_type: pa.DataType) -> DataType:
         return binary(arrow_type.byte_width)
     if pa.types.is_dictionary(arrow_type):
         return from_arrow(arrow_type.value_type)
+    if pa.types.is_struct(arrow_type):
+        return row_of(*(Field(field.name, from_arrow(field.type), field.nullable) for field in arrow_type))
+    if pa.types.is_map(arrow_type):
+        value = arrow_type.item_field
+        return map_of(from_arrow(arrow_type.key_type), from_arrow(value.type), nullable=value.nullable)
+    if is_list(arrow_type):
+        return array_of(from_arrow(arrow_type.value_type), nullable=arrow_type.value_field.nullable)
     raise TableError(
         TableErrorCode.INVALID_TABLE, f"no column type can hold Arrow's {arrow_type}; cast it first"
     )
 
 
-_TYPE_TEXT = re.compile(
-    r"\s*([A-Za-z_]\w*(?:\s+[A-Za-z]\w*)*)\s*(?:\(\s*([^)]*?)\s*\))?\s*([A-Za-z][A-Za-z\s]*?)?\s*"
-)
-_SYNONYMS = {
-    "BOOL": "BOOLEAN", "INTEGER": "INT", "LONG": "BIGINT", "DOUBLE PRECISION": "DOUBLE", "DEC": "DECIMAL",
-    "NUMERIC": "DECIMAL", "TEXT": "STRING", "TIMESTAMP WITHOUT TIME ZONE": "TIMESTAMP",
-    "TIMESTAMP WITH LOCAL TIME ZONE": "TIMESTAMP_LTZ", "TIME WITHOUT TIME ZONE": "TIME",
-}  # fmt: skip
-_REFUSED = {
-    "ARRAY": "nested types are not in this release",
-    "MAP": "nested types are not in this release",
-    "ROW": "nested types are not in this release",
-    "STRUCT": "nested types are not in this release",
-    "MULTISET": "nested types are not in this release",
-    "VARCHAR": "use STRING, or CHAR(n) to limit the length",
-    "VARBINARY": "use BYTES, or BINARY(n) for exactly n bytes",
-}
-
-
-def parse_type(text: str) -> DataType:
-    """The type written in DDL words, e.g. ``DECIMAL(15, 2)``; case does not matter.
-
-    Raises TableError(INVALID_TABLE) naming the word that is not known or not allowed.
-    """
-    word = re.match(r"\s*(\w*)", text)
-    first = word.group(1).upper() if word else ""
-    if first in _REFUSED:
-        raise TableError(TableErrorCode.INVALID_TABLE, f"type {text.strip()}: {_REFUSED[first]}")
-    match = _TYPE_TEXT.fullmatch(text)
-    if match is None:
-        raise TableError(TableErrorCode.INVALID_TABLE, f"'{text.strip()}' is not a type")
-    name = " ".join(part for part in (match.group(1), match.group(3)) if part)
-    name = " ".join(name.upper().split())
-    name = _SYNONYMS.get(name, name)
-    if name not in TypeKind.__members__:
-        known = " ".join(kind.value for kind in TypeKind)
-        raise TableError(
-            TableErrorCode.INVALID_TABLE, f"type {text.strip()} is not known; the types are {known}"
-        )
-    kind = TypeKind(name)
-    parameters = _parse_parameters(text, match.group(2))
-    if kind in _LENGTH_KINDS:
-        _check_parameter_count(text, parameters, 1)
-        return DataType(kind, length=parameters[0] if parameters else 1)
-    if kind is TypeKind.DECIMAL:
-        _check_parameter_count(text, parameters, 2)
-        return decimal(*parameters)
-    if kind in _FRACTION_KINDS:
-        _check_parameter_count(text, parameters, 1)
-        default = 0 if kind is TypeKind.TIME else 6
-        return DataType(kind, precision=parameters[0] if parameters else default)
-    _check_parameter_count(text, parameters, 0)
-    return DataType(kind)
-
-
-def _parse_parameters(text: str, inside: str | None) -> list[int]:
-    if inside is None:
-        return []
-    parts = [part.strip() for part in inside.split(",")]
-    if not all(re.fullmatch(r"[0-9]{1,10}", part) for part in parts):
-        raise TableError(
-            TableErrorCode.INVALID_TABLE, f"type {text.strip()}: the parameters must be whole numbers"
-        )
-    return [int(part) for part in parts]
-
-
-def _check_parameter_count(text: str, parameters: list[int], allowed: int) -> None:
-    if len(parameters) > allowed:
-        what = "no parameters" if allowed == 0 else f"at most {allowed}"
-        raise TableError(TableErrorCode.INVALID_TABLE, f"type {text.strip()} takes {what}")
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Whether it is one of Arrow's types of lists (a map is not one of them)."""
+    types = pa.types
+    return bool(
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_fixed_size_list(arrow_type)
+        or types.is_list_view(arrow_type)
+        or types.is_large_list_view(arrow_type)
+    )

@@ -168,13 +168,22 @@ def build_metadata(
 
 
 def _layout(field: pa.DataType) -> tuple[int, int]:
-    """Field nodes and buffers of a column of this type (Arrow columnar format, "Buffer listing")."""
+    """Field nodes and buffers of a column of this type, its children included (Arrow columnar format, "Buffer
+    listing")."""
     if pa.types.is_null(field):
         return 1, 0
     if pa.types.is_string(field) or pa.types.is_binary(field):
         return 1, 3
     if pa.types.is_primitive(field) or pa.types.is_fixed_size_binary(field) or pa.types.is_decimal(field):
         return 1, 2
+    if pa.types.is_list(field) or pa.types.is_map(field) or pa.types.is_struct(field):
+        # A map's one child is a struct of keys and values.
+        inner = [pa.struct([field.key_field, field.item_field])] if pa.types.is_map(field) else [
+            field.field(index).type for index in range(field.num_fields)
+        ]  # fmt: skip
+        counted = [_layout(child) for child in inner]
+        own_buffers = 1 if pa.types.is_struct(field) else 2
+        return 1 + sum(nodes for nodes, _ in counted), own_buffers + sum(buffers for _, buffers in counted)
     raise TypeError(f"columns of the Arrow type {field} cannot be projected")
 
 

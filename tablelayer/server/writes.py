@@ -17,6 +17,7 @@ from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
 from tablelayer.model.arrays import Mask
 from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.nested import check_inside
 from tablelayer.model.options import ArrowCompression, DeleteBehavior, MergeEngine
 from tablelayer.model.partitions import check_rows_of_partition
 from tablelayer.model.schema import Column, Schema
@@ -257,7 +258,7 @@ def check_columns(
     *,
     partial: bool,
 ) -> None:
-    """NOT NULL and CHAR(n). Of a delete only the key counts, but a partial one may not clear a NOT NULL column."""
+    """NOT NULL and CHAR(n), inside of nested columns too. Of a delete only the key counts, but a partial one may not clear a NOT NULL column."""
     for column, values in zip(columns, rows.columns, strict=True):
         if column.name in primary_key:
             if values.null_count:
@@ -272,6 +273,8 @@ def check_columns(
                 bad = values.is_null().to_numpy(zero_copy_only=False)
                 if deletes is None or bool((bad & ~deletes).any()):
                     raise _null_error(column, values)
+        if column.type.is_nested:
+            check_inside(column, values if deletes is None else pc.if_else(pa.array(deletes), None, values))
         if column.type.kind is TypeKind.CHAR and len(values):
             longest = pc.max(pc.utf8_length(values)).as_py() or 0
             if longest > column.type.length:

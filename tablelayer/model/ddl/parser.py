@@ -8,7 +8,7 @@ sqlglot whole.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sqlglot import Token, TokenType
 
@@ -42,7 +42,7 @@ from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.errors import TableError
 from tablelayer.model.evolution import Change, ModifyColumn, SetTableComment
-from tablelayer.model.schema import Column, Schema, check_column_name
+from tablelayer.model.schema import NO_NESTED_KEY, Column, Schema, check_column_name
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath, check_name
 from tablelayer.model.types import DataType
 from tablelayer.model.values import Value, canonical
@@ -80,6 +80,8 @@ class Parser:
     def __init__(self, stream: TokenStream, database: str) -> None:
         self.stream = stream
         self.database = database
+        self.named: dict[str, Token] = {}
+        """The names of the list that was read last, and where they stand."""
         self.beginnings: dict[str, Callable[[], Statement]] = {
             "CREATE": self.create,
             "ALTER": self.alter,
@@ -340,6 +342,9 @@ class Parser:
                 comment = self.stream.text("a comment in single quotes").text
             elif self.stream.accept("WITH"):
                 options = self.options(is_primary_key_table=bool(schema.primary_key))
+                names = options.get(table_options.BUCKET_KEY)
+                if names is not None:
+                    self.refuse_nested(schema.columns, table_options.parse_name_list(names), "bucket key")
             elif self.stream.accept("PARTITIONED", "BY"):
                 token = self.stream.token
                 self.stream.expect_kind(TokenType.L_PAREN, "'(' and the partition columns")
@@ -347,6 +352,7 @@ class Parser:
                 for name in partition_keys:
                     if name not in schema:
                         raise self.stream.error(f"there is no column '{name}'", token)
+                self.refuse_nested(schema.columns, partition_keys, "partition")
             elif self.stream.at("DISTRIBUTED"):
                 raise self.stream.error(
                     "say WITH ('bucket.num' = '4', 'bucket.key' = 'column') instead", self.stream.token
@@ -366,6 +372,7 @@ class Parser:
         first = self.stream.token
         columns: list[Column] = []
         primary_key: list[str] = []
+        key_tokens: dict[str, Token] = {}
         while True:
             if self.at_primary_key():
                 token = self.stream.token
@@ -373,6 +380,7 @@ class Parser:
                 if primary_key:
                     raise self.stream.error("the primary key is given twice", token)
                 primary_key = names
+                key_tokens = self.named
             else:
                 column, is_key = self.column(len(columns))
                 if is_key and primary_key:
@@ -380,11 +388,15 @@ class Parser:
                                             "PRIMARY KEY (a, b)", first)  # fmt: skip
                 if is_key:
                     primary_key = [column.name]
+                    assert self.previous_name is not None
+                    key_tokens = {column.name: self.previous_name}
                 if any(column.name == other.name for other in columns):
                     raise self.stream.error(f"column '{column.name}' is given twice", self.previous_name)
                 columns.append(column)
             if not self.stream.accept_kind(TokenType.COMMA):
                 break
+        self.named = key_tokens
+        self.refuse_nested(columns, primary_key, "primary key")
         try:
             return Schema.of(columns, primary_key)
         except TableError as error:
@@ -412,16 +424,26 @@ class Parser:
             self.stream.accept("ENFORCED")
 
     def names(self) -> list[str]:
-        """Names up to and with the closing parenthesis."""
+        """Names up to and with the closing parenthesis; `named` has their tokens."""
         names: list[str] = []
+        self.named = {}
         while True:
             token = self.stream.name("the name of a column")
             if token.text in names:
                 raise self.stream.error(f"column '{token.text}' is given twice", token)
             names.append(token.text)
+            self.named[token.text] = token
             if not self.stream.accept_kind(TokenType.COMMA):
                 self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
                 return names
+
+    def refuse_nested(self, columns: Iterable[Column], names: Iterable[str], what: str) -> None:
+        """An error at the name of a column that would be part of a key, if it is nested."""
+        nested = {column.name: column.type.kind for column in columns if column.type.is_nested}
+        for name in names:
+            if name in nested:
+                reason = f"{what} column '{name}' is of type {nested[name].value}: {NO_NESTED_KEY}"
+                raise self.stream.error(reason, self.named.get(name))
 
     def column(self, index: int) -> tuple[Column, bool]:
         """A column, and whether it is called the primary key."""
@@ -483,6 +505,9 @@ class Parser:
             if name in found:
                 raise self.stream.error(f"option '{name}' is given twice", token)
             found[name] = value
+            if name == table_options.BUCKET_KEY:
+                place = self.stream.tokens[self.stream.position - 1]
+                self.named = dict.fromkeys(table_options.parse_name_list(value), place)
             if not self.stream.accept_kind(TokenType.COMMA):
                 self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
                 return found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tablelayer.client.conform import conform
 from tablelayer.client.errors import DataError
 from tablelayer.model.schema import Column
-from tablelayer.model.types import parse_type
+from tablelayer.model.type_text import parse_type
 
 
 def column(name: str, type_text: str, nullable: bool = True) -> Column:

@@ -17,7 +17,7 @@ from tablelayer.client.cluster import parse_bootstrap
 from tablelayer.model.messages import CountRowsRequest, CountRowsResponse, CountRowsResult
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import parse_type
+from tablelayer.model.type_text import parse_type
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.messages import AppendRowsRequest, AppendRowsResponse, WrittenBucket
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import parse_type
+from tablelayer.model.type_text import parse_type
 
 
 class Log:

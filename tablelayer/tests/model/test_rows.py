@@ -11,10 +11,10 @@ from protocol.errors import DecodeError
 from tablelayer.model.rows import decode_rows, encode_rows
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.types import BIGINT, BOOLEAN, INT, STRING
-from tablelayer.tests.model.random_rows import batches
+from tablelayer.tests.model.random_rows import batches, nested_types, plain_types
 
 
-@given(batches())
+@given(st.one_of(batches(), batches(6, 4, st.one_of(nested_types, plain_types))))
 def test_rows_come_back(drawn: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = drawn
     rows = encode_rows(batch, schema)
@@ -23,7 +23,7 @@ def test_rows_come_back(drawn: tuple[Schema, pa.RecordBatch]) -> None:
     assert decoded.equals(batch)
 
 
-@given(batches(), st.data())
+@given(st.one_of(batches(), batches(6, 4, st.one_of(nested_types, plain_types))), st.data())
 def test_absent_rows_are_null_and_chosen_columns_are_enough(
     drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject
 ) -> None:
@@ -45,7 +45,7 @@ def test_the_bytes_of_a_row() -> None:
     assert encode_rows(batch, schema).to_pylist() == [expected]
 
 
-@given(batches(max_rows=3), st.data())
+@given(st.one_of(batches(max_rows=3), batches(3, 2, nested_types)), st.data())
 def test_cut_rows_are_a_decode_error(drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject) -> None:
     schema, batch = drawn
     for row in encode_rows(batch, schema).to_pylist():

@@ -26,7 +26,8 @@ from tablelayer.model.evolution import (
 )
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import DataType, TypeKind, parse_type
+from tablelayer.model.type_text import parse_type
+from tablelayer.model.types import DataType, TypeKind
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Row, Table, copy_as_killed, replay, run, tables
 from tablelayer.tests.server.test_kafka_face import consume, produce

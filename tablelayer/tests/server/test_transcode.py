@@ -19,7 +19,7 @@ from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.errors import RowError
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import parse_type
+from tablelayer.model.type_text import parse_type
 from tablelayer.server.transcode import from_kafka, to_kafka
 
 
