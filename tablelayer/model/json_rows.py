@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -39,12 +39,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablelayer.model import json_scan, json_values
+from tablelayer.model import json_parts, json_scan, json_values
 from tablelayer.model.errors import RowError
 from tablelayer.model.json_write import rows_to_json
+from tablelayer.model.nested import last_of_each_key, make_entries, make_row, owners
 from tablelayer.model.options import UnknownFields
 from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import INTEGER_BITS, DataType, TypeKind
+from tablelayer.model.types import INTEGER_BITS, TEXT_KINDS, DataType, TypeKind
 
 __all__ = ["Field", "FoundFields", "JsonTexts", "find_fields", "json_to_rows", "rows_to_json", "warm"]
 
@@ -72,11 +73,42 @@ def json_to_rows(
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
     texts = values if isinstance(values, JsonTexts) else JsonTexts.of(values)
     _, arrow_schema = _wanted(columns)
-    found = find_fields(texts, columns, fail_unknown=unknown_fields == UnknownFields.FAIL)
+    fail_unknown = unknown_fields == UnknownFields.FAIL
+    found = find_fields(texts, columns, fail_unknown=fail_unknown)
+    try:
+        reading = _Reading(make_field or Field, fail_unknown)
+        arrays = _converted(texts.data, found, columns, reading, require_all=require_all)
+    except RowError as error:
+        raise _of_column(error, columns) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How values are read, those inside of nested columns too."""
+
+    make_field: Callable[..., Field]
+    fail_unknown: bool
+
+    def field(self, *arguments: Any) -> Field:
+        field = self.make_field(*arguments)
+        field.reading = self
+        return field
+
+
+def _converted(
+    data: np.ndarray,
+    found: FoundFields,
+    columns: Sequence[Column],
+    reading: _Reading,
+    *,
+    require_all: bool = False,
+) -> list[pa.Array]:
+    """The values of the fields found. Raises RowError for the first text that does not fit."""
     # After a failed scan the rows before it are still converted: one of them may be the first that does not
     # fit.
     fields = [
-        (make_field or Field)(column, texts.data, found.starts[i], found.lengths[i], found.kinds[i])
+        reading.field(column, data, found.starts[i], found.lengths[i], found.kinds[i])
         for i, column in enumerate(columns)
     ]
     arrays: list[pa.Array] = []
@@ -92,7 +124,18 @@ def json_to_rows(
         raise worst
     if found.error is not None:
         raise found.error
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+    return arrays
+
+
+def _of_column(error: RowError, columns: Sequence[Column]) -> RowError:
+    """The same error, if it is inside of a nested column: of that column, with the place inside in front."""
+    place = error.column
+    if place is None or any(place == column.name for column in columns):
+        return error
+    for column in columns:
+        if column.type.is_nested and place.startswith((f"{column.name}.", f"{column.name}[")):
+            return RowError(error.index, column.name, f"{place}: {error.reason}")
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +262,15 @@ class Field:
     """One wanted column: what the scan found of it in each row, and its conversion."""
 
     def __init__(
-        self, column: Column, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, kinds: np.ndarray
+        self,
+        column: Column,
+        data: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        kinds: np.ndarray,
     ) -> None:
         self.column = column
+        self.reading = _Reading(Field, fail_unknown=False)
         self.data = data
         self.starts = starts
         self.lengths = lengths
@@ -308,6 +357,87 @@ class Field:
                 return self.floats(data_type)
             case TypeKind.BINARY | TypeKind.BYTES:
                 return self.binary(data_type)
+            case TypeKind.ROW:
+                return self.row(data_type)
+            case TypeKind.ARRAY | TypeKind.MAP:
+                return self.entries(data_type)
+
+    def containers(self) -> tuple[np.ndarray, JsonTexts]:
+        """The rows in which an object or an array stands, and what stands there. Raises RowError for the first that
+        has something else.
+        """
+        is_container = self.kinds == json_scan.CONTAINER
+        wrong = ~is_container & (self.kinds > json_scan.NULL)
+        if wrong.any():
+            self.fail_at(int(wrong.argmax()), json_values.WRONG_KIND)
+        rows = np.flatnonzero(is_container)
+        starts = self.starts[rows].astype(np.int64)
+        return rows, JsonTexts(self.data, starts, starts + self.lengths[rows])
+
+    def row(self, data_type: DataType) -> pa.Array:
+        rows, texts = self.containers()
+        wrong = self.data[texts.starts] != ord("{")
+        if wrong.any():
+            self.fail_at(int(rows[wrong.argmax()]), json_values.WRONG_KIND)
+        columns = tuple(
+            Column(index, field.name, field.type, field.nullable)
+            for index, field in enumerate(data_type.fields)
+        )
+        found = find_fields(texts, columns, fail_unknown=self.reading.fail_unknown)
+        placed = [replace(column, name=f"{self.column.name}.{column.name}") for column in columns]
+        try:
+            arrays = _converted(self.data, found, placed, self.reading)
+        except RowError as error:
+            column = error.column
+            if error is found.error:
+                column = self.column.name if column is None else f"{self.column.name}.{column}"
+            raise RowError(int(rows[error.index]), column, error.reason) from None
+        valid = None
+        if len(rows) < len(self.kinds):
+            valid = np.zeros(len(self.kinds), np.bool_)
+            valid[rows] = True
+            at = np.zeros(len(self.kinds), np.int64)
+            at[rows] = np.arange(len(rows))
+            arrays = [array.take(pa.array(at, mask=~valid)) for array in arrays]
+        return make_row(data_type.arrow(), len(self.kinds), arrays, valid)
+
+    def entries(self, data_type: DataType) -> pa.Array:
+        rows, texts = self.containers()
+        is_map = data_type.kind is TypeKind.MAP
+        mode = json_parts.ELEMENTS
+        if is_map:
+            by_text = data_type.fields[0].type.kind in TEXT_KINDS
+            mode = json_parts.MEMBERS if by_text else json_parts.ENTRIES
+        parts = json_parts.split(self.data, texts.starts, texts.ends, mode)
+        if parts.bad_text >= 0:
+            row = int(rows[parts.bad_text])
+            if parts.bad_code == json_scan.OK:
+                self.fail_at(row, json_values.WRONG_KIND)
+            raise RowError(row, self.column.name, "half of a surrogate pair is no character")
+        counts = parts.counts
+        of, starts = owners(counts), np.cumsum(counts) - counts
+        arrays = []
+        found = (parts.keys, parts.values) if is_map else (parts.values,)
+        for field, values in zip(data_type.fields, found, strict=True):
+            column = Column(0, f"{self.column.name}[]", field.type, field.nullable)
+            inside = self.reading.field(column, self.data, values.starts, values.lengths, values.kinds)
+            try:
+                inside.check_presence(False)
+                arrays.append(inside.convert())
+            except RowError as error:
+                text = int(of[error.index])
+                rest = (error.column or column.name).removeprefix(column.name)
+                place = f"{self.column.name}[{error.index - int(starts[text])}]{rest}"
+                raise RowError(int(rows[text]), place, error.reason) from None
+        if is_map:
+            kept = last_of_each_key(of, arrays[0])
+            if kept is not None:
+                arrays = [array.take(pa.array(kept)) for array in arrays]
+                counts = np.bincount(of[kept], minlength=len(counts))
+        every = np.zeros(len(self.kinds), np.int64)
+        every[rows] = counts
+        valid = None if len(rows) == len(self.kinds) else self.kinds == json_scan.CONTAINER
+        return make_entries(data_type.arrow(), every, arrays, valid)
 
     def check(self, row: int) -> None:
         self.fail_at(row, int(self.failure[0]))

@@ -44,10 +44,7 @@ def entries(array: pa.Array) -> tuple[Indices, list[pa.Array]]:
         array = array.cast(pa.list_(pair))
     elif not pa.types.is_list(arrow_type):
         array = array.cast(pa.list_(arrow_type.value_field))
-    if len(array) == 0:
-        flat = pa.array([], array.type.value_type)
-    else:
-        flat = array.flatten()
+    flat = array.flatten() if len(array) else pa.array([], array.type.value_type)
     lengths = pc.list_value_length(array)
     if lengths.null_count:
         lengths = lengths.fill_null(0)
@@ -103,7 +100,7 @@ def _first_fault(data_type: DataType, values: pa.Array, place: str) -> _Fault | 
             row = int(pc.index(long, True).as_py())
             size = len(values[row].as_py())
             return row, place, f"a text of {size} characters does not fit into {data_type}"
-    if not _has_rules(data_type):
+    if not data_type.is_nested or not _has_rules(data_type):
         return None
     if data_type.kind is TypeKind.ROW:
         present = validity(values)
@@ -162,6 +159,17 @@ def repeated_keys(of: Indices, keys: pa.Array) -> Indices:
     again = np.ones(len(combined), np.bool_)
     again[first] = False
     return np.flatnonzero(again)
+
+
+def last_of_each_key(of: Indices, keys: pa.Array) -> Indices | None:
+    """The entries that stay when of a key that is twice in a map the last counts; None if all do."""
+    if len(repeated_keys(of, keys)) == 0:
+        return None
+    backwards = np.arange(len(keys))[::-1]
+    earlier = backwards[repeated_keys(of[backwards], keys.take(pa.array(backwards)))]
+    stays = np.ones(len(keys), np.bool_)
+    stays[earlier] = False
+    return np.flatnonzero(stays)
 
 
 def cast(array: pa.Array, target: pa.DataType) -> pa.Array:

@@ -258,7 +258,8 @@ def check_columns(
     *,
     partial: bool,
 ) -> None:
-    """NOT NULL and CHAR(n), inside of nested columns too. Of a delete only the key counts, but a partial one may not clear a NOT NULL column."""
+    """NOT NULL and CHAR(n), inside of nested columns too. Of a delete only the key counts, but a partial one may not
+    clear a NOT NULL column."""
     for column, values in zip(columns, rows.columns, strict=True):
         if column.name in primary_key:
             if values.null_count:

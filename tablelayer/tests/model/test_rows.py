@@ -4,7 +4,7 @@ import struct
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
@@ -14,6 +14,7 @@ from tablelayer.model.types import BIGINT, BOOLEAN, INT, STRING
 from tablelayer.tests.model.random_rows import batches, nested_types, plain_types
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(batches(), batches(6, 4, st.one_of(nested_types, plain_types))))
 def test_rows_come_back(drawn: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = drawn
@@ -23,6 +24,7 @@ def test_rows_come_back(drawn: tuple[Schema, pa.RecordBatch]) -> None:
     assert decoded.equals(batch)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(batches(), batches(6, 4, st.one_of(nested_types, plain_types))), st.data())
 def test_absent_rows_are_null_and_chosen_columns_are_enough(
     drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject
@@ -45,6 +47,7 @@ def test_the_bytes_of_a_row() -> None:
     assert encode_rows(batch, schema).to_pylist() == [expected]
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(batches(max_rows=3), batches(3, 2, nested_types)), st.data())
 def test_cut_rows_are_a_decode_error(drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject) -> None:
     schema, batch = drawn

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
@@ -102,6 +102,7 @@ def test_projected_is_the_full_batch_without_the_other_columns(
     assert len(projected) <= len(full) + 256
 
 
+@settings(max_examples=40, deadline=None)
 @given(nested_batches(8, 4, st.one_of(nested_types, plain_types)), st.data())
 def test_nested_columns_are_cut_out_with_all_of_their_children(
     drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject
