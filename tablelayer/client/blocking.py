@@ -31,7 +31,7 @@ from tablelayer.client.kafka_admin import (
     KafkaRecord,
     TopicDescription,
 )
-from tablelayer.client.reader import LATEST, LookupResult, Moment
+from tablelayer.client.reader import LATEST, AnyMoment, LookupResult, Moment
 from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until
 from tablelayer.client.staging import AsyncStagedWriter, Receipt
 from tablelayer.client.table import AsyncTable
@@ -309,15 +309,23 @@ class Table:
         """At most `count` rows, quickly: a PK table's first by key in each bucket, a log table's latest."""
         return self._loop.run(self._table.limit(count, columns, filter))
 
-    def count(self, filter: FilterLike = None) -> int:
-        """How many rows there are now (that match), without reading them."""
-        return self._loop.run(self._table.count(filter))
+    def count(self, filter: FilterLike = None, *, as_of: AnyMoment | None = None) -> int:
+        """How many rows there are now (that match), without reading them; or were, reading one column."""
+        return self._loop.run(self._table.count(filter, as_of=as_of))
 
     def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
         """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
         milliseconds.
         """
         return self._loop.run(self._table.offsets(at, buckets))
+
+    def offsets_as_of(self, moment: Moment) -> dict[int, int]:
+        """The offsets that the log had reached at a time, what was written then included: what `as_of` means."""
+        return self._loop.run(self._table.offsets_as_of(moment))
+
+    def partition_offsets_as_of(self, moment: Moment) -> dict[str, dict[int, int]]:
+        """`offsets_as_of` of every partition."""
+        return self._loop.run(self._table.partition_offsets_as_of(moment))
 
     def scan(
         self,
@@ -360,7 +368,7 @@ class Table:
         columns: Sequence[str] | None = None,
         filter: FilterLike = None,
         *,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
     ) -> pa.Table:
         """The whole table (the rows that match) as it is now, or was at a time (milliseconds, datetime) or at offsets
         by bucket."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.partitioned_scan import AsyncPartitionedScan
 from tablelayer.client.partitions import create_partition, list_partitions
 from tablelayer.client.positions import commit_positions, fetch_positions
-from tablelayer.client.reader import LookupResult, Moment
+from tablelayer.client.reader import AnyMoment, LookupResult, Moment
 from tablelayer.client.scan import AsyncScan, PartitionPositions, Start, Until
 from tablelayer.client.split import split_by_partition
 from tablelayer.client.staging import AsyncStagedWriter
@@ -129,20 +130,7 @@ class AsyncPartitionedTable(AsyncTable):
         change_type: int | None = None,
         mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
-        try:
-            parts = await asyncio.to_thread(split_by_partition, definition, rows)
-        except RowError as error:
-            raise DataError(f"{self.path}: {error.message}", column=error.column, row=error.index) from None
-        for name, _, positions in parts:
-            for column, value in zip(definition.partition_keys, values_of(name), strict=False):
-                problem = value_problem(value)
-                if problem is not None or name.count(".") >= len(definition.partition_keys):
-                    row = int(positions[0])
-                    raise DataError(
-                        f"{self.path}: row {row}, column '{column}': {problem or f'{name!r} has a dot in it'}",
-                        column=column,
-                        row=row,
-                    )
+        parts = await self._parts(definition, rows)
 
         async def write(name: str, part: pa.Table) -> WriteResult:
             for attempt in range(_ATTEMPTS):
@@ -177,6 +165,41 @@ class AsyncPartitionedTable(AsyncTable):
         }
         return WriteResult(rows.num_rows, partition_end_offsets=ends)
 
+    async def _parts(
+        self, definition: TableDefinition, rows: pa.Table
+    ) -> list[tuple[str, pa.Table, np.ndarray]]:
+        """As `split_by_partition`; DataError for a row whose values cannot name a partition."""
+        try:
+            parts = await asyncio.to_thread(split_by_partition, definition, rows)
+        except RowError as error:
+            raise DataError(f"{self.path}: {error.message}", column=error.column, row=error.index) from None
+        for name, _, positions in parts:
+            for column, value in zip(definition.partition_keys, values_of(name), strict=False):
+                problem = value_problem(value)
+                if problem is not None or name.count(".") >= len(definition.partition_keys):
+                    row = int(positions[0])
+                    raise DataError(
+                        f"{self.path}: row {row}, column '{column}': {problem or f'{name!r} has a dot in it'}",
+                        column=column,
+                        row=row,
+                    )
+        return parts
+
+    async def parts_to_stage(
+        self, definition: TableDefinition, rows: pa.Table, change_type: int | None
+    ) -> list[tuple[TableDefinition, pa.Table]]:
+        """Rows by partition, each with its partition's definition; partitions that are missing are made, but not to
+        delete from.
+        """
+        found = []
+        for name, part, _ in await self._parts(definition, rows):
+            child = await (self._child(name) if change_type == DELETE else self._child_to_write(name))
+            if child is None:
+                continue
+            known = child.definition
+            found.append((definition.of_partition(name, known.table_id, known.bucket_count), part))
+        return found
+
     def staged_writer(
         self,
         writer: str,
@@ -186,7 +209,14 @@ class AsyncPartitionedTable(AsyncTable):
         *,
         definition: TableDefinition | None = None,
     ) -> AsyncStagedWriter:
-        raise self._needs_partition("staged writing", "partition(name).staged_writer")
+        return _PartitionedStagedWriter(
+            self,
+            definition or self.definition,
+            writer=writer,
+            batch_id=batch_id,
+            attempt=attempt,
+            target_columns=target_columns,
+        )
 
     # -- by key
     # -----------------------------------------------------------------------------------------------
@@ -306,13 +336,21 @@ class AsyncPartitionedTable(AsyncTable):
             await self._forget(child)
             return self._reader.answer_schema(columns).empty_table()
 
-    async def count(self, filter: FilterLike = None) -> int:
-        """How many rows there are now (that match), over all partitions."""
+    async def count(self, filter: FilterLike = None, *, as_of: AnyMoment | None = None) -> int:
+        """How many rows there are now (that match), or were, over all partitions."""
+        if as_of is not None:
+            return await super().count(filter, as_of=as_of)
         self._condition(filter)
         return sum((await self._of_each(lambda child: child.count(filter))).values())
 
     async def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
         return await self._of_each(lambda child: child.offsets(at))
+
+    async def partition_offsets_as_of(self, moment: Moment) -> dict[str, dict[int, int]]:
+        return await self._of_each(lambda child: child.offsets_as_of(moment))
+
+    async def offsets_as_of(self, moment: Moment) -> dict[int, int]:
+        raise self._needs_partition("offsets_as_of", "partition_offsets_as_of")
 
     async def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
         raise self._needs_partition("offsets", "partition_offsets")
@@ -369,13 +407,21 @@ class AsyncPartitionedTable(AsyncTable):
         columns: Sequence[str] | None = None,
         filter: FilterLike = None,
         *,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
     ) -> pa.Table:
-        """The rows (that match) as they are now, or what the present partitions held at a time, one after the other."""
-        if isinstance(as_of, Mapping):
-            raise self._needs_partition("reading at offsets", "partition(name).to_arrow")
+        """The rows (that match) as they are now, or what the present partitions held at a time, one after the other; or
+        what those had that offsets are given for.
+        """
         self._condition(filter)
-        parts = await self._of_each(lambda child: child.to_arrow(columns, filter, as_of=as_of))
+        if isinstance(as_of, Mapping):
+            parts = {}
+            for name, offsets in as_of.items():
+                if not isinstance(name, str) or not isinstance(offsets, Mapping):
+                    raise self._needs_partition("reading at offsets", "offsets by partition and bucket")
+                parts[name] = await (await self.partition(name)).to_arrow(columns, filter, as_of=offsets)
+        else:
+            moment = as_of
+            parts = await self._of_each(lambda child: child.to_arrow(columns, filter, as_of=moment))
         _, schema, order = self._reader.project(columns)
         if order is not None:
             schema = pa.schema([schema.field(name) for name in order])
@@ -439,6 +485,21 @@ class AsyncPartitionedTable(AsyncTable):
             TableErrorCode.PARTITION_NEEDED,
             f"{self.path} is partitioned, and {what} is by bucket: use {instead}",
         )
+
+
+class _PartitionedStagedWriter(AsyncStagedWriter):
+    """Stages rows of a whole partitioned table."""
+
+    def __init__(self, table: AsyncPartitionedTable, definition: TableDefinition, **named: Any) -> None:
+        super().__init__(table._cluster, definition, **named)
+        self._table = table
+
+    async def _write(
+        self, definition: TableDefinition, partition: UUID, rows: pa.Table, change_type: int | None
+    ) -> None:
+        for part, theirs in await self._table.parts_to_stage(definition, rows, change_type):
+            assert part.table_id is not None
+            await super()._write(part, part.table_id, theirs, change_type)
 
 
 def _no_partition(definition: TableDefinition, name: str) -> TableError:

@@ -3,7 +3,8 @@
 A task makes a `StagedWriter` under a fresh attempt name and writes; its `finish` gives a small receipt. Whoever
 drives the tasks collects the receipts of the attempts that count and commits them, under the writer's lasting name
 and the batch's number. Committing again, after a lost answer or a restart of anything, has no further effect; see
-`tablelayer.server.staged_commits` for what the server promises.
+`tablelayer.server.staged_commits` for what the server promises. A partitioned table is written as a whole: partitions
+that rows need are made when the rows are staged (one of a run that does not count may stay empty), the decision is one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -36,21 +38,28 @@ _REQUEST_SIZE = 8 << 20
 _COMMIT_TIMEOUT_MS = 3_600_000
 """A commit writes everything that was staged: of a large batch that is minutes. Asking again does not hurt."""
 _CHANNEL = "stage"
+_HELD_BYTES_MAX = 64 << 20
+"""Over all buckets and partitions; then everything held is sent, in batches as large as they are."""
+
+Place = tuple[UUID, int]
+"""A bucket of a partition; the partition is zero for a bucket of the table itself."""
+ITSELF = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one attempt has staged: chunks by bucket, and how many rows. Small and picklable."""
+    """What one attempt has staged: chunks by place, and how many rows. Small and picklable."""
 
     attempt: str
-    chunks: Mapping[int, int] = field(default_factory=dict)
+    chunks: Mapping[Place, int] = field(default_factory=dict)
     row_count: int = 0
 
 
 class AsyncStagedWriter:
     """One run of one task. Not for several tasks at once.
 
-    Holds about `batch_size_bytes` per bucket; while one request is on its way the next is put together.
+    Holds about `batch_size_bytes` per bucket, and no more than 64 MiB; while one request is on its way the next is put
+    together.
     """
 
     def __init__(
@@ -66,13 +75,13 @@ class AsyncStagedWriter:
         self._cluster = cluster
         self._config = cluster.config
         self._definition = definition
-        self._routes = TableRoutes(cluster, definition)
+        self._routes: dict[UUID, TableRoutes] = {}
+        self._spreads: dict[UUID, Spread] = {}
         self._writer, self._batch_id, self._attempt = writer, batch_id, attempt
         self._targets = target_columns
-        self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
-        self._held: dict[int, list[pa.RecordBatch]] = {}
-        self._held_bytes: dict[int, int] = {}
-        self._chunks: dict[int, int] = {}
+        self._held: dict[Place, list[pa.RecordBatch]] = {}
+        self._held_bytes: dict[Place, int] = {}
+        self._chunks: dict[Place, int] = {}
         self._ready: list[StagedChunk] = []
         self._sending: asyncio.Task[None] | None = None
         self._row_count = 0
@@ -83,11 +92,19 @@ class AsyncStagedWriter:
     async def write(self, rows: pa.Table, *, change_type: int | None = None) -> None:
         """Stage conformed rows, as `Writer.write` takes them. Raises TableError, KafkaError or ConnectionFailed."""
         self._row_count += rows.num_rows
-        if self.decided:
-            return
+        if not self.decided:
+            await self._write(self._definition, ITSELF, rows, change_type)
+
+    async def _write(
+        self, definition: TableDefinition, partition: UUID, rows: pa.Table, change_type: int | None
+    ) -> None:
+        """Rows of the table, or of one partition with this definition."""
+        if partition not in self._routes:
+            self._routes[partition] = TableRoutes(self._cluster, definition)
+            self._spreads[partition] = Spread(definition.bucket_count, self._config.batch_size_bytes)
         for slab in rows.to_batches():
             if slab.num_rows:
-                full = await asyncio.to_thread(self._take, slab, change_type)
+                full = await asyncio.to_thread(self._take, definition, partition, slab, change_type)
                 await self._send(full)
 
     async def finish(self) -> Receipt:
@@ -98,31 +115,33 @@ class AsyncStagedWriter:
         await self._sent()
         return Receipt(self._attempt, {} if self.decided else dict(self._chunks), self._row_count)
 
-    def _take(self, slab: pa.RecordBatch, change_type: int | None) -> list[StagedChunk]:
-        definition = self._definition
+    def _take(
+        self, definition: TableDefinition, partition: UUID, slab: pa.RecordBatch, change_type: int | None
+    ) -> list[StagedChunk]:
         if definition.bucket_key:
             parts = split_by_bucket(buckets_of(definition, slab), slab)
         else:
-            parts = self._spread.assign(slab)
+            parts = self._spreads[partition].assign(slab)
         self._change_type = change_type
         for bucket, part in parts:
-            self._held.setdefault(bucket, []).append(part)
-            self._held_bytes[bucket] = self._held_bytes.get(bucket, 0) + part.nbytes
-        limit = self._config.batch_size_bytes
-        return self._encode([bucket for bucket, size in self._held_bytes.items() if size >= limit])
+            place = partition, bucket
+            self._held.setdefault(place, []).append(part)
+            self._held_bytes[place] = self._held_bytes.get(place, 0) + part.nbytes
+        limit = self._config.batch_size_bytes if sum(self._held_bytes.values()) < _HELD_BYTES_MAX else 0
+        return self._encode([place for place, size in self._held_bytes.items() if size >= limit])
 
-    def _encode(self, buckets: Sequence[int]) -> list[StagedChunk]:
+    def _encode(self, places: Sequence[Place]) -> list[StagedChunk]:
         chunks = []
-        for bucket in buckets:
-            batches = self._held.pop(bucket)
-            size = self._held_bytes.pop(bucket)
+        for place in places:
+            batches = self._held.pop(place)
+            size = self._held_bytes.pop(place)
             rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
             step = max(1, rows.num_rows * self._config.batch_size_bytes // max(1, size))
             for start in range(0, rows.num_rows, step):
-                number = self._chunks.get(bucket, 0)
-                self._chunks[bucket] = number + 1
+                number = self._chunks.get(place, 0)
+                self._chunks[place] = number + 1
                 data = encode_write(self._definition, rows.slice(start, step), self._change_type)
-                chunks.append(StagedChunk(bucket=bucket, number=number, batch=data))
+                chunks.append(StagedChunk(partition_id=place[0], bucket=place[1], number=number, batch=data))
         return chunks
 
     async def _send(self, chunks: list[StagedChunk]) -> None:
@@ -148,16 +167,30 @@ class AsyncStagedWriter:
             await sending
 
     async def _stage(self, chunks: list[StagedChunk]) -> None:
+        table_id = self._definition.table_id
+        assert table_id is not None
+        places: dict[UUID, set[int]] = {}
+        for chunk in chunks:
+            places.setdefault(chunk.partition_id, set()).add(chunk.bucket)
+
+        def forget() -> None:
+            for partition in places:
+                self._routes[partition].forget()
+
         async def attempt(deadline: Deadline) -> None:
-            by_leader = await self._routes.by_leader(sorted({chunk.bucket for chunk in chunks}), deadline)
-            for leader, buckets in by_leader.items():
+            by_leader: dict[int, set[Place]] = {}
+            for partition, buckets in places.items():
+                found = await self._routes[partition].by_leader(sorted(buckets), deadline)
+                for leader, led in found.items():
+                    by_leader.setdefault(leader, set()).update((partition, bucket) for bucket in led)
+            for leader, theirs in by_leader.items():
                 request = StageRowsRequest(
-                    table_id=self._routes.table_id,
+                    table_id=table_id,
                     writer=self._writer,
                     batch_id=self._batch_id,
                     attempt=self._attempt,
                     target_columns=None if self._targets is None else list(self._targets),
-                    chunks=[chunk for chunk in chunks if chunk.bucket in set(buckets)],
+                    chunks=[chunk for chunk in chunks if (chunk.partition_id, chunk.bucket) in theirs],
                 )
                 answer = await self._cluster.send(
                     request, StageRowsResponse, node_id=leader, channel=_CHANNEL, deadline=deadline
@@ -172,7 +205,7 @@ class AsyncStagedWriter:
             config=self._config,
             deadline=Deadline(self._config.delivery_timeout_ms),
             repeatable=True,
-            on_stale_route=self._routes.forget,
+            on_stale_route=forget,
         )
 
     async def close(self) -> None:
@@ -199,7 +232,10 @@ async def commit_staged(
         attempts=[
             StagedAttempt(
                 attempt=receipt.attempt,
-                chunks=[StagedCount(bucket=bucket, count=count) for bucket, count in receipt.chunks.items()],
+                chunks=[
+                    StagedCount(partition_id=partition, bucket=bucket, count=count)
+                    for (partition, bucket), count in receipt.chunks.items()
+                ],
             )
             for receipt in receipts
         ],

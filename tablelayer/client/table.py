@@ -18,7 +18,16 @@ from tablelayer.client.conform import Data, as_rows, conform
 from tablelayer.client.errors import DataError
 from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.positions import commit_positions, fetch_positions
-from tablelayer.client.reader import LookupResult, Moment, Reader, first_row, nullable_schema, reorder
+from tablelayer.client.reader import (
+    AnyMoment,
+    LookupResult,
+    Moment,
+    Reader,
+    first_row,
+    flat,
+    nullable_schema,
+    reorder,
+)
 from tablelayer.client.retry import Deadline, retrying
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.scan import (
@@ -415,8 +424,12 @@ class AsyncTable:
             lambda: self._reader.limit(count, columns, self._condition(filter))
         )
 
-    async def count(self, filter: FilterLike = None) -> int:
-        """How many rows there are now (that match), without reading them."""
+    async def count(self, filter: FilterLike = None, *, as_of: AnyMoment | None = None) -> int:
+        """How many rows there are now (that match), without reading them; or were, reading one column (`to_arrow`)."""
+        if as_of is not None:
+            schema = self.definition.schema
+            column = schema.primary_key[0] if schema.primary_key else schema.names[0]
+            return int((await self.to_arrow([column], filter, as_of=as_of)).num_rows)
 
         async def count() -> int:
             return await self._reader.count(self._condition(filter))
@@ -430,6 +443,17 @@ class AsyncTable:
         return await self._reader.offsets(
             at, range(self.definition.bucket_count) if buckets is None else buckets
         )
+
+    async def offsets_as_of(self, moment: Moment) -> dict[int, int]:
+        """The offsets that the log had reached at a time (milliseconds or datetime), what was written at that time
+        included: what `as_of` means. TableError (OUTSIDE_RETENTION) for a time before what the log still has.
+        """
+        return await self._reader.offsets_as_of(moment, range(self.definition.bucket_count))
+
+    async def partition_offsets_as_of(self, moment: Moment) -> dict[str, dict[int, int]]:
+        """`offsets_as_of` of every partition."""
+        check_partitioned(self.definition)
+        raise AssertionError("a partitioned table has its own class")
 
     # -- scans
     # ------------------------------------------------------------------------------------------------
@@ -507,17 +531,18 @@ class AsyncTable:
         columns: Sequence[str] | None = None,
         filter: FilterLike = None,
         *,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
     ) -> pa.Table:
         """The whole table (the rows that match) as it is now, or was: a PK table's rows, or all rows that a log table
         keeps.
 
-        `as_of`: a time (milliseconds or datetime; what was written then is included), or offsets by bucket. TableError
-        (OUTSIDE_RETENTION) when log and snapshots do not reach back so far.
+        `as_of`: a time (milliseconds or datetime; what was written then is included), or offsets by bucket; of a
+        partitioned table by partition and bucket, and then of these partitions alone. TableError (OUTSIDE_RETENTION)
+        when log and snapshots do not reach back so far.
         """
         ids, schema, order = self._reader.project(columns)
         buckets = range(self.definition.bucket_count)
-        moments = None if as_of is None else await self._reader.offsets_as_of(as_of, buckets)
+        moments = None if as_of is None else await self._reader.offsets_as_of(flat(as_of, self.path), buckets)
         if self.definition.is_primary_key_table:
             batches = await self._states(ids, schema, moments, condition=self._condition(filter))
             return reorder(pa.Table.from_batches(batches, schema=schema), order)

@@ -592,14 +592,18 @@ class LakeFinishResponse(ApiMessage, key=10051, kind="response", versions="0", f
 
 
 class StagedChunk(Struct):
-    """A write batch as in AppendRows or PutRows; ``number`` counts an attempt's chunks for this bucket from 0."""
+    """A write batch as in AppendRows or PutRows; ``number`` counts an attempt's chunks for this bucket from 0.
 
+    ``partition_id``: of a partitioned table the partition that the bucket is of.
+    """
+
+    partition_id: UUID = uuid(versions="1+")
     bucket: int = int32()
     number: int = int32()
     batch: Any = records()
 
 
-class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0", flexible="0+"):
+class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0-1", flexible="0+"):
     """Hand over rows that become part of the table when the writer commits the attempt.
 
     ``writer`` keeps its name over restarts, ``batch_id`` grows, ``attempt`` is new for every run of a task. A
@@ -614,7 +618,7 @@ class StageRowsRequest(ApiMessage, key=10040, kind="request", versions="0", flex
     chunks: list[StagedChunk] = array(StagedChunk)
 
 
-class StageRowsResponse(ApiMessage, key=10040, kind="response", versions="0", flexible="0+"):
+class StageRowsResponse(ApiMessage, key=10040, kind="response", versions="0-1", flexible="0+"):
     """``decided``: this batch, or a later one, is committed already; nothing was stored."""
 
     throttle_time_ms: int = int32()
@@ -624,6 +628,9 @@ class StageRowsResponse(ApiMessage, key=10040, kind="response", versions="0", fl
 
 
 class StagedCount(Struct):
+    """As `StagedChunk`."""
+
+    partition_id: UUID = uuid(versions="1+")
     bucket: int = int32()
     count: int = int32()
 
@@ -635,7 +642,7 @@ class StagedAttempt(Struct):
     chunks: list[StagedCount] = array(StagedCount)
 
 
-class CommitStagedRequest(ApiMessage, key=10041, kind="request", versions="0", flexible="0+"):
+class CommitStagedRequest(ApiMessage, key=10041, kind="request", versions="0-1", flexible="0+"):
     """Write what these attempts have staged, once, in this order; answered when all of it is visible.
 
     A batch that is decided already is left as it is, whatever attempts are named. ``single``: the writer will not
@@ -649,7 +656,7 @@ class CommitStagedRequest(ApiMessage, key=10041, kind="request", versions="0", f
     single: bool = boolean()
 
 
-class CommitStagedResponse(ApiMessage, key=10041, kind="response", versions="0", flexible="0+"):
+class CommitStagedResponse(ApiMessage, key=10041, kind="response", versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)

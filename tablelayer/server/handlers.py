@@ -34,7 +34,7 @@ from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
 from tablelayer.server.snapshot_scans import SnapshotScans
 from tablelayer.server.staged_commits import StagedCommits
-from tablelayer.server.staging import Chunk
+from tablelayer.server.staging import Chunk, Place
 from tablelayer.server.writes import check_insertable
 
 logger = logging.getLogger("headrace.tables")
@@ -256,7 +256,7 @@ class Handlers:
             )
 
     async def _stage_rows(self, request: m.StageRowsRequest) -> ApiMessage:
-        definition = self._with_rows(request.table_id)
+        definition = self._catalog.by_id(request.table_id)
         targets = None if request.target_columns is None else tuple(request.target_columns)
         if self._staged.is_decided(request.table_id, request.writer, request.batch_id):
             return m.StageRowsResponse(decided=True)
@@ -266,16 +266,16 @@ class Handlers:
                 request.writer,
                 request.batch_id,
                 request.attempt,
-                chunk.bucket,
+                _place(chunk),
                 chunk.number,
                 Chunk(targets, memoryview(chunk.batch or b"")),
             )
         return m.StageRowsResponse()
 
     async def _commit_staged(self, request: m.CommitStagedRequest) -> ApiMessage:
-        definition = self._with_rows(request.table_id)
+        definition = self._catalog.by_id(request.table_id)
         attempts = [
-            (each.attempt, {entry.bucket: entry.count for entry in each.chunks}) for each in request.attempts
+            (each.attempt, {_place(entry): entry.count for entry in each.chunks}) for each in request.attempts
         ]
         await self._staged.commit(
             definition, request.writer, request.batch_id, attempts, single=request.single
@@ -589,6 +589,10 @@ async def _each(work: Callable[[Part], Awaitable[Answer]], parts: Iterable[Part]
     if len(listed) == 1:
         return [await work(listed[0])]
     return list(await asyncio.gather(*map(work, listed)))
+
+
+def _place(part: m.StagedChunk | m.StagedCount) -> Place:
+    return (part.partition_id, part.bucket) if part.partition_id.int else part.bucket
 
 
 def _refuse(answer: Any, error: Exception, definition: TableDefinition, bucket: int) -> None:

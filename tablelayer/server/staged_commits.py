@@ -9,7 +9,9 @@ What is promised:
 - a batch is decided once. Committing it again, or a batch before it, has no effect and succeeds; the attempts of the
   first commit count. The decision is in the coordination store before the first row is written, so a commit that
   is interrupted (the server is killed, the client dies) is completed with the same rows;
-- the rows of one bucket become visible in the order of the attempts; buckets do not become visible together.
+- the rows of one bucket become visible in the order of the attempts; buckets do not become visible together;
+- a partitioned table is one table here too: one decision for the rows of all partitions. A partition that is gone
+  before the decision makes the batch fail, to be run again; one that is dropped after it takes its rows along.
 
 How: a ledger per table and writer, at `/staged/<table id>/<writer>`, holds the last decided batch. Chunks are written
 under a producer identity of the writer's own, numbered on from batch to batch, of the kind whose sequence may have
@@ -39,7 +41,15 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.kafka_face import forwarded_producer_id
-from tablelayer.server.staging import Chunk, StagingArea, check_names, writer_key
+from tablelayer.server.staging import (
+    Chunk,
+    Place,
+    StagingArea,
+    check_names,
+    place_of,
+    place_text,
+    writer_key,
+)
 from tablelayer.server.writes import Writer
 
 if TYPE_CHECKING:
@@ -51,12 +61,16 @@ _ROOT: Final = "/staged"
 _DAY_MS: Final = 86_400_000
 _STREAM_KEPT_MS: Final = 90 * _DAY_MS
 _RETRY_SECONDS: Final = 0.05
+_PLACES_AT_ONCE: Final = 32
+"""Buckets that are written at the same time, each with two chunks in memory."""
 _TIMEOUT_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What is decided about a writer's last batch. `written` counts chunks by bucket, of a commit that failed."""
+    """What is decided about a writer's last batch. `written` counts chunks by bucket, of a commit that failed;
+    `partitions` are those that the batch has rows for, of a partitioned table.
+    """
 
     writer: str
     producer_id: int
@@ -66,10 +80,15 @@ class Ledger:
     kept_ms: int
     updated_ms: int
     done: bool = False
-    written: Mapping[int, int] = field(default_factory=dict)
+    written: Mapping[Place, int] = field(default_factory=dict)
+    partitions: tuple[UUID, ...] = ()
 
     def to_json(self) -> bytes:
-        value = asdict(self) | {"version": 1, "written": {str(k): v for k, v in self.written.items()}}
+        value = asdict(self) | {
+            "version": 1,
+            "written": {place_text(place): count for place, count in self.written.items()},
+            "partitions": [str(each) for each in self.partitions],
+        }
         return json.dumps(value).encode()
 
     @classmethod
@@ -77,7 +96,8 @@ class Ledger:
         value: dict[str, Any] = json.loads(data)
         del value["version"]
         value["attempts"] = tuple(value["attempts"])
-        value["written"] = {int(k): v for k, v in value["written"].items()}
+        value["written"] = {place_of(text): count for text, count in value["written"].items()}
+        value["partitions"] = tuple(UUID(each) for each in value.get("partitions", ()))
         return cls(**value)
 
 
@@ -87,6 +107,7 @@ def following(ledger: Ledger, chunks: int, now_ms: int) -> Ledger:
         ledger,
         done=True,
         attempts=(),
+        partitions=(),
         written={},
         first_sequence=(ledger.first_sequence + chunks) & MAX_SEQUENCE,
         updated_ms=now_ms,
@@ -138,30 +159,45 @@ class StagedCommits:
         writer: str,
         batch_id: int,
         attempt: str,
-        bucket: int,
+        place: Place,
         number: int,
         chunk: Chunk,
     ) -> None:
         """Check a chunk and store it. Raises TableError or KafkaError."""
         check_names(writer, batch_id, [attempt])
         assert definition.table_id is not None
-        hooks = self._bucket_of(definition, bucket)
+        hooks = self._bucket_of(*self._resolved(definition, place))
         await self._services.run(hooks.check_write, chunk.batch, chunk.targets)
-        path = self._area.path(definition.table_id, writer, batch_id, attempt, bucket)
+        path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
         durable = hooks.partition.log.config.flush_messages == 1
-        async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{bucket}"):
+        async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
             await self._services.run(_append, self._area, path, number, chunk, durable)
+
+    def _resolved(self, definition: TableDefinition, place: Place) -> tuple[TableDefinition, int]:
+        """The table that has this bucket, which is a partition of `definition` if that is partitioned. TableError."""
+        if isinstance(place, int):
+            if definition.is_partitioned:
+                raise TableError(
+                    TableErrorCode.PARTITION_NEEDED, f"{definition.path} is partitioned: say which partition"
+                )
+            return definition, place
+        partition = self._definition_of(place[0])
+        if partition.path.partition is None or partition.path.whole != definition.path:
+            raise TableError(
+                TableErrorCode.PARTITION_NOT_FOUND, f"{partition.path} is no partition of {definition.path}"
+            )
+        return partition, place[1]
 
     async def commit(
         self,
         definition: TableDefinition,
         writer: str,
         batch_id: int,
-        attempts: Sequence[tuple[str, Mapping[int, int]]],
+        attempts: Sequence[tuple[str, Mapping[Place, int]]],
         *,
         single: bool,
     ) -> None:
-        """Write what these attempts have staged: (attempt, chunks by bucket), in this order.
+        """Write what these attempts have staged: (attempt, chunks by place), in this order.
 
         Returns when all of it is visible. `single` says that the writer has no second batch. Raises TableError
         STAGED_ROWS_MISSING if not all is there (nothing is decided then), or what a bucket raises, after which
@@ -177,6 +213,9 @@ class StagedCommits:
             if ledger is not None and ledger.batch_id >= batch_id:
                 await self._services.run(self._area.drop_batches, table_id, writer, batch_id)
                 return
+            places = {place for _, counts in attempts for place in counts}
+            for place in places:
+                self._resolved(definition, place)
             await self._services.run(self._check_complete, table_id, writer, batch_id, attempts)
             context = self._services.context
             producer_id = ledger.producer_id if ledger is not None else await context.allocate_producer_id()
@@ -188,6 +227,7 @@ class StagedCommits:
                 first_sequence=0 if ledger is None else ledger.first_sequence,
                 kept_ms=_DAY_MS if single else _STREAM_KEPT_MS,
                 updated_ms=context.clock.time_ms(),
+                partitions=tuple(sorted({place[0] for place in places if not isinstance(place, int)})),
             )
             await self._save(table_id, decided)
             await self._write(definition, decided)
@@ -204,16 +244,17 @@ class StagedCommits:
         table_id: UUID,
         writer: str,
         batch_id: int,
-        attempts: Sequence[tuple[str, Mapping[int, int]]],
+        attempts: Sequence[tuple[str, Mapping[Place, int]]],
     ) -> None:
         for attempt, counts in attempts:
-            for bucket, count in counts.items():
-                there = self._area.count(self._area.path(table_id, writer, batch_id, attempt, bucket))
+            for place, count in counts.items():
+                there = self._area.count(self._area.path(table_id, writer, batch_id, attempt, place))
                 if there != count:
                     raise TableError(
                         TableErrorCode.STAGED_ROWS_MISSING,
-                        f"attempt {attempt} of batch {batch_id} has {there} staged chunks for bucket {bucket}, and"
-                        f" {count} should be committed; nothing was written: run the batch again",
+                        f"attempt {attempt} of batch {batch_id} has {there} staged chunks for bucket"
+                        f" {place_text(place)}, and {count} should be committed; nothing was written: run the batch"
+                        " again",
                     )
 
     # -- writing what is decided ---------------------------------------------------------------------------
@@ -222,9 +263,14 @@ class StagedCommits:
         table_id = definition.table_id
         assert table_id is not None
         written = dict(ledger.written)
-        buckets = range(definition.bucket_count)
+        gate = asyncio.Semaphore(_PLACES_AT_ONCE)
+
+        async def write(place: Place) -> None:
+            async with gate:
+                await self._write_place(definition, ledger, place, written)
+
         results = await asyncio.gather(
-            *(self._write_bucket(definition, ledger, bucket, written) for bucket in buckets),
+            *map(write, self._places(definition, ledger)),
             return_exceptions=True,
         )
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -237,16 +283,60 @@ class StagedCommits:
         await self._services.run(self._area.drop_batches, table_id, ledger.writer, ledger.batch_id)
         return done
 
-    async def _write_bucket(
-        self, definition: TableDefinition, ledger: Ledger, bucket: int, written: dict[int, int]
+    def _places(self, definition: TableDefinition, ledger: Ledger) -> list[Place]:
+        """All buckets that the batch may have rows for, but for those of partitions that were dropped."""
+        if not definition.is_partitioned:
+            return list(range(definition.bucket_count))
+        found: list[Place] = []
+        for partition in ledger.partitions:
+            if self._partition(partition) is not None:
+                found += [
+                    (partition, bucket) for bucket in range(self._definition_of(partition).bucket_count)
+                ]
+        return found
+
+    def _partition(self, table_id: UUID) -> TableDefinition | None:
+        try:
+            return self._definition_of(table_id)
+        except TableError as error:
+            if error.code is not TableErrorCode.TABLE_NOT_FOUND:
+                raise
+            return None
+
+    async def _write_place(
+        self, definition: TableDefinition, ledger: Ledger, place: Place, written: dict[Place, int]
     ) -> None:
-        """Write the chunks of one bucket that are not there yet; counts all of them in `written`."""
+        """As `_write_bucket`; a partition that is dropped meanwhile is no failure."""
         table_id = definition.table_id
         assert table_id is not None
+        if isinstance(place, int):
+            await self._write_bucket(table_id, definition, ledger, place, written)
+            return
+        partition = self._partition(place[0])
+        if partition is None:
+            return
+        try:
+            await self._write_bucket(table_id, partition, ledger, place, written)
+        except (KafkaError, TableError):
+            if self._partition(place[0]) is not None:
+                raise
+
+    async def _write_bucket(
+        self,
+        table_id: UUID,
+        definition: TableDefinition,
+        ledger: Ledger,
+        place: Place,
+        written: dict[Place, int],
+    ) -> None:
+        """Write the chunks for one place, a bucket of `definition`, that are not there yet; counts all of them in
+        `written`.
+        """
+        bucket = place if isinstance(place, int) else place[1]
         # The producer id is the ledger's alone, so any source partition will do.
         producer_id = forwarded_producer_id(ledger.producer_id, 0)
-        chunks = self._chunks(table_id, ledger, bucket)
-        number, noted = 0, written.get(bucket, 0)
+        chunks = self._chunks(table_id, ledger, place)
+        number, noted = 0, written.get(place, 0)
         chunk = await self._services.run(next, chunks, None)
         while chunk is not None:
             following_chunk = await self._services.run(next, chunks, None)
@@ -255,13 +345,13 @@ class StagedCommits:
                 # Only the last one is waited for: it is visible after those before it.
                 acks = 1 if following_chunk is not None else -1
                 await self._write_chunk(definition, bucket, chunk, Writer(producer_id, 0, sequence, 1), acks)
-                written[bucket] = number + 1
+                written[place] = number + 1
             number, chunk = number + 1, following_chunk
 
-    def _chunks(self, table_id: UUID, ledger: Ledger, bucket: int) -> Iterator[Chunk]:
+    def _chunks(self, table_id: UUID, ledger: Ledger, place: Place) -> Iterator[Chunk]:
         for attempt in ledger.attempts:
             yield from self._area.read(
-                self._area.path(table_id, ledger.writer, ledger.batch_id, attempt, bucket)
+                self._area.path(table_id, ledger.writer, ledger.batch_id, attempt, place)
             )
 
     async def _write_chunk(

@@ -4,7 +4,8 @@ A task's rows are stored here as they come and go into the table when their writ
 chunk is acknowledged when it is in its file, whole; what a crash leaves half written at a file's end was never
 acknowledged and is cut off. A chunk's number in its file makes a repeated request harmless.
 
-Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, writers by the hash of their name. A chunk is
+Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, writers by the hash of their name; of a partitioned
+table `<attempt>.<partition id>.<bucket>`, under the id of the whole table. A chunk is
 `int32 length of what follows, int32 CRC-32C of it, int16 number of target columns (-1: all), int32 each, batch`.
 Blocking: called in executor threads, for one attempt by one thread at a time.
 """
@@ -39,6 +40,21 @@ class Chunk:
 
     targets: tuple[int, ...] | None
     batch: memoryview
+
+
+Place = int | tuple[UUID, int]
+"""Where rows go: a bucket of the table; of a partitioned table a partition, by its id, and its bucket."""
+
+
+def place_text(place: Place) -> str:
+    """A place as part of a file's name, and in a ledger."""
+    return str(place) if isinstance(place, int) else f"{place[0]}.{place[1]}"
+
+
+def place_of(text: str) -> Place:
+    """The other way."""
+    partition, dot, bucket = text.rpartition(".")
+    return (UUID(partition), int(bucket)) if dot else int(bucket)
 
 
 @dataclass(slots=True)
@@ -76,8 +92,9 @@ class StagingArea:
         self._root = root
         self._tails: dict[Path, _Tail] = {}
 
-    def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, bucket: int) -> Path:
-        return self._root / str(table_id) / writer_key(writer) / str(batch_id) / f"{attempt}.{bucket}"
+    def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, place: Place) -> Path:
+        name = f"{attempt}.{place_text(place)}"
+        return self._root / str(table_id) / writer_key(writer) / str(batch_id) / name
 
     def append(self, path: Path, number: int, chunk: Chunk, *, durable: bool) -> None:
         """Store a chunk as number `number` of its file; nothing is done if it is there already.

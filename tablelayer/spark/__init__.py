@@ -1,4 +1,4 @@
-"""Tables in Spark: the data source `headrace`, `table`, `use`, and beside them the modules with what else there is.
+"""Tables in Spark: the data source `headrace`, `table`, `use`, `run_available_now`, and the modules beside them.
 
     from tablelayer.spark import table, use
     from tablelayer.spark.session import session
@@ -15,10 +15,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_FROM_BUILDER = frozenset({"create_view", "table", "use"})
+_HOMES = {
+    "create_view": "tablelayer.spark.builder",
+    "run_available_now": "tablelayer.spark.stream",
+    "table": "tablelayer.spark.builder",
+    "use": "tablelayer.spark.builder",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FROM_BUILDER:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("tablelayer.spark.builder"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -18,16 +18,19 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from tablelayer.client.errors import DataError
 from tablelayer.model.conditions import push_down
 from tablelayer.model.table import DEFAULT_DATABASE
-from tablelayer.spark.options import Mode
+from tablelayer.spark.options import Mode, PartitionOffsets
 from tablelayer.spark.types import METADATA_FIELDS
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table
 
+Moment = int | datetime | Mapping[int, int] | PartitionOffsets
+"""As of the table client."""
 BOOTSTRAP_CONF = "spark.headrace.bootstrap.servers"
 
 
@@ -42,7 +45,7 @@ class TableBuilder:
     predicates: tuple[str, ...] = ()
     row_limit: int | None = None
     mode: Mode = "current"
-    end: str | int | Mapping[int, int] = "latest"
+    end: Moment | None = None
 
     def select(self, *columns: str) -> TableBuilder:
         """Only these columns, in this order; metadata columns such as `_log_offset` too."""
@@ -58,10 +61,13 @@ class TableBuilder:
             raise ValueError(f"a limit of {count} rows makes no sense")
         return replace(self, row_limit=count)
 
-    def as_of(self, moment: int | Mapping[int, int]) -> TableBuilder:
-        """The table as it was at a time in milliseconds, or at offsets by bucket, as far back as its log goes.
+    def as_of(self, moment: Moment) -> TableBuilder:
+        """The table as it was at a time (milliseconds or datetime; what was written then is included), or at offsets by
+        bucket, of a partitioned table `{partition: {bucket: offset}}` (then of these partitions alone), as far back as
+        its log goes; the table client's `as_of`.
 
-        Only for log tables and for PK tables whose changelog has old images.
+        Only for log tables and for PK tables whose changelog has old images. Of a partitioned table at a time: what its
+        present partitions held then.
         """
         return replace(self, end=dict(moment) if isinstance(moment, Mapping) else moment)
 
@@ -74,20 +80,13 @@ class TableBuilder:
         return replace(self, mode="upsert")
 
     def to_df(self) -> Any:
-        """The DataFrame, at the offsets of this call (of a partitioned table: of its first action). Raises TableError
-        for a table or column that is not there.
-        """
+        """The DataFrame, at the offsets of this call. Raises TableError for a table or column that is not there."""
         definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema
         pushed = push_down(self.predicates, known)
         reader = self.spark.read.format("headrace").option("bootstrap.servers", self.bootstrap)
         reader = reader.option("table", self.path).option("mode", self.mode)
-        if not definition.is_partitioned:
-            reader = reader.option("ending.offsets", json.dumps(self._pinned(definition)))
-        elif isinstance(self.end, int):
-            reader = reader.option("ending.timestamp", str(self.end))
-        elif self.end != "latest":
-            raise ValueError(f"{self.path} is partitioned: it can be read as of a time, not as of offsets")
+        reader = reader.option("ending.offsets", json.dumps(self._pinned(definition)))
         wanted = self.columns
         if wanted:
             named = [name for name in METADATA_FIELDS if any(name in each for each in self.predicates)]
@@ -103,10 +102,15 @@ class TableBuilder:
             frame = frame.select(*[f"`{name}`" for name in wanted])
         return frame if self.row_limit is None else frame.limit(self.row_limit)
 
-    def _pinned(self, definition: Any) -> dict[int, int]:
+    def _pinned(self, definition: Any) -> Mapping[Any, Any]:
         if isinstance(self.end, Mapping):
-            return dict(self.end)
-        return dict(open_table(self.bootstrap, definition).offsets(self.end))
+            return self.end
+        table = open_table(self.bootstrap, definition)
+        if self.end is None:
+            return table.partition_offsets("latest") if definition.is_partitioned else table.offsets("latest")
+        if definition.is_partitioned:
+            return table.partition_offsets_as_of(self.end)
+        return table.offsets_as_of(self.end)
 
 
 def table(spark: Any, path: str, bootstrap: str | None = None) -> TableBuilder:

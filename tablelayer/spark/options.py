@@ -15,11 +15,16 @@ from typing import Any, Literal, cast
 from tablelayer.model.conditions import Predicate
 from tablelayer.spark.positions import Offsets
 
+PartitionOffsets = Mapping[str, Offsets]
+"""Offsets by partition and bucket."""
+
 Mode = Literal["current", "changelog", "upsert"]
 WriteMode = Literal["append", "upsert", "delete", "partial"]
 Delivery = Literal["exactly-once", "at-least-once"]
-Place = str | int | Offsets
-"""A place in every bucket: "full", "earliest", "latest", a time in ms, or offsets by bucket."""
+AvailableNow = Literal["false", "true", "capped"]
+Place = str | int | Offsets | PartitionOffsets
+"""A place in every bucket: "full", "earliest", "latest", a time in ms, or offsets by bucket, or by partition and
+bucket."""
 
 _READ = (
     "bootstrap.servers", "table", "columns", "mode", "where", "limit", "startingOffsets", "endingOffsets",
@@ -47,7 +52,7 @@ class ReadOptions:
     predicate: Predicate | None
     limit: int
     max_offsets: int | None
-    available_now: bool
+    available_now: AvailableNow
     fail_on_data_loss: bool
     min_partitions: int
     max_records: int
@@ -67,7 +72,9 @@ class ReadOptions:
             predicate=given.json("where"),
             limit=-1 if limit is None else limit,
             max_offsets=given.number("maxOffsetsPerTrigger", 1),
-            available_now=given.flag("availableNow", default=False),
+            available_now=cast(
+                AvailableNow, given.choice("availableNow", ("false", "true", "capped"), "false")
+            ),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             min_partitions=given.number("minPartitions", 1) or 1,
             max_records=given.number("maxRecordsPerPartition", 1) or _MAX_RECORDS_PER_PARTITION,
@@ -196,11 +203,19 @@ class _Given:
         if text is None or text.lower() in words:
             return None if text is None else text.lower()
         try:
-            return {int(bucket): int(offset) for bucket, offset in json.loads(text).items()}
+            value = json.loads(text)
+            if value and all(isinstance(each, dict) for each in value.values()):
+                return {str(name): _by_bucket(each) for name, each in value.items()}
+            return _by_bucket(value)
         except (ValueError, TypeError, AttributeError):
             raise ValueError(
-                f"""{offsets} is '{text}': use {", ".join(words)}, or JSON such as {{"0": 17}}"""
+                f"""{offsets} is '{text}': use {", ".join(words)}, or JSON such as {{"0": 17}}, of a partitioned"""
+                """ table {"2024-09-19": {"0": 17}}"""
             ) from None
+
+
+def _by_bucket(value: Mapping[str, Any]) -> dict[int, int]:
+    return {int(bucket): int(offset) for bucket, offset in value.items()}
 
 
 def _milliseconds(text: str, option: str) -> int:

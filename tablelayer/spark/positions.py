@@ -8,17 +8,26 @@ A position is what Spark keeps in the checkpoint, as JSON:
 micro-batch is committed, Spark's checkpoint knows only where that batch ends, and asks for the beginning again
 after a restart. "latest" would then be another one, and rows would be lost; so the end carries the beginning.
 A position with `"initial": true` is such an answer: where the stream would begin if it began now.
+
+Of a partitioned table (`PartitionedPosition`) the offsets are by partition:
+
+    {"table": "<id>", "partitions": {"2024": {"id": "<its id>", "offsets": {"0": 17}}}, "began": {"2024": {...}}}
+
+A partition that a batch's start does not know is new, or was dropped and made again (another id): it is read from
+offset 0, or, where its end says `"full": true`, with its state.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 Offsets = Mapping[int, int]
 Began = Offsets | Literal["full"]
+Place = TypeVar("Place", bound=Any)
+"""A bucket; of a partitioned table a partition and its bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +56,60 @@ class Position:
                 str(value["table"]), _numbers(value["offsets"]), began, bool(value.get("initial", False))
             )
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise ValueError(
-                f"the checkpoint holds {json.dumps(value)}, which is no position in a table: it belongs to"
-                " another source; use a new checkpoint location"
-            ) from None
+            raise _no_position(value) from None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAt:
+    """A partition, by its id, and the next offsets of its buckets. `full`: who did not know it began with the state
+    that it had.
+    """
+
+    table: str
+    offsets: Offsets
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedPosition:
+    """See the module; by the partitions' names. `began` is where those that were there at first began, as in
+    `Position`.
+    """
+
+    table: str
+    partitions: Mapping[str, PartitionAt]
+    began: Mapping[str, PartitionAt] = field(default_factory=dict)
+    initial: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        value = {
+            "table": self.table,
+            "partitions": _texts_by_partition(self.partitions),
+            "began": _texts_by_partition(self.began),
+        }
+        return value | ({"initial": True} if self.initial else {})
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> PartitionedPosition:
+        """Raises ValueError for what is not a position of this source."""
+        try:
+            partitions, began = (_numbers_by_partition(value[name]) for name in ("partitions", "began"))
+            return cls(str(value["table"]), partitions, began, bool(value.get("initial", False)))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise _no_position(value) from None
+
+
+def partition_starts(
+    start: PartitionedPosition, end: PartitionedPosition
+) -> Iterator[tuple[str, PartitionAt, Began]]:
+    """Where the batch from `start` to `end` begins in each partition of `end`: (name, its end, its beginning)."""
+    known = end.began if start.initial else start.partitions
+    for name, at in end.partitions.items():
+        before = known.get(name)
+        if before is not None and before.table == at.table:
+            yield name, at, before.offsets
+        else:
+            yield name, at, "full" if at.full else dict.fromkeys(at.offsets, 0)
 
 
 def batch_start(start: Position, end: Position) -> Began:
@@ -58,7 +117,7 @@ def batch_start(start: Position, end: Position) -> Began:
     return end.began if start.initial else start.offsets
 
 
-def admit(start: Offsets, latest: Offsets, most: int | None) -> dict[int, int]:
+def admit(start: Mapping[Place, int], latest: Mapping[Place, int], most: int | None) -> dict[Place, int]:
     """Ends of the next micro-batch: at most `most` offsets (None: all), shared out in proportion to the lag.
 
     The result is never before `start` nor behind `latest`, has exactly `most` offsets where so many wait, and a
@@ -90,6 +149,27 @@ def lost_ranges(start: Offsets, earliest: Offsets, latest: Offsets) -> dict[int,
         elif bucket in latest and offset > latest[bucket]:
             lost[bucket] = (offset, latest[bucket])
     return lost
+
+
+def _no_position(value: Any) -> ValueError:
+    return ValueError(
+        f"the checkpoint holds {json.dumps(value)}, which is no position in this table: it belongs to"
+        " another source; use a new checkpoint location"
+    )
+
+
+def _texts_by_partition(partitions: Mapping[str, PartitionAt]) -> dict[str, Any]:
+    return {
+        name: {"id": at.table, "offsets": _texts(at.offsets)} | ({"full": True} if at.full else {})
+        for name, at in sorted(partitions.items())
+    }
+
+
+def _numbers_by_partition(value: Mapping[str, Any]) -> dict[str, PartitionAt]:
+    return {
+        str(name): PartitionAt(str(at["id"]), _numbers(at["offsets"]), bool(at.get("full", False)))
+        for name, at in value.items()
+    }
 
 
 def _texts(offsets: Offsets) -> dict[str, int]:

@@ -18,7 +18,8 @@ the batch are done, the driver commits the runs that count; only then do rows be
 the query's id, which is in the checkpoint, and the batch's number, and the server decides each number once. So
 whatever is repeated (tasks, speculative twins, whole batches after a restart, in any order and any number of
 partitions), the rows of one run of the batch are in the table, all of them, once. This holds for log tables and
-aggregations too. What it costs: rows are stored twice for a moment, and seen when the batch ends.
+aggregations too, and for a partitioned table as a whole, whose partitions are made as rows need them. What it costs:
+rows are stored twice for a moment, and seen when the batch ends.
 
 A query that starts with a new checkpoint is a new writer. One writer's ledger is kept for 90 days after its last
 batch; a query that is started again after a longer pause may repeat that batch.
@@ -131,12 +132,6 @@ def plan_write(options: WriteOptions, schema: Any, overwrite: bool) -> WritePlan
         )
     definition = connection(options.bootstrap).admin.describe_table(options.table)
     path, keyed = definition.path, definition.is_primary_key_table
-    if definition.is_partitioned and options.delivery != "at-least-once":
-        raise TableError(
-            TableErrorCode.PARTITION_NEEDED,
-            f"{path} is partitioned: Spark writes it with delivery 'at-least-once', or one partition of it, table "
-            f"'{path}.<name>', exactly once",
-        )
     mode: WriteMode = options.mode or ("upsert" if keyed else "append")
     if keyed == (mode == "append"):
         raise TableError(

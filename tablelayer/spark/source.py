@@ -16,8 +16,9 @@ Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` and `table` are 
 - `maxOffsetsPerTrigger`, `availableNow`, `failOnDataLoss`: `tablelayer.spark.stream`.
 - `minPartitions`, `maxRecordsPerPartition` (default a million): how a log is cut into tasks. A PK table's state
   is one task per bucket.
-- Of a partitioned table a batch reads the partitions that `where` leaves; one partition is table `db.t.name`. Streams
-  read one partition.
+- Of a partitioned table the partitions that `where` leaves are read, by a stream new ones too as they come; one
+  partition is table `db.t.name`. Offsets are by partition and bucket: `{"2024-09-19": {"0": 17}}`; where the ending
+  offsets name partitions, the others are not read.
 - `limit`: rows per task; `where`: the predicate that `tablelayer.spark.table` makes.
 
 Offsets are pinned at the frame's first action; `load()` again to see later rows. Filters of Spark are not pushed
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -39,7 +40,8 @@ from tablelayer.model.conditions import Predicate, arrow_expression, columns_of
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition
-from tablelayer.spark.options import Place, ReadOptions
+from tablelayer.spark.options import PartitionOffsets, Place, ReadOptions
+from tablelayer.spark.positions import Offsets
 from tablelayer.spark.splits import Split, TableRead, plan_splits, read_split
 from tablelayer.spark.types import METADATA_FIELDS, choose_columns, spark_schema
 from tablelayer.spark.worker import connection
@@ -78,9 +80,9 @@ class HeadraceDataSource(DataSource):
         return HeadraceReader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
-        from tablelayer.spark.stream import HeadraceStreamReader
+        from tablelayer.spark.stream import stream_reader
 
-        return HeadraceStreamReader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
+        return stream_reader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
         from tablelayer.spark.sink import batch_writer
@@ -118,13 +120,48 @@ def resolve(table: Any, place: Place) -> dict[int, int]:
     """Offsets of every bucket; those that offsets by bucket leave out begin at the earliest."""
     if isinstance(place, (str, int)):
         return dict(table.offsets(place))
-    unknown = [bucket for bucket in place if not 0 <= bucket < table.definition.bucket_count]
+    if any(isinstance(bucket, str) for bucket in place):
+        raise ValueError(
+            f"offsets are given by partition, but {table.path} is not partitioned: {{bucket: offset}}"
+        )
+    offsets = cast(Offsets, place)
+    _check_buckets(table.path, offsets, table.definition.bucket_count)
+    return dict(offsets)
+
+
+def resolve_partitions(
+    table: Any, place: Place, partitions: Sequence[Partition]
+) -> dict[str, dict[int, int]]:
+    """As `resolve` for these partitions of a partitioned table; those that offsets do not name are absent, and so are
+    those that are gone by now.
+    """
+    known = {each.name: each for each in partitions}
+    if isinstance(place, (str, int)):
+        found = table.partition_offsets(place)
+        return {name: dict(found[name]) for name in known if name in found}
+    for name, offsets in place.items():
+        if not isinstance(name, str) or not isinstance(offsets, Mapping):
+            raise ValueError(
+                f"{table.path} is partitioned: its offsets are by partition and bucket,"
+                f""" such as {{"{next(iter(known), "2024-09-19")}": {{"0": 17}}}}"""
+            )
+        if name in known:
+            _check_buckets(table.path.of_partition(name), offsets, known[name].bucket_count)
+    missing = {name for name in place if isinstance(name, str)} - {each.name for each in table.partitions()}
+    if missing:
+        raise TableError(
+            TableErrorCode.PARTITION_NOT_FOUND,
+            f"offsets are given for partition {min(missing)} of {table.path}, which is not there",
+        )
+    return {name: dict(cast(PartitionOffsets, place)[name]) for name in known if name in place}
+
+
+def _check_buckets(path: Any, offsets: Offsets, count: int) -> None:
+    unknown = [bucket for bucket in offsets if not 0 <= bucket < count]
     if unknown:
         raise ValueError(
-            f"offsets are given for bucket {unknown[0]}, but {table.path} has buckets 0 to"
-            f" {table.definition.bucket_count - 1}"
+            f"offsets are given for bucket {unknown[0]}, but {path} has buckets 0 to {count - 1}"
         )
-    return dict(place)
 
 
 def partitions_needed(
@@ -173,30 +210,53 @@ class HeadraceReader(DataSourceReader):
         if not definition.is_partitioned:
             splits = self._splits(table, self.options.min_partitions)
         else:
-            if isinstance(self.options.start, Mapping) or isinstance(self.options.end, Mapping):
-                raise ValueError(
-                    f"{definition.path} is partitioned: offsets by bucket are for one partition, such as table "
-                    f"'{definition.path}.<name>'"
-                )
-            kept = partitions_needed(definition, table.partitions(), self.options.predicate)
-            least = -(-self.options.min_partitions // max(1, len(kept)))
-            splits = []
-            for each in kept:
-                found = self._splits(table.partition(each.name), least)
-                splits += [replace(split, partition=each) for split in found]
+            splits = self._splits_of_partitions(table)
         return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
 
     def _splits(self, table: Any, min_count: int) -> list[Split]:
         end = resolve(table, self.options.end)
-        if self.options.mode == "current" and table.definition.is_primary_key_table:
-            return [Split(bucket, 0, offset, state=True) for bucket, offset in sorted(end.items())]
+        if self._of_state:
+            return _state_splits(end)
         start = resolve(table, "earliest")
         if self.options.start is not None:
             start |= resolve(table, self.options.start)
         return plan_splits(start, end, min_count=min_count, max_rows=self.options.max_records)
 
+    def _splits_of_partitions(self, table: Any) -> list[Split]:
+        kept = partitions_needed(table.definition, table.partitions(), self.options.predicate)
+        ends = resolve_partitions(table, self.options.end, kept)
+        starts: dict[str, dict[int, int]] = {}
+        if not self._of_state:
+            starts = resolve_partitions(table, "earliest", kept)
+            if self.options.start is not None:
+                for name, given in resolve_partitions(table, self.options.start, kept).items():
+                    starts[name] = {**starts.get(name, {}), **given}
+        least = -(-self.options.min_partitions // max(1, len(kept)))
+        splits = []
+        for each in kept:
+            if each.name not in ends:
+                continue
+            end = ends[each.name]
+            found = (
+                _state_splits(end)
+                if self._of_state
+                else plan_splits(
+                    starts.get(each.name, {}), end, min_count=least, max_rows=self.options.max_records
+                )
+            )
+            splits += [replace(split, partition=each) for split in found]
+        return splits
+
+    @property
+    def _of_state(self) -> bool:
+        return self.options.mode == "current" and self.read_plan.definition.is_primary_key_table
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self.read_plan, partition)
+
+
+def _state_splits(end: Offsets) -> list[Split]:
+    return [Split(bucket, 0, offset, state=True) for bucket, offset in sorted(end.items())]
 
 
 def read_partition(read: TableRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:

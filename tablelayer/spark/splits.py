@@ -21,6 +21,7 @@ This module is imported by executors: it knows the table client, not Spark.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ from tablelayer.spark.types import (
     spark_arrow_schema,
 )
 from tablelayer.spark.worker import table as open_table
+
+logger = logging.getLogger("headrace.spark")
 
 ReadMode = Literal["changelog", "upsert", "current", "last"]
 
@@ -153,11 +156,23 @@ def plan_splits(
 
 
 def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
-    """The split's rows, in `read.arrow_schema()`. Raises the table client's errors."""
+    """The split's rows, in `read.arrow_schema()`. Raises the table client's errors; a partition that was dropped
+    meanwhile gives nothing (more), R18.3.
+    """
     part = split.partition
-    if part is not None:
-        of_partition = read.definition.of_partition(part.name, part.table_id, part.bucket_count)
-        read = replace(read, definition=of_partition)
+    if part is None:
+        yield from _read_split(read, split)
+        return
+    of_partition = read.definition.of_partition(part.name, part.table_id, part.bucket_count)
+    try:
+        yield from _read_split(replace(read, definition=of_partition), split)
+    except TableError as error:
+        if error.code is not TableErrorCode.TABLE_NOT_FOUND:
+            raise
+        logger.warning("partition %s of %s was dropped while it was read", part.name, read.definition.path)
+
+
+def _read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
     table = open_table(read.bootstrap, read.definition)
     schema = read.arrow_schema()
     if split.state:

@@ -9,8 +9,13 @@
 - **Admission**: `maxOffsetsPerTrigger` bounds a micro-batch. The state that opens a "full" stream is one
   micro-batch, whatever its size; its tasks hold a few Arrow batches at a time.
 - **Trigger.AvailableNow**: on Spark 4.1 a source is asked once how far it goes, and cannot learn that the trigger
-  is AvailableNow. Give `availableNow=true` here too when `maxOffsetsPerTrigger` is set: all that is there then is
-  one micro-batch. Without it the query ends after one capped micro-batch, and goes on when it is run again.
+  is AvailableNow. With `maxOffsetsPerTrigger` there are three ways: `availableNow=true` here too makes one micro-batch
+  of all that is there; `availableNow=capped` together with `tablelayer.spark.run_available_now(writer)`, instead of
+  the trigger, makes capped ones up to where the table ended when the run began; and with neither the query ends
+  after one capped micro-batch, and goes on when it is run again.
+- **Partitioned tables** are read as a whole: partitions that are added are read from their beginning, those that are
+  dropped end, R18.3. A partition that is new to the stream and whose log does not reach back to offset 0 begins with
+  its state (a PK table whose stream began "full"), else that is lost rows.
 - **Lost rows**: when retention has deleted what the stream has not read yet, `failOnDataLoss` (default true) stops
   the query; false goes on where the log begins.
 """
@@ -18,21 +23,61 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.partitions import Partition
 from tablelayer.spark.options import ReadOptions
-from tablelayer.spark.positions import Offsets, Position, admit, batch_start, lost_ranges
-from tablelayer.spark.source import SplitPartition, plan_read, read_partition, resolve
+from tablelayer.spark.positions import (
+    Offsets,
+    PartitionAt,
+    PartitionedPosition,
+    Position,
+    admit,
+    batch_start,
+    lost_ranges,
+    partition_starts,
+)
+from tablelayer.spark.source import (
+    SplitPartition,
+    partitions_needed,
+    plan_read,
+    read_partition,
+    resolve,
+    resolve_partitions,
+)
 from tablelayer.spark.splits import Split, plan_splits
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table
 
 logger = logging.getLogger("headrace.spark")
+
+
+def stream_reader(options: ReadOptions, names: list[str]) -> HeadraceStreamReader:
+    """The reader for the kind of table."""
+    definition = connection(options.bootstrap).admin.describe_table(options.table)
+    kind = PartitionedStreamReader if definition.is_partitioned else HeadraceStreamReader
+    return kind(options, names)
+
+
+def run_available_now(writer: Any) -> Any:
+    """Run a stream up to where its tables ended when it began, in micro-batches of `maxOffsetsPerTrigger`; the query,
+    which has stopped.
+
+    `writer` is a `DataStreamWriter` without a trigger whose sources were loaded with `availableNow=capped`. Raises what
+    the query raised. Call it again with the same checkpoint for what has come since.
+    """
+    query = writer.start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    return query
 
 
 class HeadraceStreamReader(DataSourceStreamReader):
@@ -45,12 +90,6 @@ class HeadraceStreamReader(DataSourceStreamReader):
     def __init__(self, options: ReadOptions, names: list[str]) -> None:
         self.options = options
         definition = connection(options.bootstrap).admin.describe_table(options.table)
-        if definition.is_partitioned:
-            raise TableError(
-                TableErrorCode.PARTITION_NEEDED,
-                f"{definition.path} is partitioned: a stream reads one partition, table '{definition.path}.<name>'; "
-                "Spark's Kafka source reads all of them, new ones too, with subscribePattern",
-            )
         if definition.is_primary_key_table and options.mode == "current":
             raise ValueError(
                 f"a stream of {definition.path}, which has a primary key, needs mode 'upsert' (+I +U -D in"
@@ -61,23 +100,26 @@ class HeadraceStreamReader(DataSourceStreamReader):
         if options.limit >= 0:
             raise ValueError("'limit' is for batches: a stream has no end")
         self.read_plan = plan_read(options, definition, names)
-        self._initial: Position | None = None
-        self._at: Position | None = None
+        self._begins_full = options.start == "full" or (
+            options.start is None and definition.is_primary_key_table
+        )
+        self._initial: Any = None
+        self._at: Any = None
+        self._pinned: Any = None
 
     # -- where ---------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         if self._initial is None:
-            start = self.options.start
-            if start is None:
-                start = "full" if self.read_plan.primary_key else "earliest"
-            if start == "full":
+            start = self.options.start or "earliest"
+            if self._begins_full:
                 self._initial = Position(self._table_id, {}, "full", initial=True)
             else:
                 table = self._table()
                 offsets = resolve(table, "earliest") | resolve(table, start)
                 self._initial = Position(self._table_id, offsets, offsets, initial=True)
-        return self._initial.to_json()
+        value: dict[str, Any] = self._initial.to_json()
+        return value
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any] | None = None, limit: Any = None
@@ -93,16 +135,22 @@ class HeadraceStreamReader(DataSourceStreamReader):
         if not isinstance(self.options.end, str):
             stop = resolve(table, self.options.end)
             latest = {bucket: min(offset, stop.get(bucket, offset)) for bucket, offset in latest.items()}
+        if self.options.available_now == "capped":
+            self._pinned = self._pinned or latest
+            latest = self._pinned
         if at.initial and at.began == "full":
             ends = latest
         else:
-            most = None if self.options.available_now else self.options.max_offsets
-            ends = admit(at.offsets, latest, most)
+            ends = admit(at.offsets, latest, self._most)
             ends = {bucket: max(offset, at.offsets.get(bucket, 0)) for bucket, offset in ends.items()}
         end = Position(self._table_id, ends, at.began)
         if start is None:
             self._at = end
         return end.to_json()
+
+    @property
+    def _most(self) -> int | None:
+        return None if self.options.available_now == "true" else self.options.max_offsets
 
     # -- what ----------------------------------------------------------------------------------------------
 
@@ -118,8 +166,9 @@ class HeadraceStreamReader(DataSourceStreamReader):
                 Split(bucket, 0, stop, state=True) for bucket, stop in sorted(last.offsets.items()) if stop
             ]
         else:
+            table = open_table(self.options.bootstrap, self.read_plan.definition)
             splits = plan_splits(
-                self._still_there(begin, last.offsets),
+                self._still_there(table, begin, last.offsets),
                 last.offsets,
                 min_count=self.options.min_partitions,
                 max_rows=self.options.max_records,
@@ -147,7 +196,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
         self._check_table(Position(str(present.table_id), {}, "full"), self._table_id)
         return open_table(self.options.bootstrap, self.read_plan.definition)
 
-    def _check_table(self, position: Position, expected: str | None = None) -> None:
+    def _check_table(self, position: Position | PartitionedPosition, expected: str | None = None) -> None:
         if position.table != (expected or self._table_id):
             raise TableError(
                 TableErrorCode.TABLE_NOT_FOUND,
@@ -156,11 +205,10 @@ class HeadraceStreamReader(DataSourceStreamReader):
                 " offsets mean nothing in the new table; start with a new checkpoint location",
             )
 
-    def _still_there(self, start: Offsets, end: Offsets) -> Offsets:
+    def _still_there(self, table: Any, start: Offsets, end: Offsets) -> Offsets:
         """The start, or what is left of it when retention has deleted some of it and that is allowed."""
         if all(start.get(bucket, 0) >= stop for bucket, stop in end.items()):
             return start
-        table = open_table(self.options.bootstrap, self.read_plan.definition)
         lost = lost_ranges(
             {bucket: start.get(bucket, 0) for bucket in end},
             resolve(table, "earliest"),
@@ -170,7 +218,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
             return start
         bucket, (wanted, instead) = next(iter(lost.items()))
         what = (
-            f"bucket {bucket} of {self.options.table} should be read from offset {wanted}, but its log"
+            f"bucket {bucket} of {table.path} should be read from offset {wanted}, but its log"
             f" {'begins' if instead > wanted else 'ends'} at {instead}"
         )
         if self.options.fail_on_data_loss:
@@ -181,3 +229,141 @@ class HeadraceStreamReader(DataSourceStreamReader):
             )
         logger.warning("%s: %d offsets are skipped (failOnDataLoss=false)", what, max(0, instead - wanted))
         return {**start, **{bucket: max(instead, 0) for bucket, (_, instead) in lost.items()}}
+
+
+class PartitionedStreamReader(HeadraceStreamReader):
+    """A partitioned table as a whole; see `PartitionedPosition`."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        if self._initial is None:
+            began: dict[str, PartitionAt] = {}
+            if not self._begins_full:
+                table = self._table()
+                present = self._present(table)
+                start = self.options.start or "earliest"
+                found = resolve_partitions(table, "earliest", present)
+                if start != "earliest":
+                    for name, given in resolve_partitions(table, start, present).items():
+                        found[name] = {**found.get(name, {}), **given}
+                began = {
+                    each.name: PartitionAt(str(each.table_id), found[each.name])
+                    for each in present
+                    if each.name in found
+                }
+            self._initial = PartitionedPosition(self._table_id, began, began, initial=True)
+        value: dict[str, Any] = self._initial.to_json()
+        return value
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        """As for one table. A partition that is new begins at offset 0 while its log reaches back there, and is
+        admitted with the others; one that begins with its state is not capped.
+        """
+        given = PartitionedPosition.from_json(start) if start is not None else self._at
+        at: PartitionedPosition = given or PartitionedPosition.from_json(self.initialOffset())
+        table = self._table()
+        latest = self._latest(table)
+        if self.options.available_now == "capped":
+            self._pinned = self._pinned or latest
+            latest = {name: end for name, end in self._pinned.items() if name in latest}
+        known = {name: each for name, each in at.partitions.items() if self._same(each, latest.get(name))}
+        full = self._read_in_full(table, [name for name in latest if name not in known], at.initial)
+        begins = {
+            (name, bucket): known[name].offsets.get(bucket, 0) if name in known else 0
+            for name, each in latest.items()
+            if name not in full
+            for bucket in each.offsets
+        }
+        wanted = {place: latest[place[0]].offsets[place[1]] for place in begins}
+        ends = admit(begins, wanted, self._most)
+        partitions = {
+            name: replace(each, full=True)
+            if name in full
+            else PartitionAt(
+                each.table,
+                {bucket: max(ends[name, bucket], begins[name, bucket]) for bucket in each.offsets},
+                name in known and known[name].full,
+            )
+            for name, each in latest.items()
+        }
+        end = PartitionedPosition(self._table_id, partitions, at.began)
+        if start is None:
+            self._at = end
+        return end.to_json()
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+        first, last = PartitionedPosition.from_json(start), PartitionedPosition.from_json(end)
+        for position in (first, last):
+            self._check_table(position)
+        if self._at is None:
+            self._at = last  # after a restart: this is the last range that the checkpoint knows
+        table = open_table(self.options.bootstrap, self.read_plan.definition)
+        present = {each.name: each for each in table.partitions()}
+        splits: list[Split] = []
+        ranges = list(partition_starts(first, last))
+        least = -(-self.options.min_partitions // max(1, len(ranges)))
+        for name, at, begin in ranges:
+            partition = present.get(name)
+            if partition is None or str(partition.table_id) != at.table:
+                logger.warning(
+                    "partition %s of %s was dropped: what was left of it is not read", name, table.path
+                )
+                continue
+            if isinstance(begin, str):
+                found = [
+                    Split(bucket, 0, stop, state=True) for bucket, stop in sorted(at.offsets.items()) if stop
+                ]
+            else:
+                found = self._planned(table, partition, begin, at.offsets, least)
+            splits += [replace(split, partition=partition) for split in found]
+        return [SplitPartition(split) for split in splits or [Split(0, 0, 0)]]
+
+    def _planned(
+        self, table: Any, partition: Partition, begin: Offsets, end: Offsets, least: int
+    ) -> list[Split]:
+        if all(begin.get(bucket, 0) >= stop for bucket, stop in end.items()):
+            return []
+        try:
+            begin = self._still_there(table.partition(partition.name), begin, end)
+        except TableError as error:
+            if error.code not in (TableErrorCode.TABLE_NOT_FOUND, TableErrorCode.PARTITION_NOT_FOUND):
+                raise
+            return []
+        return plan_splits(begin, end, min_count=least, max_rows=self.options.max_records)
+
+    def _present(self, table: Any) -> list[Partition]:
+        return partitions_needed(self.read_plan.definition, table.partitions(), self.options.predicate)
+
+    def _latest(self, table: Any) -> dict[str, PartitionAt]:
+        """Where each partition ends, or is to end; only those that stayed the same while they were asked."""
+        before = self._present(table)
+        latest = resolve_partitions(table, "latest", before)
+        if not isinstance(self.options.end, str):
+            stops = resolve_partitions(table, self.options.end, before)
+            latest = {
+                name: {
+                    bucket: min(offset, stops[name].get(bucket, offset)) for bucket, offset in ends.items()
+                }
+                for name, ends in latest.items()
+                if name in stops
+            }
+        after = {(each.name, each.table_id) for each in table.partitions()}
+        return {
+            each.name: PartitionAt(str(each.table_id), latest[each.name])
+            for each in before
+            if each.name in latest and (each.name, each.table_id) in after
+        }
+
+    def _read_in_full(self, table: Any, names: Sequence[str], initial: bool) -> set[str]:
+        """Those of the partitions which are new to the stream that it begins with their state."""
+        if not self._begins_full or not names:
+            return set()
+        if initial:
+            return set(names)
+        earliest = table.partition_offsets("earliest")
+        return {name for name in names if any(earliest.get(name, {}).values())}
+
+    @staticmethod
+    def _same(one: PartitionAt, other: PartitionAt | None) -> bool:
+        return other is not None and one.table == other.table

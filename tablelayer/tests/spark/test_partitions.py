@@ -15,7 +15,6 @@ from tablelayer.spark import table as spark_table
 from tablelayer.spark.lookup_join import lookup_join
 from tablelayer.spark.options import ReadOptions
 from tablelayer.spark.source import HeadraceReader, partitions_needed
-from tablelayer.spark.stream import HeadraceStreamReader
 from tablelayer.tests.spark.spark_tables import load
 
 SQL = "CREATE TABLE {} (d DATE, r STRING, id INT, v INT, PRIMARY KEY (d, r, id) NOT ENFORCED) PARTITIONED BY (d, r)"
@@ -58,13 +57,13 @@ def test_tasks_read_what_the_driver_planned(address: str, client: Connection) ->
     where = json.dumps(["and", ["=", "d", "2024-01-02"], [">", "v", 4]])
     assert read(where=where) == (1, [7, 10])
     assert read(where=json.dumps(["=", "r", "us"])) == (1, [])
-    with pytest.raises(ValueError, match="offsets by bucket are for one partition"):
+    with pytest.raises(ValueError, match="offsets are by partition and bucket"):
         read(endingOffsets='{"0": 1}')
-    with pytest.raises(TableError, match="a stream reads one partition"):
-        HeadraceStreamReader(
-            ReadOptions.parse({"bootstrap.servers": address, "table": str(table.path), "mode": "upsert"}),
-            ["id"],
-        )
+    with pytest.raises(TableError, match=r"partition 2030 of .* is not there"):
+        read(endingOffsets='{"2030": {"0": 1}}')
+    first = json.dumps({"2024-01-02.eu": {"0": 2}})
+    assert read(endingOffsets=first) == (1, [1, 4])
+    assert read(mode="upsert", startingOffsets=first) == (3, sorted({*range(12)} - {1, 4}))
     client.admin.drop_table(table.path)
 
 
@@ -95,8 +94,16 @@ def test_a_partitioned_table_read_looked_up_and_written(spark: Any, address: str
     rows = spark.createDataFrame([("2024-02-01", "us", 99, 1)], "d string, r string, id int, v int")
     rows = rows.selectExpr("to_date(d) AS d", "r", "id", "v")
     writer = rows.write.format("headrace").option("bootstrap.servers", address).option("table", path)
-    with pytest.raises(Exception, match="at-least-once"):
-        writer.mode("append").save()
-    writer.option("delivery", "at-least-once").mode("append").save()
+    writer.mode("append").save()
     assert table.count() == 13
+    pinned = table.partition_offsets("latest")
+    frame = spark_table(spark, path, address).to_df()
+    table.upsert(
+        [{"d": "2024-01-01", "r": "eu", "id": 0, "v": 1000}, {"d": "2025-01-01", "r": "eu", "id": 5, "v": 5}]
+    )
+    assert frame.count() == 13, "pinned when the frame was made, partitions too"
+    then = spark_table(spark, path, address).as_of(pinned).to_df()
+    assert {row.v for row in then.where("id = 0").collect()} == {0}
+    assert table.count(as_of=pinned) == 13
+    assert table.count() == 14
     client.admin.drop_table(path)
