@@ -306,9 +306,10 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "group.consumer.migration.policy",
         _STRING,
-        "disabled",
-        "Whether a group with members may change its protocol; an empty one always may.",
-        choices=("disabled",),
+        "bidirectional",
+        "Whether a group with members may change its protocol: `upgrade` when a member of the consumer protocol joins "
+        "a classic group, `downgrade` when the last of them leaves; an empty group always may.",
+        choices=("disabled", "upgrade", "downgrade", "bidirectional"),
     ),
     ConfigKey(
         "offsets.retention.minutes",

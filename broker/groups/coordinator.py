@@ -83,6 +83,7 @@ GROUPS_PER_TURN = 100
 
 
 def limits_of(config: BrokerConfig) -> Limits:
+    policy = config["group.consumer.migration.policy"]
     return Limits(
         initial_rebalance_delay_ms=config["group.initial.rebalance.delay.ms"],
         session_timeout_ms_min=config["group.min.session.timeout.ms"],
@@ -93,6 +94,8 @@ def limits_of(config: BrokerConfig) -> Limits:
         consumer_session_timeout_ms=config["group.consumer.session.timeout.ms"],
         consumer_heartbeat_interval_ms=config["group.consumer.heartbeat.interval.ms"],
         consumer_group_size_max=config["group.consumer.max.size"],
+        allows_upgrade=policy in ("upgrade", "bidirectional"),
+        allows_downgrade=policy in ("downgrade", "bidirectional"),
         consumer_assignors=tuple(config["group.consumer.assignors"]),
     )
 

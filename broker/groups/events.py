@@ -236,7 +236,7 @@ class PendingConsumerChange:
 
     token: int | None
     state: ConsumerGroup
-    result: ConsumerHeartbeatResult | LeaveResult | None
+    result: ConsumerHeartbeatResult | JoinResult | HeartbeatResult | LeaveResult | None
     heard_of: str | None = None
     """The member whose session begins anew."""
     late: tuple[str, ...] = ()
@@ -250,6 +250,18 @@ class PendingConversion:
     join: Join
 
 
+@dataclass(frozen=True, slots=True)
+class PendingDowngrade:
+    """A group of the consumer protocol goes on as the classic group `stored`, after `change` took members out."""
+
+    stored: StoredGroup
+    protocols: Mapping[str, tuple[tuple[str, bytes], ...]]
+    """Member id -> all that the member offers; `stored` has only what was chosen."""
+    change: PendingConsumerChange
+    join: Join | None = None
+    """Whoever took the place of the last member of the consumer protocol."""
+
+
 Pending = (
     PendingAssignment
     | PendingStaticMember
@@ -260,6 +272,7 @@ Pending = (
     | PendingEmpty
     | PendingConsumerChange
     | PendingConversion
+    | PendingDowngrade
 )
 
 Event = (

@@ -17,7 +17,6 @@ from broker.groups.events import (
     DeleteOffsets,
     Event,
     Heartbeat,
-    HeartbeatResult,
     Join,
     JoinResult,
     Leave,
@@ -28,7 +27,7 @@ from broker.groups.events import (
     SyncResult,
 )
 from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase, invariant
-from broker.groups.modern.heartbeat import fetch_error
+from broker.groups.modern.positions import fetch_error
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
@@ -202,40 +201,36 @@ class GroupHandlers:
             _sync_response,
         )
 
-    def heartbeat(self, context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+    def heartbeat(
+        self, context: RequestContext, request: HeartbeatRequest
+    ) -> HeartbeatResponse | asyncio.Future[HeartbeatResponse]:
         error = self._refusal(request.group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             # Sessions start anew once the group is loaded: nothing is lost by saying that all is well.
             return HeartbeatResponse()
-        if error is ErrorCode.NONE:
-            result: HeartbeatResult = self._at_once(
-                request.group_id,
-                lambda token: Heartbeat(
-                    token, request.member_id, request.group_instance_id, request.generation_id
-                ),
-            )
-            error = result.error
-        return HeartbeatResponse(error_code=error)
+        if error is not ErrorCode.NONE:
+            return HeartbeatResponse(error_code=error)
+        return self._coordinator.submit(
+            request.group_id,
+            lambda token: Heartbeat(
+                token, request.member_id, request.group_instance_id, request.generation_id
+            ),
+            lambda result: HeartbeatResponse(error_code=result.error),
+        )
 
-    def leave_group(self, context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    def leave_group(
+        self, context: RequestContext, request: LeaveGroupRequest
+    ) -> LeaveGroupResponse | asyncio.Future[LeaveGroupResponse]:
         if (error := self._refusal(request.group_id)) is not ErrorCode.NONE:
             return LeaveGroupResponse(error_code=error)
         if context.api_version >= 3:
             leavers = tuple(Leaver(member.member_id, member.group_instance_id) for member in request.members)
         else:
             leavers = (Leaver(request.member_id, None),)
-        result: LeaveResult = self._at_once(request.group_id, lambda token: Leave(token, leavers))
-        if context.api_version < 3:
-            error = result.members[0][1] if result.members else result.error
-            return LeaveGroupResponse(error_code=error)
-        return LeaveGroupResponse(
-            error_code=result.error,
-            members=[
-                MemberResponse(
-                    member_id=leaver.member_id, group_instance_id=leaver.instance_id, error_code=error
-                )
-                for leaver, error in result.members
-            ],
+        return self._coordinator.submit(
+            request.group_id,
+            lambda token: Leave(token, leavers),
+            lambda result: _leave_response(result, context.api_version),
         )
 
     def _at_once(self, group_id: str, event_for: Callable[[int], Event]) -> Any:
@@ -582,6 +577,18 @@ def _join_response(result: JoinResult, version: int) -> JoinGroupResponse:
         members=[
             JoinGroupResponseMember(member_id=member_id, group_instance_id=instance_id, metadata=metadata)
             for member_id, instance_id, metadata in result.members
+        ],
+    )
+
+
+def _leave_response(result: LeaveResult, version: int) -> LeaveGroupResponse:
+    if version < 3:
+        return LeaveGroupResponse(error_code=result.members[0][1] if result.members else result.error)
+    return LeaveGroupResponse(
+        error_code=result.error,
+        members=[
+            MemberResponse(member_id=leaver.member_id, group_instance_id=leaver.instance_id, error_code=error)
+            for leaver, error in result.members
         ],
     )
 

@@ -82,6 +82,10 @@ class Limits:
     """In groups of the consumer protocol the broker sets the times (KIP-848)."""
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_group_size_max: int = 2_147_483_647
+    allows_upgrade: bool = True
+    """A classic group becomes one of the consumer protocol when the first member of that joins it."""
+    allows_downgrade: bool = True
+    """It becomes a classic group again when the last member of the consumer protocol is gone."""
     consumer_assignors: tuple[str, ...] = ("uniform", "range")
     """Names of assignors that members may ask for; the first is for those who do not."""
 
@@ -360,12 +364,43 @@ class Group:
         self.state_timestamp_ms = now.time_ms
 
     def become_consumer_group(self) -> None:
-        """An empty classic group is forgotten; its offsets stay."""
-        invariant(self.is_empty, f"group {self.group_id} has members of the classic protocol")
+        """The classic group is forgotten, its members are the consumer group's by now; its offsets stay."""
+        waits = any(m.awaiting_join is not None or m.awaiting_sync is not None for m in self.members.values())
+        invariant(not waits, f"somebody waits in the classic group {self.group_id}")
+        self.phase, self.previous_phase = Phase.EMPTY, Phase.DEAD
+        self.join_deadline = self.sync_deadline = NEVER
+        self.initial_delay_ms = self.initial_remaining_ms = 0
+        for members in (self.members, self.static_members, self.pending_members, self.pending_sync):
+            members.clear()
         self.generation = 0
         self.protocol_type = self.protocol = self.leader = None
         self.subscribed_topics = self.journalled = None
         self.state_timestamp_ms = -1
+
+    def take_members(self, stored: StoredGroup, now: Now) -> None:
+        """Become the classic group that the journal has, stable if it has members, each with a new session."""
+        self.generation = stored.generation
+        self.protocol_type = stored.protocol_type or None
+        self.state_timestamp_ms = stored.state_timestamp_ms
+        for kept in stored.members:
+            member = Member(
+                member_id=kept.member_id,
+                instance_id=kept.instance_id,
+                client_id=kept.client_id,
+                client_host=kept.client_host,
+                rebalance_timeout_ms=kept.rebalance_timeout_ms,
+                session_timeout_ms=kept.session_timeout_ms,
+                protocols=((stored.protocol or "", kept.subscription),),
+                assignment=kept.assignment,
+            )
+            member.deadline = self.wake_by(now.monotonic + kept.session_timeout_ms / 1000)
+            self.members[kept.member_id] = member
+            if kept.instance_id is not None:
+                self.static_members[kept.instance_id] = kept.member_id
+        if self.members:
+            self.phase, self.previous_phase = Phase.STABLE, Phase.COMPLETING_REBALANCE
+            self.protocol = stored.protocol
+            self.leader = stored.leader if stored.leader in self.members else next(iter(self.members))
 
     def wake_by(self, deadline: float) -> float:
         """Remember that something is due at `deadline`, which is returned."""

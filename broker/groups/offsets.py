@@ -38,8 +38,8 @@ from broker.groups.model import (
     Phase,
     PutOffset,
 )
-from broker.groups.modern.heartbeat import commit_error as modern_commit_error
 from broker.groups.modern.model import tombstones_of
+from broker.groups.modern.positions import commit_error as modern_commit_error
 from broker.groups.rebalance import Rebalance
 from protocol.errors import ErrorCode
 

@@ -532,10 +532,15 @@ class Rebalance:
         if member.awaiting_join is not None:
             token, member.awaiting_join = member.awaiting_join, None
             # An unknown member starts over with an empty id; a fenced one must learn that this very id is
-            # fenced.
-            answered = member.member_id if error is ErrorCode.FENCED_INSTANCE_ID else ""
+            # fenced, and who has to join again keeps its own.
+            answered = "" if error is ErrorCode.UNKNOWN_MEMBER_ID else member.member_id
             self._reply(token, JoinResult(error, answered))
         self._reply_sync(member, SyncResult(error))
+
+    def dismiss_waiting(self) -> None:
+        """The group is about to become one of the consumer protocol: whoever waits has to join that."""
+        for member in self.group.members.values():
+            self._finish_waiting(member, ErrorCode.REBALANCE_IN_PROGRESS)
 
     def _extend_session(self, member: Member) -> None:
         member.deadline = self.group.wake_by(self.now.monotonic + member.session_timeout_ms / 1000)

@@ -32,6 +32,7 @@ from broker.groups.events import (
     PendingCommit,
     PendingConsumerChange,
     PendingConversion,
+    PendingDowngrade,
     PendingEmpty,
     PendingGroupDeletion,
     PendingOffsetDeletion,
@@ -43,7 +44,8 @@ from broker.groups.events import (
     TransactionalCommit,
     TransactionCommitted,
 )
-from broker.groups.model import Group, Limits, Member, Now, Phase, StoredGroup
+from broker.groups.model import Group, Limits, Now, StoredGroup
+from broker.groups.modern import classic_members
 from broker.groups.modern import heartbeat as modern
 from broker.groups.modern.model import ConsumerGroup, NoTopics, Topics, tombstones_of
 from broker.groups.rebalance import Rebalance
@@ -108,17 +110,17 @@ def _appended(step: Rebalance, event: Appended) -> None:
             modern.change_stored(step, pending, error)
         case PendingConversion(join):
             _converted(step, join, error)
+        case PendingDowngrade():
+            modern.downgrade_stored(step, pending, error)
 
 
 def _join(step: Rebalance, event: Join) -> None:
-    """An empty group of the consumer protocol becomes a classic one; a live one does not."""
+    """An empty group of the consumer protocol becomes a classic one; a live one takes the member in."""
     group = step.group
     if group.consumer is None:
         step.join(event)
     elif group.consumer.members:
-        step.effects.append(
-            Reply(event.token, JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, event.member_id))
-        )
+        classic_members.join(step, group.consumer, event)
     elif group.consumer.stored:
         group.appending = True
         tombstones = tuple(tombstones_of(group.group_id, group.consumer))
@@ -137,20 +139,44 @@ def _converted(step: Rebalance, join: Join, error: ErrorCode) -> None:
         step.effects.append(Reply(join.token, JoinResult(error, join.member_id)))
 
 
+def _sync(step: Rebalance, event: Sync) -> None:
+    if step.group.consumer is None:
+        step.sync(event)
+    else:
+        classic_members.sync(step, step.group.consumer, event)
+
+
+def _heartbeat(step: Rebalance, event: Heartbeat) -> None:
+    if step.group.consumer is None:
+        step.heartbeat(event)
+    else:
+        classic_members.heartbeat(step, step.group.consumer, event)
+
+
 def _leave(step: Rebalance, event: Leave) -> None:
     if step.group.consumer is None:
         step.leave(event)
     else:
-        modern.leave_group(step, event)
+        classic_members.leave(step, step.group.consumer, event)
 
 
-_WAIT_FOR_JOURNAL = (ConsumerHeartbeat, PatternsResolved, Join, Leave, Tick, DeleteGroup, ExpireOffsets)
+_WAIT_FOR_JOURNAL = (
+    ConsumerHeartbeat,
+    PatternsResolved,
+    Join,
+    Sync,
+    Heartbeat,
+    Leave,
+    Tick,
+    DeleteGroup,
+    ExpireOffsets,
+)
 """Events that would decide on a state which is about to change."""
 
 _HANDLERS: dict[type, Callable[[Rebalance, Any], None]] = {
     Join: _join,
-    Sync: Rebalance.sync,
-    Heartbeat: Rebalance.heartbeat,
+    Sync: _sync,
+    Heartbeat: _heartbeat,
     Leave: _leave,
     ConsumerHeartbeat: modern.heartbeat,
     PatternsResolved: modern.patterns_resolved,
@@ -177,28 +203,7 @@ def restore(group_id: str, stored: StoredGroup | None, now: Now, limits: Limits)
     if stored is None:
         return group
     group.journalled = stored
-    group.generation = stored.generation
-    group.protocol_type = stored.protocol_type or None
-    group.state_timestamp_ms = stored.state_timestamp_ms
-    for kept in stored.members:
-        member = Member(
-            member_id=kept.member_id,
-            instance_id=kept.instance_id,
-            client_id=kept.client_id,
-            client_host=kept.client_host,
-            rebalance_timeout_ms=kept.rebalance_timeout_ms,
-            session_timeout_ms=kept.session_timeout_ms,
-            protocols=((stored.protocol or "", kept.subscription),),
-            assignment=kept.assignment,
-        )
-        member.deadline = group.wake_by(now.monotonic + kept.session_timeout_ms / 1000)
-        group.members[kept.member_id] = member
-        if kept.instance_id is not None:
-            group.static_members[kept.instance_id] = kept.member_id
-    if group.members:
-        group.phase, group.previous_phase = Phase.STABLE, Phase.COMPLETING_REBALANCE
-        group.protocol = stored.protocol
-        group.leader = stored.leader if stored.leader in group.members else next(iter(group.members))
+    group.take_members(stored, now)
     group.subscribed_topics = subscribed_topics(group)
     if len(group.members) > limits.group_size_max:
         Rebalance(group, now, limits, _NO_TOPICS).begin()

@@ -37,6 +37,7 @@ from protocol.messages.consumer_group_heartbeat import (
 if TYPE_CHECKING:
     from broker.groups.coordinator import GroupCoordinator
 
+CLASSIC_MEMBER_TYPE = 0
 CONSUMER_MEMBER_TYPE = 1
 
 
@@ -162,7 +163,7 @@ class ConsumerGroupHandlers:
             subscribed_topic_regex=subscription.pattern,
             assignment=self._named(without_epochs(member.current.assigned)),
             target_assignment=self._named(consumer.target.get(member.member_id, NOTHING)),
-            member_type=CONSUMER_MEMBER_TYPE,
+            member_type=CLASSIC_MEMBER_TYPE if member.is_classic else CONSUMER_MEMBER_TYPE,
         )
 
     def _named(self, assignment: Assignment) -> describe_messages.Assignment:

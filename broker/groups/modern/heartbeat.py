@@ -12,7 +12,7 @@ Invariants
 - A static member that left for a moment (epoch -2) keeps its partitions until its session is over; its
   successor takes them over without a new target.
 
-Sources: KIP-848, KIP-1082 (member ids of clients), KIP-1251 (commits of an older epoch).
+Sources: KIP-848, KIP-1082 (member ids of clients).
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from uuid import UUID
 
 from broker.groups.events import (
     Append,
-    Commit,
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
-    Leave,
-    Leaver,
+    HeartbeatResult,
+    JoinResult,
     LeaveResult,
     PatternsResolved,
     PendingConsumerChange,
+    PendingDowngrade,
     Reply,
+    Result,
 )
-from broker.groups.model import DropGroup, JournalRecord, Phase
+from broker.groups.modern import conversion
 from broker.groups.modern.assignors import ASSIGNORS, Subscriber
+from broker.groups.modern.draft import Draft, Refused
 from broker.groups.modern.model import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
@@ -69,29 +71,6 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 1.0
 """When a member whose time is over could not be removed, because the journal refused, it is tried again."""
-
-
-class Refused(Exception):  # noqa: N818 - an answer, not a failure
-    def __init__(self, error: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.error = error
-        self.message = message
-
-
-class Draft:
-    """A group as it will be, and the records that make it so. The first record makes the copy."""
-
-    def __init__(self, group_id: str, base: ConsumerGroup, *, created: bool = False) -> None:
-        self.group_id = group_id
-        self.state = base
-        self.records: list[JournalRecord] = []
-        self._base = None if created else base
-
-    def put(self, record: ModernRecord) -> None:
-        if self.state is self._base:
-            self.state = self._base.copy()
-        self.records.append(record)
-        self.state.apply(record)
 
 
 # -- heartbeats ----------------------------------------------------------------------------------------------
@@ -164,8 +143,8 @@ def _stay(step: Rebalance, event: ConsumerHeartbeat) -> None:
     if is_new or subscription != before.subscription:
         _check_pattern(draft.state, subscription.pattern)
         draft.put(PutSubscription(draft.group_id, member_id, subscription))
-        bumps |= _update_patterns(draft, event.resolved)
-    _refresh(step, draft, bumps=bumps)
+        bumps |= update_patterns(draft, event.resolved)
+    refresh(step, draft, bumps=bumps)
 
     state = draft.state
     current = state.members[member_id].current
@@ -191,7 +170,7 @@ def _stay(step: Rebalance, event: ConsumerHeartbeat) -> None:
         heartbeat_interval_ms=step.limits.consumer_heartbeat_interval_ms,
         assignment=shown if is_full or shown != without_epochs(before.current.assigned) else None,
     )
-    _store(step, draft, PendingConsumerChange(event.token, draft.state, result, heard_of=member_id))
+    store(step, draft, PendingConsumerChange(event.token, draft.state, result, heard_of=member_id))
 
 
 def _group_for(step: Rebalance, event: ConsumerHeartbeat) -> Draft:
@@ -200,16 +179,7 @@ def _group_for(step: Rebalance, event: ConsumerHeartbeat) -> Draft:
         return Draft(group.group_id, group.consumer)
     if event.epoch != JOINING_EPOCH:
         raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {group.group_id} not found.")
-    if group.phase is not Phase.EMPTY or group.pending_members:
-        raise Refused(
-            ErrorCode.GROUP_ID_NOT_FOUND,
-            f"Cannot upgrade classic group {group.group_id} to consumer group because online upgrade is "
-            "disabled.",
-        )
-    draft = Draft(group.group_id, ConsumerGroup(), created=True)
-    if group.journalled is not None:
-        draft.records.append(DropGroup(group.group_id))
-    return draft
+    return conversion.upgrade(step)
 
 
 def _take_member(draft: Draft, event: ConsumerHeartbeat) -> ConsumerMember:
@@ -225,23 +195,30 @@ def _take_member(draft: Draft, event: ConsumerHeartbeat) -> ConsumerMember:
                 )
             return ConsumerMember(event.member_id)
         _check_epoch(member.current, event)
-        return _as_it_is(member)
+        return as_it_is(member)
     holder = consumer.static_members.get(event.instance_id)
     if event.epoch != JOINING_EPOCH:
-        member = _static_member(consumer, event.instance_id, event.member_id)
+        member = static_member(consumer, event.instance_id, event.member_id)
         _check_epoch(member.current, event)
-        return _as_it_is(member)
+        return as_it_is(member)
     if holder is None:
         known = consumer.members.get(event.member_id)
-        return ConsumerMember(event.member_id) if known is None else _as_it_is(known)
-    return _replace_static(draft, consumer.members[holder], event)
+        return ConsumerMember(event.member_id) if known is None else as_it_is(known)
+    previous = consumer.members[holder]
+    if previous.current.epoch != LEAVING_STATIC_EPOCH and not previous.is_classic:
+        raise Refused(
+            ErrorCode.UNRELEASED_INSTANCE_ID,
+            f"Static member {event.member_id} with instance id {event.instance_id} cannot join the group "
+            f"because the instance id is owned by {holder} member.",
+        )
+    return replace_static(draft, previous, event.member_id)
 
 
-def _as_it_is(member: ConsumerMember) -> ConsumerMember:
+def as_it_is(member: ConsumerMember) -> ConsumerMember:
     return ConsumerMember(member.member_id, member.subscription, member.current)
 
 
-def _static_member(consumer: ConsumerGroup, instance_id: str, member_id: str) -> ConsumerMember:
+def static_member(consumer: ConsumerGroup, instance_id: str, member_id: str) -> ConsumerMember:
     holder = consumer.static_members.get(instance_id)
     if holder is None:
         raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
@@ -253,22 +230,16 @@ def _static_member(consumer: ConsumerGroup, instance_id: str, member_id: str) ->
     return consumer.members[holder]
 
 
-def _replace_static(draft: Draft, previous: ConsumerMember, event: ConsumerHeartbeat) -> ConsumerMember:
+def replace_static(draft: Draft, previous: ConsumerMember, member_id: str) -> ConsumerMember:
     """The instance is back under another member id, and takes over what it had."""
-    if previous.current.epoch != LEAVING_STATIC_EPOCH:
-        raise Refused(
-            ErrorCode.UNRELEASED_INSTANCE_ID,
-            f"Static member {event.member_id} with instance id {event.instance_id} cannot join the group "
-            f"because the instance id is owned by {previous.member_id} member.",
-        )
     group_id, target = draft.group_id, draft.state.target.get(previous.member_id, NOTHING)
     current = Current(0, 0, MemberState.STABLE, previous.current.assigned)
     for record in _removal(group_id, previous.member_id):
         draft.put(record)
-    draft.put(PutSubscription(group_id, event.member_id, previous.subscription))
-    draft.put(PutTarget(group_id, event.member_id, target))
-    draft.put(PutCurrent(group_id, event.member_id, current))
-    return ConsumerMember(event.member_id, previous.subscription, current)
+    draft.put(PutSubscription(group_id, member_id, previous.subscription))
+    draft.put(PutTarget(group_id, member_id, target))
+    draft.put(PutCurrent(group_id, member_id, current))
+    return ConsumerMember(member_id, previous.subscription, current)
 
 
 def _check_epoch(current: Current, event: ConsumerHeartbeat) -> None:
@@ -302,6 +273,7 @@ def _updated(old: Subscription, event: ConsumerHeartbeat) -> Subscription:
         and event.instance_id in (None, old.instance_id)
         and old.client_id == event.client_id
         and old.client_host == event.client_host
+        and old.classic is None
     ):
         return old
     return replace(
@@ -316,6 +288,7 @@ def _updated(old: Subscription, event: ConsumerHeartbeat) -> Subscription:
         if event.rebalance_timeout_ms == -1
         else event.rebalance_timeout_ms,
         assignor=old.assignor if event.assignor is None else event.assignor,
+        classic=None,
     )
 
 
@@ -334,7 +307,7 @@ def _check_pattern(consumer: ConsumerGroup, pattern: str | None) -> None:
         ) from None
 
 
-def _update_patterns(draft: Draft, resolved: ResolvedPattern | None) -> bool:
+def update_patterns(draft: Draft, resolved: ResolvedPattern | None) -> bool:
     """Patterns that nobody uses go; one that is new comes with its topics. Whether any did."""
     users = draft.state.pattern_users()
     stale = [pattern for pattern in draft.state.patterns if pattern not in users]
@@ -360,11 +333,11 @@ def patterns_resolved(step: Rebalance, event: PatternsResolved) -> None:
         if pattern in users and (known is None or known.topics != resolved.topics):
             draft.put(PutPattern(draft.group_id, pattern, resolved))
             bumps = True
-    _refresh(step, draft, bumps=bumps)
-    _store(step, draft, PendingConsumerChange(None, draft.state, None))
+    refresh(step, draft, bumps=bumps)
+    store(step, draft, PendingConsumerChange(None, draft.state, None))
 
 
-def _refresh(step: Rebalance, draft: Draft, *, bumps: bool) -> None:
+def refresh(step: Rebalance, draft: Draft, *, bumps: bool) -> None:
     """Bump the group epoch if something has changed, and make the target assignment of a new epoch."""
     state, topics = draft.state, step.topics
     if bumps or state.seen_version != topics.version:
@@ -411,7 +384,7 @@ def _leave(step: Rebalance, event: ConsumerHeartbeat) -> None:
     if consumer is None:
         raise Refused(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {step.group.group_id} is not a consumer group.")
     if event.instance_id is not None:
-        member = _static_member(consumer, event.instance_id, event.member_id)
+        member = static_member(consumer, event.instance_id, event.member_id)
     elif event.member_id in consumer.members:
         member = consumer.members[event.member_id]
     else:
@@ -424,9 +397,10 @@ def _leave(step: Rebalance, event: ConsumerHeartbeat) -> None:
         draft = Draft(step.group.group_id, consumer)
         left = replace(member.current, epoch=LEAVING_STATIC_EPOCH, state=MemberState.STABLE, revoking={})
         draft.put(PutCurrent(draft.group_id, member.member_id, left))
+        store(step, draft, PendingConsumerChange(event.token, draft.state, result))
     else:
-        draft = _without(step, consumer, [member.member_id])
-    _store(step, draft, PendingConsumerChange(event.token, draft.state, result))
+        draft = without(step, consumer, [member.member_id])
+        store_removal(step, consumer, draft, PendingConsumerChange(event.token, draft.state, result))
 
 
 def _removal(group_id: str, member_id: str) -> tuple[ModernRecord, ...]:
@@ -437,13 +411,13 @@ def _removal(group_id: str, member_id: str) -> tuple[ModernRecord, ...]:
     )
 
 
-def _without(step: Rebalance, consumer: ConsumerGroup, member_ids: Iterable[str]) -> Draft:
+def without(step: Rebalance, consumer: ConsumerGroup, member_ids: Iterable[str]) -> Draft:
     """The group without these members; whoever is heard of next makes the new target."""
     draft = Draft(step.group.group_id, consumer)
     for member_id in member_ids:
         for record in _removal(draft.group_id, member_id):
             draft.put(record)
-    _update_patterns(draft, None)
+    update_patterns(draft, None)
     state = draft.state
     draft.put(
         PutEpoch(draft.group_id, state.epoch + 1, metadata_hash(step.topics, state.subscribed_topics()))
@@ -452,28 +426,8 @@ def _without(step: Rebalance, consumer: ConsumerGroup, member_ids: Iterable[str]
     return draft
 
 
-def leave_group(step: Rebalance, event: Leave) -> None:
-    """LeaveGroup on a group of the consumer protocol: an administrator removes static members by name."""
-    consumer = step.group.consumer
-    outcomes: list[tuple[Leaver, ErrorCode]] = []
-    removed: list[str] = []
-    for leaver in event.leavers:
-        holder = consumer.static_members.get(leaver.instance_id or "") if consumer is not None else None
-        if leaver.member_id == "" and holder is not None and holder not in removed:
-            removed.append(holder)
-            outcomes.append((leaver, ErrorCode.NONE))
-        else:
-            outcomes.append((leaver, ErrorCode.UNKNOWN_MEMBER_ID))
-    result = LeaveResult(ErrorCode.NONE, tuple(outcomes))
-    if consumer is None or not removed:
-        step.effects.append(Reply(event.token, result))
-        return
-    draft = _without(step, consumer, removed)
-    _store(step, draft, PendingConsumerChange(event.token, draft.state, result))
-
-
 def tick(step: Rebalance) -> None:
-    """Members whose session is over, or who did not give up partitions in time, are removed."""
+    """Members whose session is over, or who did not do in time what they were told to, are removed."""
     consumer, now = step.group.consumer, step.now.monotonic
     if consumer is None:
         return
@@ -483,59 +437,116 @@ def tick(step: Rebalance) -> None:
             del consumer.revocations[name]  # it left for a moment
         elif deadline <= now and name not in late:
             late.append(name)
+    for deadlines in (consumer.joins, consumer.syncs):
+        late.extend(name for name, deadline in deadlines.items() if deadline <= now and name not in late)
     if late:
-        draft = _without(step, consumer, late)
-        _store(step, draft, PendingConsumerChange(None, draft.state, None, late=tuple(late)))
+        draft = without(step, consumer, late)
+        store_removal(step, consumer, draft, PendingConsumerChange(None, draft.state, None, late=tuple(late)))
 
 
 # -- the journal ---------------------------------------------------------------------------------------------
 
 
-def _store(step: Rebalance, draft: Draft, pending: PendingConsumerChange) -> None:
+def store(step: Rebalance, draft: Draft, pending: PendingConsumerChange) -> None:
     if draft.records:
         step.group.appending = True
+        if step.group.consumer is None:
+            step.dismiss_waiting()
         step.effects.append(Append(tuple(draft.records), pending))
     else:
         _take_effect(step, pending)
+
+
+def store_removal(
+    step: Rebalance, consumer: ConsumerGroup, draft: Draft, pending: PendingConsumerChange
+) -> None:
+    """As `store`, for a change that removes members: with the last one of its protocol that ends."""
+    if conversion.is_downgrade_due(step, draft.state):
+        conversion.begin_downgrade(step, consumer, draft.state, pending)
+    else:
+        store(step, draft, pending)
 
 
 def change_stored(step: Rebalance, pending: PendingConsumerChange, error: ErrorCode) -> None:
     step.group.appending = False
     if error is ErrorCode.NONE:
         _take_effect(step, pending)
+    else:
+        _not_stored(step, pending, error)
+
+
+def downgrade_stored(step: Rebalance, pending: PendingDowngrade, error: ErrorCode) -> None:
+    step.group.appending = False
+    change, join = pending.change, pending.join
+    if error is not ErrorCode.NONE:
+        _not_stored(step, change, error)
+        if join is not None:
+            step.effects.append(Reply(join.token, JoinResult(error, join.member_id)))
         return
+    conversion.downgrade(step, pending)
+    if change.token is not None and change.result is not None:
+        step.effects.append(Reply(change.token, change.result))
+    if join is not None:
+        step.join(join)
+
+
+def _not_stored(step: Rebalance, pending: PendingConsumerChange, error: ErrorCode) -> None:
     consumer = step.group.consumer
     if consumer is not None:
         for name in pending.late:
             if name in consumer.members:
                 retry = step.group.wake_by(step.now.monotonic + RETRY_SECONDS)
                 consumer.sessions[name] = retry
-                consumer.revocations.pop(name, None)
+                for deadlines in (consumer.revocations, consumer.joins, consumer.syncs):
+                    deadlines.pop(name, None)
     if pending.token is not None:
-        message = "The change of the group could not be stored; try again."
-        refused = (
-            LeaveResult(error)
-            if isinstance(pending.result, LeaveResult)
-            else ConsumerHeartbeatResult(error, message=message)
-        )
-        step.effects.append(Reply(pending.token, refused))
+        step.effects.append(Reply(pending.token, _failed(pending.result, error)))
+
+
+def _failed(result: Result | None, error: ErrorCode) -> Result:
+    match result:
+        case LeaveResult():
+            return LeaveResult(error)
+        case JoinResult():
+            return JoinResult(error, result.member_id)
+        case HeartbeatResult():
+            return HeartbeatResult(error)
+        case _:
+            message = "The change of the group could not be stored; try again."
+            return ConsumerHeartbeatResult(error, message=message)
 
 
 def _take_effect(step: Rebalance, pending: PendingConsumerChange) -> None:
     group, state = step.group, pending.state
     if group.consumer is None:
         group.become_consumer_group()
+        group.consumer = state
+        watch_all(step)
     group.consumer = state
     if pending.heard_of is not None and (member := state.members.get(pending.heard_of)) is not None:
-        _watch(step, state, member)
+        watch(step, state, member)
+        match pending.result:
+            case JoinResult():
+                state.joins.pop(member.member_id, None)
+                timeout_s = member.subscription.rebalance_timeout_ms / 1000
+                state.syncs[member.member_id] = group.wake_by(step.now.monotonic + timeout_s)
+            case HeartbeatResult(ErrorCode.REBALANCE_IN_PROGRESS):
+                expect_join(step, state, member)
     if pending.token is not None and pending.result is not None:
         step.effects.append(Reply(pending.token, pending.result))
 
 
-def _watch(step: Rebalance, consumer: ConsumerGroup, member: ConsumerMember) -> None:
+def watch(step: Rebalance, consumer: ConsumerGroup, member: ConsumerMember) -> None:
     """Start the member's session anew, and the time it has for giving partitions up."""
     group, now, name = step.group, step.now.monotonic, member.member_id
+    side = member.subscription.classic
+    if side is not None:
+        consumer.sessions[name] = group.wake_by(now + side.session_timeout_ms / 1000)
+        consumer.revocations.pop(name, None)
+        return
     consumer.sessions[name] = group.wake_by(now + step.limits.consumer_session_timeout_ms / 1000)
+    consumer.joins.pop(name, None)
+    consumer.syncs.pop(name, None)
     if member.current.state is not MemberState.UNREVOKED_PARTITIONS:
         consumer.revocations.pop(name, None)
     elif consumer.revocations.get(name, (0.0, None))[1] is not member.current:
@@ -543,48 +554,16 @@ def _watch(step: Rebalance, consumer: ConsumerGroup, member: ConsumerMember) -> 
         consumer.revocations[name] = (deadline, member.current)
 
 
+def expect_join(step: Rebalance, consumer: ConsumerGroup, member: ConsumerMember) -> None:
+    """A member of the classic protocol is told of a rebalance: from the first time on it has its timeout."""
+    if member.member_id not in consumer.joins:
+        timeout_s = member.subscription.rebalance_timeout_ms / 1000
+        consumer.joins[member.member_id] = step.group.wake_by(step.now.monotonic + timeout_s)
+
+
 def watch_all(step: Rebalance) -> None:
     """A group that was loaded: everybody has one session to be heard of again."""
     consumer = step.group.consumer
     if consumer is not None:
         for member in consumer.members.values():
-            _watch(step, consumer, member)
-
-
-# -- offsets -------------------------------------------------------------------------------------------------
-
-
-def commit_error(step: Rebalance, event: Commit) -> ErrorCode:
-    """Who may commit to a group of the consumer protocol. An older epoch may commit what it still has."""
-    consumer = step.group.consumer
-    if consumer is None or (event.generation < 0 and not consumer.members):
-        return ErrorCode.NONE
-    member = consumer.members.get(event.member_id)
-    if member is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    if not event.knows_epochs:
-        return ErrorCode.UNSUPPORTED_VERSION
-    current = member.current
-    if event.generation == current.epoch:
-        return ErrorCode.NONE
-    if event.generation > current.epoch:
-        return ErrorCode.STALE_MEMBER_EPOCH
-    for topic, index in event.offsets:
-        image = step.topics.topic(topic)
-        topic_id = image.topic_id if image is not None else UUID(int=0)
-        since = current.assigned.get(topic_id, {}).get(index)
-        if since is None:
-            since = current.revoking.get(topic_id, {}).get(index)
-        if since is None or event.generation < since:
-            return ErrorCode.STALE_MEMBER_EPOCH
-    return ErrorCode.NONE
-
-
-def fetch_error(consumer: ConsumerGroup, member_id: str | None, epoch: int) -> ErrorCode:
-    """Who may fetch offsets as a member. Administrators and old clients do not say who they are."""
-    if not member_id and epoch < 0:
-        return ErrorCode.NONE
-    member = consumer.members.get(member_id or "")
-    if member is None:
-        return ErrorCode.UNKNOWN_MEMBER_ID
-    return ErrorCode.NONE if member.current.epoch == epoch else ErrorCode.STALE_MEMBER_EPOCH
+            watch(step, consumer, member)

@@ -2,7 +2,8 @@
 
 Everything durable changes only by `apply`, which takes one journal record: the same function builds the
 state when requests come and when the journal is read at start, so a restart finds what was there. What is
-not journalled: how long sessions still run, and the deadline of a revocation. They begin anew at start.
+not journalled: how long sessions still run, and the deadlines of revocations and of what members of the classic
+protocol are to do next. They begin anew at start.
 
 Three epochs tell how far a group is. The *group epoch* moves when members or subscriptions change; the
 *target epoch* is the group epoch that the target assignment was made for; the *member epoch* is the target
@@ -74,6 +75,20 @@ class MemberState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassicSide:
+    """What a member that speaks the classic protocol brings to a group of the consumer protocol."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    """Names of its assignors in its order of preference, each with its subscription. Never empty."""
+
+    @property
+    def protocol(self) -> str:
+        """The one it is told that the group has chosen: here nobody assigns by it."""
+        return self.protocols[0][0]
+
+
+@dataclass(frozen=True, slots=True)
 class Subscription:
     """What a member says about itself."""
 
@@ -86,6 +101,8 @@ class Subscription:
     pattern: str | None = None
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
+    classic: ClassicSide | None = None
+    """None for a member that speaks the consumer protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +130,11 @@ class ConsumerMember:
     member_id: str
     subscription: Subscription = field(default_factory=Subscription)
     current: Current = field(default_factory=Current)
+
+    @property
+    def is_classic(self) -> bool:
+        """It speaks the classic protocol: its member epoch is the generation it is told."""
+        return self.subscription.classic is not None
 
     def is_reconciled_to(self, target_epoch: int) -> bool:
         return self.current.state is MemberState.STABLE and self.current.epoch == target_epoch
@@ -243,6 +265,10 @@ class ConsumerGroup:
     """When each member is given up, unless it is heard of."""
     revocations: dict[str, tuple[float, Current]] = field(default_factory=dict)
     """By when a member must have given up what it was told to, and the state in which it was told."""
+    joins: dict[str, float] = field(default_factory=dict)
+    """By when a member of the classic protocol that was told of a rebalance must have joined again."""
+    syncs: dict[str, float] = field(default_factory=dict)
+    """By when one that has joined must have asked for its assignment."""
     seen_version: int = -1
     """The metadata version for which `metadata_hash` was last compared."""
 
@@ -293,7 +319,14 @@ class ConsumerGroup:
 
     def earliest_deadline(self) -> float:
         earliest = min(self.sessions.values(), default=float("inf"))
-        return min([earliest, *(deadline for deadline, _ in self.revocations.values())])
+        return min(
+            [
+                earliest,
+                *self.joins.values(),
+                *self.syncs.values(),
+                *(deadline for deadline, _ in self.revocations.values()),
+            ]
+        )
 
     def copy(self) -> ConsumerGroup:
         """One that can be changed without this one changing; what is immutable is shared."""
@@ -313,6 +346,8 @@ class ConsumerGroup:
             stored=self.stored,
             sessions=dict(self.sessions),
             revocations=dict(self.revocations),
+            joins=dict(self.joins),
+            syncs=dict(self.syncs),
             seen_version=self.seen_version,
         )
 
@@ -335,8 +370,8 @@ class ConsumerGroup:
                 if (gone := self.members.pop(member_id, None)) is not None:
                     self._forget_instance(gone)
                     self._disown(gone)
-                self.sessions.pop(member_id, None)
-                self.revocations.pop(member_id, None)
+                for deadlines in (self.sessions, self.revocations, self.joins, self.syncs):
+                    deadlines.pop(member_id, None)
             case PutTargetEpoch(_, epoch, time_ms):
                 self.target_epoch, self.target_time_ms, self.stored = epoch, time_ms, True
             case DropTargetEpoch():

@@ -1,8 +1,6 @@
 """Records of consumer-protocol groups as Kafka writes them on `__consumer_offsets`, in both directions.
 
-Key 4 (partition metadata, Kafka 4.0 only) is skipped when reading: the hash in key 3 took its place. What is
-kept of members that speak the classic protocol inside of such a group is their subscription; they have to
-join anew, since that is not offered here.
+Key 4 (partition metadata, Kafka 4.0 only) is skipped when reading: the hash in key 3 took its place.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from typing import Any
 
 from broker.groups.modern.model import (
     Assignment,
+    ClassicSide,
     Current,
     DropCurrent,
     DropEpoch,
@@ -33,6 +32,8 @@ from broker.groups.modern.model import (
 )
 from protocol.errors import DecodeError
 from protocol.messages.consumer_group_records import (
+    ClassicMemberMetadata,
+    ClassicProtocol,
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
@@ -121,6 +122,7 @@ def _messages(record: ModernRecord) -> tuple[Message, Message | None]:
 
 
 def _subscription_value(subscription: Subscription) -> ConsumerGroupMemberMetadataValue:
+    classic = subscription.classic
     return ConsumerGroupMemberMetadataValue(
         instance_id=subscription.instance_id,
         rack_id=subscription.rack_id,
@@ -130,6 +132,14 @@ def _subscription_value(subscription: Subscription) -> ConsumerGroupMemberMetada
         subscribed_topic_regex=subscription.pattern or "",
         rebalance_timeout_ms=subscription.rebalance_timeout_ms,
         server_assignor=subscription.assignor,
+        classic_member_metadata=None
+        if classic is None
+        else ClassicMemberMetadata(
+            session_timeout_ms=classic.session_timeout_ms,
+            supported_protocols=[
+                ClassicProtocol(name=name, metadata=metadata) for name, metadata in classic.protocols
+            ],
+        ),
     )
 
 
@@ -174,6 +184,7 @@ def _tombstone(key: Any) -> ModernRecord:
 def _read_subscription(
     key: ConsumerGroupMemberMetadataKey, value: ConsumerGroupMemberMetadataValue
 ) -> PutSubscription:
+    classic = value.classic_member_metadata
     subscription = Subscription(
         instance_id=value.instance_id,
         rack_id=value.rack_id,
@@ -183,6 +194,12 @@ def _read_subscription(
         pattern=value.subscribed_topic_regex or None,
         rebalance_timeout_ms=value.rebalance_timeout_ms,
         assignor=value.server_assignor,
+        classic=None
+        if classic is None or not classic.supported_protocols
+        else ClassicSide(
+            classic.session_timeout_ms,
+            tuple((known.name, known.metadata) for known in classic.supported_protocols),
+        ),
     )
     return PutSubscription(key.group_id, key.member_id, subscription)
 

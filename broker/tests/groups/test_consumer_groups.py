@@ -1,5 +1,7 @@
 """The rules of the consumer group protocol (KIP-848), one by one. Schedules are in test_consumer_schedules."""
 
+from dataclasses import replace
+
 import pytest
 
 from broker.groups.events import DeleteGroup, ExpireOffsets, Leaver, PatternsResolved
@@ -289,7 +291,8 @@ class TestBothProtocols:
         assert (group.group.consumer, group.group.phase) == (None, Phase.STABLE)
         assert group.group.offsets["t"][0].offset == 7
 
-    def test_a_live_group_does_not_change_its_protocol(self, group):
+    def test_a_live_group_keeps_its_protocol_if_migration_is_disabled(self, group):
+        group.limits = replace(group.limits, allows_upgrade=False, allows_downgrade=False)
         (name,) = group.stable()
         result = join(group, "a")
         assert result.error is ErrorCode.GROUP_ID_NOT_FOUND

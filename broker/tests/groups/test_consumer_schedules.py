@@ -394,7 +394,7 @@ def answers_before_it_is_stored(monkeypatch):
     def store(step, draft, pending):
         modern._take_effect(step, pending)
 
-    monkeypatch.setattr(modern, "_store", store)
+    monkeypatch.setattr(modern, "store", store)
 
 
 def overlooks_new_topics(monkeypatch):
