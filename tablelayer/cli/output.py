@@ -38,9 +38,38 @@ def write_arrow(rows: pa.Table, output: Format, *, header: bool = True) -> None:
         pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
         for field in rows.schema
     ]
-    columns = [column.to_pylist() for column in rows.columns]
+    columns = [_python_values(column) for column in rows.columns]
     values = zip(*columns, strict=True) if columns else ()
     write_rows(rows.column_names, values, output, numeric=numeric, header=header)
+
+
+def _python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Nested values as the text of their JSON, which is that of the Kafka face."""
+    import pyarrow as pa
+
+    from tablelayer.model.nested import is_nested
+
+    if not is_nested(column.type):
+        values: list[Any] = column.to_pylist()
+        return values
+    from tablelayer.model.json_rows import rows_to_json
+
+    texts: list[Any] = []
+    for chunk in column.chunks:
+        try:
+            rows = rows_to_json(pa.record_batch([chunk], names=["v"])).to_pylist()
+        except ValueError:  # of a type that no table has, which a query made
+            return list(column.to_pylist())
+        present = chunk.is_valid().to_pylist()
+        texts += [
+            Json(row[5:-1].decode()) if is_there else None
+            for row, is_there in zip(rows, present, strict=True)
+        ]
+    return texts
+
+
+class Json(str):
+    """A text that is JSON already."""
 
 
 def write_rows(
@@ -93,6 +122,8 @@ def plain_text(value: Any) -> str:
 
 def json_text(value: Any) -> str:
     """A value as JSON; decimals as numbers with all their digits, times in ISO form, bytes in base64."""
+    if isinstance(value, Json):
+        return value
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, (datetime, date, time)):

@@ -9,6 +9,8 @@ Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a panda
 - a value keeps its meaning or is refused: integers may widen or narrow if they fit, text may become a date,
   time, timestamp or decimal, a float becomes a decimal only if it stands for exactly that decimal; numbers
   never become text, nor text numbers, nor booleans either;
+- what is inside of an ARRAY, MAP or ROW is treated in the same way: a ROW is a mapping of its fields, or a tuple of
+  all of them in order, an ARRAY a sequence, a MAP a mapping or a sequence of pairs;
 - a timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; without one, TIMESTAMP (naive values
   given for TIMESTAMP_LTZ are taken as UTC).
 
@@ -21,11 +23,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.client.errors import DataError
+from tablelayer.model.errors import RowError
+from tablelayer.model.nested import cast, check_inside, make_entries, make_row, owners
 from tablelayer.model.schema import Column
+from tablelayer.model.types import Field, TypeKind, from_arrow
 
 #: What the write and lookup calls take.
 Data = Any
@@ -36,16 +42,17 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
 
     With `fill_missing=False` (keys, partial updates) every column must be given. Raises DataError.
     """
-    rows = as_rows(data)
+    objects = _nested_objects(data, columns)
+    rows = as_rows(data.drop(columns=list(objects)) if objects else data)
     by_name = {column.name: column for column in columns}
-    given = _given_names(rows)
+    given = _given_names(rows) | dict.fromkeys(objects)
     unknown = [name for name in given if name not in by_name]
     if unknown:
         raise DataError(
             f"{table}: unknown column {_names(unknown)}; the columns are {', '.join(by_name)}",
             column=unknown[0],
         )
-    count = len(rows) if isinstance(rows, list) else rows.num_rows
+    count = len(data) if objects else len(rows) if isinstance(rows, list) else rows.num_rows
     missing = [
         c.name
         for c in columns
@@ -60,6 +67,8 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
             array: Any = pa.nulls(count, target)
             if fill_missing and column.default is not None:
                 array = pa.repeat(column.default_scalar(), count)
+        elif column.name in objects:
+            array = _from_values(objects[column.name], column, table)
         elif isinstance(rows, list):
             array = _from_values([row.get(column.name) for row in rows], column, table)
             if fill_missing and column.default is not None:
@@ -73,6 +82,8 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
                 column=column.name,
                 row=_first_null(array),
             )
+        if column.type.is_nested:
+            _check_inside(array, column, table)
         arrays.append(array)
     return pa.table(arrays, schema=pa.schema([column.field() for column in columns]))
 
@@ -104,6 +115,20 @@ def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
     )
 
 
+def _nested_objects(data: Data, columns: Sequence[Column]) -> dict[str, list[Any]]:
+    """The nested columns of a pandas DataFrame that are Python objects, which Arrow would have to guess about: a
+    dict is a MAP or a ROW.
+    """
+    if not (hasattr(data, "iloc") and hasattr(data, "dtypes")):
+        return {}
+    names = [c.name for c in columns if c.type.is_nested and list(data.columns).count(c.name) == 1]
+    return {
+        name: [None if isinstance(value, float) else value for value in data[name]]
+        for name in names
+        if data[name].dtype == object
+    }
+
+
 def _given_names(rows: pa.Table | list[Mapping[str, Any]]) -> dict[str, None]:
     if not isinstance(rows, list):
         names = rows.column_names
@@ -132,7 +157,97 @@ _ARROW_ERRORS = (
 )
 
 
+def _check_inside(array: Any, column: Column, table: str) -> None:
+    row = 0
+    for chunk in array.chunks if isinstance(array, pa.ChunkedArray) else [array]:
+        try:
+            check_inside(column, chunk)
+        except RowError as error:
+            raise DataError(
+                f"{table}: row {row + error.index}, column '{column.name}': {error.reason}",
+                column=column.name,
+                row=row + error.index,
+            ) from error
+        row += len(chunk)
+
+
+def _nested_from_values(values: list[Any], column: Column, table: str) -> pa.Array:
+    """Python values as an array of an ARRAY, MAP or ROW, its parts one after the other."""
+    data_type, arrow_type = column.type, column.type.arrow()
+    valid = np.array([value is not None for value in values], np.bool_)
+    if data_type.kind is TypeKind.ROW:
+        names = [field.name for field in data_type.fields]
+        rows = [_fields_of(value, names, column, table, row) for row, value in enumerate(values)]
+        parts = [
+            _part(field, [each[index] for each in rows], np.arange(len(values)), values, column, table)
+            for index, field in enumerate(data_type.fields)
+        ]
+        return make_row(arrow_type, len(values), parts, None if valid.all() else valid)
+    listed = [_entries_of(value, column, table, row) for row, value in enumerate(values)]
+    counts = np.array([len(each) for each in listed], np.int64)
+    flat = [entry for each in listed for entry in each]
+    of = owners(counts)
+    columns = [flat]
+    if data_type.kind is TypeKind.MAP:
+        columns = [[key for key, _ in flat], [value for _, value in flat]]
+    parts = [
+        _part(field, each, of, values, column, table)
+        for field, each in zip(data_type.fields, columns, strict=True)
+    ]
+    return make_entries(arrow_type, counts, parts, None if valid.all() else valid)
+
+
+def _part(field: Field, inside: list[Any], of: Any, values: list[Any], column: Column, table: str) -> Any:
+    """The array of one part of nested values; `of` says which of `values` each is in."""
+    between = "." if column.type.kind is TypeKind.ROW else ":"
+    part = Column(0, f"{column.name}{between}{field.name}", field.type)
+    try:
+        return _combined(_from_values(inside, part, table))
+    except DataError as error:
+        row = int(of[error.row or 0])
+        inner = str(error).removeprefix(f"{table}: ").removeprefix(f"row {error.row}: ")
+        raise _unfit(column, table, row, values[row], inner) from error
+
+
+def _combined(array: Any) -> pa.Array:
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _fields_of(value: Any, names: list[str], column: Column, table: str, row: int) -> Sequence[Any]:
+    if value is None:
+        return [None] * len(names)
+    if isinstance(value, Mapping):
+        unknown = [str(name) for name in value if name not in names]
+        if unknown:
+            raise _unfit(column, table, row, value, f"it has no field '{unknown[0]}'")
+        return [value.get(name) for name in names]
+    if isinstance(value, tuple) and len(value) == len(names):
+        return value
+    raise _unfit(column, table, row, value, f"give a mapping, or a tuple of {len(names)} values")
+
+
+def _entries_of(value: Any, column: Column, table: str, row: int) -> Sequence[Any]:
+    """The elements of one ARRAY, or the pairs of one MAP."""
+    if value is None:
+        return ()
+    if column.type.kind is TypeKind.MAP:
+        if isinstance(value, Mapping):
+            return list(value.items())
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+            pairs = [tuple(each) if isinstance(each, (list, tuple)) else () for each in value]
+            if all(len(pair) == 2 for pair in pairs):
+                return pairs
+        raise _unfit(column, table, row, value, "give a mapping, or pairs of keys and values")
+    if isinstance(value, np.ndarray) and value.ndim >= 1:
+        return list(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        return value
+    raise _unfit(column, table, row, value, "give a list")
+
+
 def _from_values(values: list[Any], column: Column, table: str) -> Any:
+    if column.type.is_nested:
+        return _nested_from_values(values, column, table)
     # Arrow infers the type that the values have; given the wanted type it would silently cut 1.5 to 1.
     try:
         return _cast(pa.chunked_array([pa.array(values)]), column, table)
@@ -212,6 +327,8 @@ def _cast(array: Any, column: Column, table: str) -> Any:
         return array
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
+    if column.type.is_nested:
+        return pa.chunked_array([_cast_nested(chunk, column, table) for chunk in array.chunks], target)
     given, wanted = _family(array.type), _family(target)
     if given == "null":
         return pa.chunked_array([pa.nulls(len(array), target)])
@@ -232,6 +349,21 @@ def _cast(array: Any, column: Column, table: str) -> Any:
         row = _first_unfit(array, target)
         value = None if row is None else array[row].as_py()
         raise _unfit(column, table, row, value, str(error)) from error
+
+
+def _cast_nested(array: pa.Array, column: Column, table: str) -> pa.Array:
+    def leaf(values: pa.Array, target: pa.DataType) -> pa.Array:
+        inside = Column(0, f"what is inside of {column.name}", from_arrow(target))
+        return _combined(_cast(pa.chunked_array([values]), inside, table))
+
+    try:
+        return cast(array, column.type.arrow(), leaf)
+    except (DataError, pa.ArrowInvalid) as error:
+        reason = str(error).removeprefix(f"{table}: ")
+        raise DataError(
+            f"{table}: column '{column.name}' is {column.type}, which the values do not fit: {reason}",
+            column=column.name,
+        ) from error
 
 
 def _given(arrow_type: pa.DataType) -> str:

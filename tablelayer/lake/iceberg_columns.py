@@ -55,22 +55,24 @@ def spark_ddl_type(column: Column) -> str:
     """The column's type in Spark's DDL for Iceberg. Raises LakeError for types that Iceberg tables of Spark do
     not have.
     """
-    if column.type.kind is TypeKind.TIME:
+    if column.type.contains(frozenset({TypeKind.TIME})):
         raise LakeError(
             f"column '{column.name}' is {column.type}: Spark's Iceberg tables have no TIME,"
             " so the table cannot be tiered"
         )
-    if column.type.kind in (TypeKind.TINYINT, TypeKind.SMALLINT):
+    return _ddl_type(column.type, column.name)
+
+
+def _ddl_type(data_type: DataType, name: str) -> str:
+    if data_type.is_nested:
+        inside = [_ddl_type(field.type, name) for field in data_type.fields]
+        if data_type.kind is not TypeKind.ROW:
+            return f"{data_type.kind.value}<{', '.join(inside)}>"
+        fields = zip(data_type.fields, inside, strict=True)
+        return f"STRUCT<{', '.join(f'`{field.name}`: {part}' for field, part in fields)}>"
+    if data_type.kind in (TypeKind.TINYINT, TypeKind.SMALLINT):
         return "int"
-    return str(spark_type(column.type, column.name).simpleString())
-
-
-def _iceberg_type(column: Column) -> str:
-    """Iceberg's own name of the type. Raises LakeError."""
-    spark_ddl_type(column)
-    if column.type.kind is TypeKind.DECIMAL:
-        return f"decimal({column.type.precision}, {column.type.scale})"
-    return _PRIMITIVES[column.type.kind]
+    return str(spark_type(data_type, name).simpleString())
 
 
 def new_table_properties(definition: TableDefinition) -> dict[str, str]:
@@ -169,9 +171,11 @@ def _set_properties(transaction: Any, properties: Mapping[str, str]) -> None:
 
 def _change(java: Any, update: Any, field: Any, column: Column) -> None:
     """Names are those of before the update, in all of its parts."""
-    name, wanted = field.name(), _primitive(java, column)
-    if not field.type().equals(wanted):
-        update.updateColumn(name, wanted)
+    name = field.name()
+    if not column.type.is_nested:  # what is inside of a nested column never changes
+        wanted = _iceberg_type(java, column)
+        if not field.type().equals(wanted):
+            update.updateColumn(name, wanted)
     if field.isRequired() and column.nullable:
         update.makeColumnOptional(name)
     if field.doc() != column.comment and not (field.doc() is None and column.comment is None):
@@ -181,7 +185,7 @@ def _change(java: Any, update: Any, field: Any, column: Column) -> None:
 
 
 def _add(java: Any, update: Any, column: Column) -> None:
-    arguments = [_primitive(java, column)]
+    arguments = [_iceberg_type(java, column)]
     if column.comment is not None:  # a null could be another argument of theirs
         arguments.append(column.comment)
     if column.initial is not None:
@@ -192,8 +196,29 @@ def _add(java: Any, update: Any, column: Column) -> None:
         update.addRequiredColumn(column.name, *arguments)
 
 
-def _primitive(java: Any, column: Column) -> Any:
-    return java.org.apache.iceberg.types.Types.fromPrimitiveString(_iceberg_type(column))
+def _iceberg_type(java: Any, column: Column) -> Any:
+    """Iceberg's own type of a column; what is inside of a nested one is numbered anew where it is added. Raises
+    LakeError.
+    """
+    spark_ddl_type(column)
+    return _type(java, column.type)
+
+
+def _type(java: Any, data_type: DataType) -> Any:
+    types = java.org.apache.iceberg.types.Types
+    if data_type.kind is TypeKind.DECIMAL:
+        return types.fromPrimitiveString(f"decimal({data_type.precision}, {data_type.scale})")
+    if not data_type.is_nested:
+        return types.fromPrimitiveString(_PRIMITIVES[data_type.kind])
+    inside = [_type(java, field.type) for field in data_type.fields]
+    if data_type.kind is TypeKind.ARRAY:
+        return types.ListType.ofOptional(1, *inside)
+    if data_type.kind is TypeKind.MAP:
+        return types.MapType.ofOptional(1, 2, *inside)
+    fields = java.java.util.ArrayList()
+    for position, (field, part) in enumerate(zip(data_type.fields, inside, strict=True)):
+        fields.add(types.NestedField.optional(position + 1, field.name, part))
+    return types.StructType.of(fields)
 
 
 def _literal(java: Any, text: str, data_type: DataType) -> Any:

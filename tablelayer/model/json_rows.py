@@ -208,11 +208,12 @@ def warm() -> None:
     kinds = [
         types.BOOLEAN, types.INT, types.DOUBLE, types.char(9), types.decimal(38, 2), types.DATE,
         types.time(3), types.timestamp(3), types.timestamp_ltz(6), types.binary(2), types.BYTES,
+        types.array_of(types.INT), types.map_of(types.STRING, types.INT),
     ]  # fmt: skip
     columns = [Column(index, f"c{index}", kind) for index, kind in enumerate(kinds)]
     text = (
         '{"c0":true,"c1":1,"c2":1.5,"c3":"a","c4":1.25,"c5":"2024-09-19","c6":"12:00","c7":"2024-09-19T12:00:00",'
-        '"c8":"2024-09-19T12:00:00Z","c9":"AAA=","c10":"AAA="}'
+        '"c8":"2024-09-19T12:00:00Z","c9":"AAA=","c10":"AAA=","c11":[1],"c12":{"a":1}}'
     )
     rows_to_json(json_to_rows(pa.array([text.encode()], pa.binary()), columns))
 

@@ -144,7 +144,8 @@ def _nested_text(array: pa.Array) -> pa.Array:
         offsets, data = _write(row_fields(array), _object_prefixes(names), count, b"}")
     else:
         counts, parts = entries(array)
-        brackets, prefixes, closing = b"[]", (b",",), b""
+        prefixes: tuple[bytes, ...] = (b",",)
+        brackets, closing = b"[]", b""
         if pa.types.is_map(arrow_type):
             is_text = pa.types.is_string(arrow_type.key_type)
             brackets, prefixes, closing = (

@@ -7,7 +7,7 @@ under a null does not come out: a field of a null ROW is null, a null ARRAY has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -172,16 +172,26 @@ def last_of_each_key(of: Indices, keys: pa.Array) -> Indices | None:
     return np.flatnonzero(stays)
 
 
-def cast(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """The values in another Arrow type of the same shape: fields of rows by name, leaves by Arrow's safe cast.
+Leaf = Callable[[pa.Array, pa.DataType], pa.Array]
 
-    A field that the target does not have is refused, one that is not given is null. Raises pa.ArrowInvalid.
+
+def _safely(array: pa.Array, target: pa.DataType) -> pa.Array:
+    return array.cast(target)
+
+
+def cast(array: pa.Array, target: pa.DataType, leaf: Leaf = _safely) -> pa.Array:
+    """The values in another Arrow type of the same shape: fields of rows by name, and what is not nested by `leaf`.
+
+    A field that the target does not have is refused, one that is not given is null. Raises pa.ArrowInvalid, and what
+    `leaf` raises.
     """
     given = array.type
     if given == target:
         return array
-    if pa.types.is_null(given) or not is_nested(target):
-        return array.cast(target)
+    if pa.types.is_null(given):
+        return pa.nulls(len(array), target)
+    if not is_nested(target):
+        return leaf(array, target)
     valid = validity(array)
     if pa.types.is_struct(target) and pa.types.is_struct(given):
         names = [field.name for field in given]
@@ -192,7 +202,9 @@ def cast(array: pa.Array, target: pa.DataType) -> pa.Array:
             )
         found = dict(zip(names, row_fields(array), strict=True))
         fields = [
-            cast(found[field.name], field.type) if field.name in found else pa.nulls(len(array), field.type)
+            cast(found[field.name], field.type, leaf)
+            if field.name in found
+            else pa.nulls(len(array), field.type)
             for field in target
         ]
         return make_row(target, len(array), fields, valid)
@@ -209,7 +221,7 @@ def cast(array: pa.Array, target: pa.DataType) -> pa.Array:
             if pa.types.is_map(given):
                 parts = [make_pairs(given, parts)]
             wanted = [target.value_type]
-        parts = [cast(part, each) for part, each in zip(parts, wanted, strict=True)]
+        parts = [cast(part, each, leaf) for part, each in zip(parts, wanted, strict=True)]
         return make_entries(target, counts, parts, valid)
     raise pa.ArrowInvalid(f"an Arrow {given} cannot become {target}")
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import datetime
 import re
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +38,12 @@ from tablelayer.model.types import (
     TypeKind,
 )
 
-Value = None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime
-"""A literal: whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes."""
+Value = (
+    None | bool | int | Decimal | float | str | bytes | datetime.date | datetime.time | datetime.datetime
+    | list[Any] | tuple[Any, ...]
+)  # fmt: skip
+"""A literal: whole numbers are int, others Decimal (never float, unless cast to one), X'..' is bytes. ARRAY[..] is a
+list of literals, MAP[..] a list of pairs, ROW(..) a tuple."""
 
 _CLOCK = r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?"
 _HEX = re.compile(r"([0-9A-Fa-f]{2})*")
@@ -123,6 +128,10 @@ def canonical(value: Value, data_type: DataType) -> str:
     rounded or cut.
     """
     kind = data_type.kind
+    if data_type.is_nested or isinstance(value, list | tuple):
+        raise ValueError(
+            f"{_shown(value)} is not a value of {data_type}; nested columns have no default but NULL"
+        )
     if isinstance(value, str):
         value = typed(value, data_type)
     if isinstance(value, bool):

@@ -11,6 +11,10 @@ something (a nanosecond, a too long decimal) is an error that names the column.
 | TIME(p), p <= 6 | time(p) | time64[ns] |
 | CHAR(n), STRING | string | string |
 | BINARY(n), BYTES | binary | binary |
+| ARRAY, MAP, ROW | array, map, struct, what is inside may be null | list, map, struct |
+
+What is promised to be NOT NULL inside of a nested column is checked where rows are written; Spark is not told, since
+it could not do anything with it (no cast of Spark's makes an element NOT NULL).
 
 The others have the same name on both sides. TIME(7) to TIME(9) are refused: Spark has no nanoseconds of the
 day.
@@ -24,8 +28,9 @@ from typing import Any
 import pyarrow as pa
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.nested import cast
 from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import DataType, TypeKind
+from tablelayer.model.types import ELEMENT, DataType, TypeKind
 
 SPARK_TIME_PRECISION_MAX = 6
 
@@ -51,6 +56,18 @@ def spark_type(data_type: DataType, column: str) -> Any:
     """The `pyspark.sql.types.DataType` of a column. Raises TableError when Spark has none."""
     from pyspark.sql import types as spark
 
+    if data_type.is_nested:
+        parts = [spark_type(field.type, f"{column}.{field.name}") for field in data_type.fields]
+        if data_type.kind is TypeKind.ARRAY:
+            return spark.ArrayType(parts[0])
+        if data_type.kind is TypeKind.MAP:
+            return spark.MapType(parts[0], parts[1])
+        return spark.StructType(
+            [
+                spark.StructField(field.name, part, metadata=_comment(field.comment))
+                for field, part in zip(data_type.fields, parts, strict=True)
+            ]
+        )
     simple = {
         TypeKind.BOOLEAN: spark.BooleanType,
         TypeKind.TINYINT: spark.ByteType,
@@ -80,6 +97,10 @@ def spark_type(data_type: DataType, column: str) -> Any:
     return simple[data_type.kind]()
 
 
+def _comment(text: str | None) -> dict[str, str] | None:
+    return None if text is None else {"comment": text}
+
+
 def spark_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) -> Any:
     """The `StructType` of rows with these columns, and of `METADATA_FIELDS` those asked for behind them."""
     from pyspark.sql import types as spark
@@ -106,6 +127,14 @@ def spark_arrow_type(data_type: DataType) -> pa.DataType:
             return pa.time64("ns")
         case TypeKind.BINARY:
             return pa.binary()
+        case TypeKind.ARRAY:
+            return pa.list_(pa.field(ELEMENT, spark_arrow_type(data_type.fields[0].type)))
+        case TypeKind.MAP:
+            return pa.map_(*(spark_arrow_type(field.type) for field in data_type.fields))
+        case TypeKind.ROW:
+            return pa.struct(
+                [pa.field(field.name, spark_arrow_type(field.type)) for field in data_type.fields]
+            )
         case _:
             return data_type.arrow()
 
@@ -125,7 +154,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         array = batch.column(field.name)
         if array.type != field.type:
             try:
-                array = array.cast(field.type)
+                array = cast(array, field.type)
             except pa.ArrowInvalid as error:
                 raise TableError(
                     TableErrorCode.INVALID_ROW,
@@ -155,6 +184,15 @@ def arrow_of_spark(data_type: Any) -> pa.DataType | None:
         return pa.decimal128(data_type.precision, data_type.scale)
     if isinstance(data_type, spark.TimeType):
         return pa.time64("ns")
+    if isinstance(data_type, spark.ArrayType):
+        element = arrow_of_spark(data_type.elementType)
+        return None if element is None else pa.list_(element)
+    if isinstance(data_type, spark.MapType):
+        key, value = arrow_of_spark(data_type.keyType), arrow_of_spark(data_type.valueType)
+        return None if key is None or value is None else pa.map_(key, value)
+    if isinstance(data_type, spark.StructType):
+        fields = [(field.name, arrow_of_spark(field.dataType)) for field in data_type.fields]
+        return None if any(arrow is None for _, arrow in fields) else pa.struct(fields)
     simple = (
         (spark.BooleanType, pa.bool_()),
         (spark.ByteType, pa.int8()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 from sqlglot import Token, TokenType
 
@@ -10,6 +11,7 @@ from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.types import (
     DATE,
+    MAX_NESTING_DEPTH,
     NUMERIC_KINDS,
     TEXT_KINDS,
     DataType,
@@ -35,6 +37,8 @@ def read_literal(stream: TokenStream) -> Value:
         return False
     if stream.accept("CAST"):
         return _read_cast(stream)
+    if stream.at("ARRAY") or stream.at("MAP") or stream.at("ROW"):
+        return _read_nested(stream, 1)
     if stream.accept_kind(TokenType.STRING):
         return token.text
     if token.token_type in (TokenType.DASH, TokenType.PLUS, TokenType.NUMBER, TokenType.DOT):
@@ -52,6 +56,33 @@ def read_literal(stream: TokenStream) -> Value:
             except ValueError as error:
                 raise stream.error(str(error), following) from None
     raise stream.expected("a value: a number, 'text', NULL, TRUE, DATE '...', TIMESTAMP '...', CAST(...)")
+
+
+def _read_nested(stream: TokenStream, depth: int) -> list[Any] | tuple[Any, ...]:
+    """ARRAY[a, b], MAP[key, value, ...] or ROW(a, b), in Flink's words."""
+    first = stream.token
+    assert first is not None
+    if depth > MAX_NESTING_DEPTH:
+        raise stream.error(f"more than {MAX_NESTING_DEPTH} values inside of each other are too many", first)
+    word = first.text.upper()
+    stream.position += 1
+    opening, closing, what = TokenType.L_BRACKET, TokenType.R_BRACKET, "]"
+    if word == "ROW":
+        opening, closing, what = TokenType.L_PAREN, TokenType.R_PAREN, ")"
+    stream.expect_kind(opening, "'(' and the fields" if word == "ROW" else f"'[', as in {word}[...]")
+    values: list[Any] = []
+    while not stream.accept_kind(closing):
+        if values:
+            stream.expect_kind(TokenType.COMMA, f"',' or '{what}'")
+        nested = stream.at("ARRAY") or stream.at("MAP") or stream.at("ROW")
+        values.append(_read_nested(stream, depth + 1) if nested else read_literal(stream))
+    if word == "ARRAY":
+        return values
+    if word == "ROW":
+        return tuple(values)
+    if len(values) % 2:
+        raise stream.error("MAP[...] has keys and values in turn; a value is missing", first)
+    return list(zip(values[::2], values[1::2], strict=True))
 
 
 def _read_number(stream: TokenStream) -> int | Decimal:

@@ -171,3 +171,51 @@ def test_a_column_that_fits_is_not_copied():
     data = pa.table({"a": np.arange(count), "b": pa.array(["x"] * count)})
     taken = conform(data, [column("a", "BIGINT", False), column("b", "STRING")], table="t")
     assert taken.column("a").chunk(0).buffers()[1].address == data.column("a").chunk(0).buffers()[1].address
+
+
+def test_nested_values_in_every_form_that_people_have():
+    kind = "ROW<a INT, b ARRAY<STRING>, m MAP<STRING, DECIMAL(5, 2)>>"
+    expected = {"a": 1, "b": ["x", None], "m": [("k", decimal.Decimal("1.50"))]}
+    forms = [
+        {"a": 1, "b": ["x", None], "m": {"k": decimal.Decimal("1.5")}},
+        {"m": [("k", 1.5)], "b": ("x", None), "a": 1.0},
+        (1, np.array(["x", None], object), [["k", "1.50"]]),
+    ]
+    assert one([*forms, None, {}], kind) == [expected] * 3 + [None, {"a": None, "b": None, "m": None}]
+    frame = pd.DataFrame({"c": [*forms, None, float("nan")]})
+    assert (
+        conform(frame, [column("c", kind)], table="t").column("c").to_pylist() == [expected] * 3 + [None] * 2
+    )
+    arrow = pa.array([{"b": ["x", None], "a": 1, "m": [{"key": "k", "value": 1.5}]}, None])
+    assert conform(pa.table({"c": arrow}), [column("c", kind)], table="t").column("c").to_pylist() == [
+        expected, None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("type_text", "value", "reason"),
+    [
+        ("ARRAY<INT>", [1, "x"], "row 1: .*'c' of type ARRAY<INT>"),
+        ("ARRAY<INT>", "text", "give a list"),
+        ("ARRAY<INT NOT NULL>", [None], r"row 1, column 'c': c\[0\]: null, but the element is NOT NULL"),
+        ("ROW<a INT>", {"b": 1}, "it has no field 'b'"),
+        ("ROW<a INT>", (1, 2), "a tuple of 1 values"),
+        ("ROW<a INT>", {"a": 1.5}, "row 1: .*1.5 does not fit column 'c.a' of type INT"),
+        ("MAP<STRING, INT>", [1], "give a mapping, or pairs"),
+        ("MAP<STRING, INT>", [("a", 1), ("a", 2)], "the key 'a' is there twice"),
+        ("MAP<STRING, INT>", {1: 1}, "row 1: .*'c:key'"),
+        ("MAP<STRING, CHAR(2)>", {"k": "abc"}, r"c\[0\]: a text of 3 characters does not fit into CHAR\(2\)"),
+    ],
+)
+def test_nested_values_that_do_not_fit_are_refused_with_their_row(type_text, value, reason):
+    with pytest.raises(DataError, match=reason) as caught:
+        one([None, value], type_text)
+    assert caught.value.column == "c"
+    assert caught.value.row == 1
+
+
+def test_what_is_inside_of_arrow_data_is_not_turned_into_something_else():
+    with pytest.raises(DataError, match=r"column 'c' is ARRAY<STRING>.*int64"):
+        conform(pa.table({"c": [[1]]}), [column("c", "ARRAY<STRING>")], table="t")
+    with pytest.raises(DataError, match="no field 'z'"):
+        conform(pa.table({"c": [{"z": 1}]}), [column("c", "ROW<a INT>")], table="t")

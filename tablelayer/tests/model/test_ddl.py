@@ -154,6 +154,13 @@ def test_inserted_values_are_exact(rows):
     assert one(f"INSERT INTO t (a, b, c, d) VALUES {written}") == Insert(T, ("a", "b", "c", "d"), expected)
 
 
+def test_nested_values_in_statements():
+    sql = "INSERT INTO t VALUES (ARRAY[1, NULL], MAP['a', ROW(1.5, DATE '2024-09-19')], ARRAY[], ARRAY[ARRAY[2]])"
+    row = ([1, None], [("a", (Decimal("1.5"), dt.date(2024, 9, 19)))], [], [[2]])
+    assert one(sql) == Insert(T, None, (row,))
+    assert one("UPDATE t SET a = ROW('x') WHERE k = 1").assignments == {"a": ("x",)}
+
+
 @pytest.mark.parametrize(
     ("sql", "word", "reason"),
     [
@@ -177,6 +184,10 @@ def test_inserted_values_are_exact(rows):
         ("CREATE TABLE t (b ROW<x INT> PRIMARY KEY)", "b", "cannot be a key"),
         ("CREATE TABLE t (a INT, b ARRAY<INT>) PARTITIONED BY (a, b)", "b", "cannot be a key"),
         ("CREATE TABLE t (a INT, b ARRAY<INT>) WITH ('bucket.key' = 'b')", "'b'", "cannot be a key"),
+        ("INSERT INTO t VALUES (MAP['a', 1, 'b'])", "MAP", "a value is missing"),
+        ("INSERT INTO t VALUES (ARRAY(1))", "(", "expected '[', as in ARRAY[...]"),
+        ("INSERT INTO t VALUES (" + "ARRAY[" * 17 + "]" * 17 + ")", "ARRAY", "too many"),
+        ("CREATE TABLE t (a ARRAY<INT> DEFAULT ARRAY[1])", "ARRAY", "no default but NULL"),
         ("CREATE TABLE t (a ARRAY<INT> DEFAULT 5)", "5", "is not a value of ARRAY<INT>"),
         ("CREATE TABLE t (a INT, a INT)", "a", "given twice"),
         ("CREATE TABLE t (a INT PRIMARY KEY, b INT PRIMARY KEY)", "a", "twice"),
