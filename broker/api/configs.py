@@ -191,7 +191,7 @@ class ConfigsApi:
             image = self._existing(resource.resource_name)
             if image.internal:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{image.name} is the broker's own")
-            wanted = changes(image.config, self._metadata.topic_configs.keys())
+            wanted = changes(image.config, self._metadata.topic_configs.keys(image.config))
             await self._metadata.alter_config(image.name, wanted, validate_only=validate_only)
         except KafkaError as error:
             return error.code, error.message
@@ -230,8 +230,8 @@ def describe_topic(
 ) -> list[DescribeConfigsResourceResult]:
     """All configurations of a topic: the log's, and those of an extension that the topic sets."""
     entries = []
-    for name, key in configs.keys().items():
-        if name in configs.extension_keys and name not in image.config:
+    for name, key in configs.keys(image.config).items():
+        if name not in configs.log_keys and name not in image.config:
             continue  # an extension's defaults mean nothing to a topic that is not its own
         synonyms: list[tuple[str, str | None, int]] = []
         if name in image.config:

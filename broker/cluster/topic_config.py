@@ -7,7 +7,7 @@ and the extensions'.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,18 +44,25 @@ class TopicConfigs:
         self.extension_keys = {key.name: key for key in extension_keys}
         LogConfig.parse(self.broker_defaults)
 
-    def keys(self) -> dict[str, ConfigKey]:
-        return {**self.log_keys, **self.extension_keys}
+    def keys(self, given: Iterable[str] = ()) -> dict[str, ConfigKey]:
+        """All declared keys; of a family (`name.*`) those that are among the `given` names."""
+        known = {**self.log_keys, **self.extension_keys}
+        families = [known.pop(name) for name in self.extension_keys if name.endswith("*")]
+        for name in given:
+            family = next((key for key in families if name.startswith(key.name[:-1])), None)
+            if family is not None and name not in known:
+                known[name] = replace(family, name=name)
+        return known
 
     def check(self, config: Mapping[str, str], *, internal: bool = False) -> None:
         """Raises KafkaError(INVALID_CONFIG) for an unknown name or an illegal value."""
-        known = self.keys()
+        known = self.keys(config)
         try:
             for name, text in config.items():
                 key = known.get(name)
                 if key is None:
                     raise unknown_name("topic", name, known)
-                if name in self.extension_keys:
+                if name not in self.log_keys:
                     key.parse(text)
             LogConfig.parse(self._effective(config, internal=internal))
         except ConfigError as error:

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, RoundLostError
@@ -45,8 +46,8 @@ from tablelayer.model.table import TableDefinition, TablePath
 ROUND_ROWS_MAX = 2_000_000
 """Offsets per bucket and commit: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""
 
-WAREHOUSE_PROPERTY = "datalake.iceberg.warehouse"
-CATALOG_PROPERTY_PREFIX = "datalake.iceberg."
+CATALOG_PROPERTY_PREFIX = "datalake.{format}."
+"""Of the server's settings for the catalogs of a lake format; what follows is the format's own word."""
 
 
 class Outcome(StrEnum):
@@ -271,7 +272,7 @@ def run_tiering(
     `tables`: "db.t" each, default all with `table.datalake.enabled`. `once`: bring each up to what is there
     now and return; otherwise go on for ever, taking rounds as they fall due, asking every `interval_s`
     seconds when none is.
-    `warehouse` overrides the server's `datalake.iceberg.warehouse`. `report` is told one line per round.
+    `warehouse` overrides the server's `datalake.<format>.warehouse`. `report` is told one line per round.
     """
     from tablelayer.client import connect
     from tablelayer.spark.jars import SparkSetupError
@@ -393,13 +394,18 @@ def open_lake(
     spark: Any, definition: TableDefinition, status: LakeStatus, warehouse: str | None
 ) -> LakeTable:
     """The table's copy in the lake of its format: the one place that knows the adapters. Raises LakeError."""
+    properties = check_lake(status, warehouse, definition.path)
+    if status.format == "paimon":
+        from tablelayer.lake.paimon import PaimonTable
+
+        return PaimonTable(spark, definition, properties)
     from tablelayer.lake.iceberg import IcebergTable
 
-    return IcebergTable(spark, definition, check_lake(status, warehouse, definition.path))
+    return IcebergTable(spark, definition, properties)
 
 
 def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath) -> dict[str, str]:
-    """The Iceberg catalog's properties: the server's `datalake.iceberg.*`, the warehouse given by hand first.
+    """The lake catalog's properties: the server's `datalake.<format>.*`, the warehouse given by hand first.
 
     Raises LakeError when the table is not tiered, or nobody says where to.
     """
@@ -407,22 +413,32 @@ def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath) -> di
 
     if not status.enabled:
         raise LakeError(f"{path} is not tiered: it was created without 'table.datalake.enabled'='true'")
-    if status.format != "iceberg":
-        raise LakeError(f"{path} asks for lake format '{status.format}': this release tiers into iceberg")
+    prefix = CATALOG_PROPERTY_PREFIX.format(format=status.format)
     given = {
-        name.removeprefix(CATALOG_PROPERTY_PREFIX): value
+        name.removeprefix(prefix): value
         for name, value in status.properties.items()
-        if name.startswith(CATALOG_PROPERTY_PREFIX) and value
+        if name.startswith(prefix) and value
     }
     place = warehouse or given.pop("warehouse", None)
     given.pop("warehouse", None)
-    if (
-        given.get("type", "hadoop") != "hadoop" or "catalog-impl" in given
-    ):  # what a warehouse is, such a one knows
+    if status.format == "paimon":
+        if given.get("metastore", "filesystem") != "filesystem":
+            raise LakeError(
+                f"{path}: '{prefix}metastore' is '{given['metastore']}', but Paimon tables are tiered into"
+                " filesystem catalogs only"
+            )
+    elif status.format != "iceberg":
+        raise LakeError(
+            f"{path} asks for lake format '{status.format}': tables are tiered into iceberg or paimon"
+        )
+    elif given.get("type", "hadoop") != "hadoop" or "catalog-impl" in given:
+        # What a warehouse is, such a catalog knows.
         return {**given, **({"warehouse": place} if place else {})}
     if not place:
         raise LakeError(
             f"nobody says where the lake of {path} is: start the server with"
-            f" --set {WAREHOUSE_PROPERTY}=FOLDER, or give the warehouse to this command"
+            f" --set {prefix}warehouse=FOLDER, or give the warehouse to this command"
         )
+    if status.format == "paimon":
+        return {**given, "warehouse": place if "://" in place else str(Path(place).resolve())}
     return {**iceberg_catalog_properties(place), **given}

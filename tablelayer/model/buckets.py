@@ -5,11 +5,12 @@ bucket is a lake bucket: murmur3_32, seed 0, of the column's canonical bytes, ``
 (Iceberg spec, appendix B). Integers and dates are hashed as 8-byte little-endian longs, timestamps and
 times as microseconds, decimals as the shortest big-endian two's complement of the unscaled value, texts as
 UTF-8, binary as it is.
+- Tables for Paimon: Paimon's own hash of the whole bucket key, for the same reason (``paimon_buckets.py``).
 - All others: murmur3_32, seed 0, of the encoded bucket key (``keys.py``), ``& 0x7fffffff``, modulo n.
 
 The functions are part of the stored format: they place rows for good, and never change. A null in the
-bucket key of a log table goes to bucket 0 (Iceberg's transform gives null there; key columns of primary-key
-tables are never null). Tables without a bucket key have no say in it here: their writers choose.
+bucket key of a log table goes to bucket 0 (Iceberg's transform gives null there; Paimon hashes nulls like values; key
+columns of primary-key tables are never null). Tables without a bucket key have no say in it here: their writers choose.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from numba import njit
 
 from tablelayer.model.arrays import Bytes, Offsets, variable_values
 from tablelayer.model.keys import encode_keys
+from tablelayer.model.murmur import finish, mix
+from tablelayer.model.options import DatalakeFormat
+from tablelayer.model.paimon_buckets import paimon_buckets
 from tablelayer.model.table import TableDefinition
 
 Buckets = npt.NDArray[np.int32]
@@ -38,8 +42,10 @@ def bucket_of(definition: TableDefinition, batch: pa.RecordBatch) -> Buckets:
     columns = [batch.column(name) for name in definition.bucket_key]
     if definition.bucket_count == 1 or batch.num_rows == 0:
         return np.zeros(batch.num_rows, dtype=np.int32)
-    if definition.uses_iceberg_buckets:
+    if definition.bucket_format is DatalakeFormat.ICEBERG:
         return iceberg_buckets(columns[0], definition.bucket_count)
+    if definition.bucket_format is DatalakeFormat.PAIMON:
+        return paimon_buckets(columns, definition.bucket_count)
     if not any(column.null_count for column in columns):
         return key_buckets(encode_keys(columns), definition.bucket_count)
     valid = np.ones(batch.num_rows, dtype=np.bool_)
@@ -89,6 +95,7 @@ def warm() -> None:
     iceberg_buckets(pa.array([1]), 2)
     iceberg_buckets(pa.array(["a"]), 2)
     iceberg_buckets(pa.array([None], pa.decimal128(5, 2)), 2)
+    paimon_buckets([pa.array(["a"])], 2)
 
 
 def _longs(column: pa.Array) -> npt.NDArray[np.int64]:
@@ -107,23 +114,6 @@ def _micros(column: pa.Array) -> npt.NDArray[np.int64]:
     return ticks * {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _mix(state: Any, word: Any) -> Any:
-    word = np.uint32(word * np.uint32(0xCC9E2D51))
-    word = np.uint32((word << np.uint32(15)) | (word >> np.uint32(17)))
-    state = np.uint32(state ^ np.uint32(word * np.uint32(0x1B873593)))
-    state = np.uint32((state << np.uint32(13)) | (state >> np.uint32(19)))
-    return np.uint32(state * np.uint32(5) + np.uint32(0xE6546B64))
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _finish(state: Any, length: Any) -> Any:
-    state = np.uint32(state ^ np.uint32(length))
-    state = np.uint32((state ^ (state >> np.uint32(16))) * np.uint32(0x85EBCA6B))
-    state = np.uint32((state ^ (state >> np.uint32(13))) * np.uint32(0xC2B2AE35))
-    return np.uint32(state ^ (state >> np.uint32(16)))
-
-
 @njit(cache=True, nogil=True)
 def _hash_bytes(data: Bytes, start: Any, end: Any) -> Any:
     """murmur3_32 of data[start:end], seed 0."""
@@ -136,7 +126,7 @@ def _hash_bytes(data: Bytes, start: Any, end: Any) -> Any:
             | np.uint32(data[position + 2]) << np.uint32(16)
             | np.uint32(data[position + 3]) << np.uint32(24)
         )
-        state = _mix(state, np.uint32(word))
+        state = mix(state, np.uint32(word))
     if whole < end:
         word = np.uint32(0)
         for position in range(end - 1, whole - 1, -1):
@@ -144,7 +134,7 @@ def _hash_bytes(data: Bytes, start: Any, end: Any) -> Any:
         word = np.uint32(word * np.uint32(0xCC9E2D51))
         word = np.uint32((word << np.uint32(15)) | (word >> np.uint32(17)))
         state = np.uint32(state ^ np.uint32(word * np.uint32(0x1B873593)))
-    return _finish(state, end - start)
+    return finish(state, end - start)
 
 
 @njit(cache=True, nogil=True)
@@ -161,8 +151,8 @@ def _long_buckets(values: npt.NDArray[np.int64], bucket_count: int) -> Any:
     buckets = np.empty(len(values), dtype=np.int32)
     for row in range(len(buckets)):
         value = np.uint64(values[row])
-        state = _mix(np.uint32(0), np.uint32(value & np.uint64(0xFFFFFFFF)))
-        state = _finish(_mix(state, np.uint32(value >> np.uint64(32))), 8)
+        state = mix(np.uint32(0), np.uint32(value & np.uint64(0xFFFFFFFF)))
+        state = finish(mix(state, np.uint32(value >> np.uint64(32))), 8)
         buckets[row] = np.int64(state & np.uint32(0x7FFFFFFF)) % bucket_count
     return buckets
 

@@ -112,6 +112,7 @@ class DatalakeFormat(StrEnum):
     """The lake a table is tiered into; chosen at creation because it chooses the bucket function."""
 
     ICEBERG = "iceberg"
+    PAIMON = "paimon"
 
 
 class KafkaChangelog(StrEnum):
@@ -484,6 +485,20 @@ DECLARED: Mapping[str, TableOption] = {
     )
 }
 
+PAIMON_PREFIX = "paimon."
+PAIMON_DOC = (
+    "An option of the Paimon table, as Paimon's documentation names it, such as paimon.changelog-producer."
+)
+
+# What tiering and its reads stand on.
+_PAIMON_RESERVED = (
+    "auto-create", "branch", "bucket", "bucket-key", "commit.user-prefix", "consumer-id", "data-evolution.enabled",
+    "data-file.thin-mode", "deletion-vectors.enabled", "dynamic-bucket.", "file.format", "headrace.", "ignore-delete",
+    "merge-engine", "partition", "path", "pk-clustering-override", "primary-key", "row-tracking.enabled",
+    "rowkind.field", "scan.", "sequence.field", "type", "write-only",
+)  # fmt: skip
+_PAIMON_PRODUCERS = ("none", "lookup", "full-compaction")
+
 # Fluss has these; saying so is more use than "unknown option".
 _NOT_IN_THIS_RELEASE = (
     ("table.auto-partition.time-format", "a choice of time formats"),
@@ -535,7 +550,7 @@ class TableOptions:
 
 def is_table_option(name: str) -> bool:
     """Whether a name belongs to the table layer rather than to Kafka's topic configurations."""
-    return name.startswith(("table.", "fields.", "auto-increment."))
+    return name.startswith(("table.", "fields.", "auto-increment.", PAIMON_PREFIX))
 
 
 def names_columns(name: str) -> bool:
@@ -582,12 +597,34 @@ def find(name: str) -> TableOption:
     option = DECLARED.get(name)
     if option is not None:
         return option
+    if name.startswith(PAIMON_PREFIX):
+        return _passed_to_paimon(name)
     for prefix, what in _NOT_IN_THIS_RELEASE:
         if name.startswith(prefix):
             raise _invalid(f"option '{name}': {what}: not in this release")
     near = difflib.get_close_matches(name, DECLARED, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(sorted(DECLARED))}"
     raise _invalid(f"unknown option '{name}'; {hint}")
+
+
+def _passed_to_paimon(name: str) -> TableOption:
+    """Any option of Paimon's but those that tiering sets itself. Raises TableError(INVALID_TABLE)."""
+    own = name.removeprefix(PAIMON_PREFIX)
+    if not own:
+        raise _invalid(f"option '{name}' names no option of Paimon's")
+    for reserved in _PAIMON_RESERVED:
+        if own == reserved or (reserved.endswith(".") and own.startswith(reserved)):
+            raise _invalid(f"option '{name}' cannot be given: tiering into Paimon sets it itself")
+    if own == "changelog-producer":
+        return TableOption(name, None, _parse_producer, str, PAIMON_DOC, primary_key_only=True)
+    return TableOption(name, None, str, str, PAIMON_DOC)
+
+
+def _parse_producer(text: str) -> str:
+    """A round writes the last change of each key, so it is not the changelog itself, which 'input' would say."""
+    if text not in _PAIMON_PRODUCERS:
+        raise ValueError(f"must be one of {', '.join(repr(each) for each in _PAIMON_PRODUCERS)}")
+    return text
 
 
 def parse(name: str, value: str) -> Any:

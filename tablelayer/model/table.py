@@ -190,11 +190,9 @@ class TableDefinition:
         return bool(self.schema.primary_key)
 
     @property
-    def uses_iceberg_buckets(self) -> bool:
-        """Whether a row's bucket is Iceberg's ``bucket(n, column)``; otherwise it is the hash of the
-        encoded key.
-        """
-        return self.settings.datalake_format is DatalakeFormat.ICEBERG
+    def bucket_format(self) -> DatalakeFormat | None:
+        """The lake whose own function gives a row its bucket; None: the hash of the encoded bucket key."""
+        return self.settings.datalake_format
 
     @property
     def is_partitioned(self) -> bool:
@@ -460,7 +458,13 @@ def _validate(definition: TableDefinition) -> None:
                 f"leave out '{table_options.DATALAKE_ENABLED}' = 'true'"
             )
         _check_lake_names(definition)
-    if definition.uses_iceberg_buckets and definition.bucket_count > 1 and bucket_key:
+    passed = [name for name in definition.options if name.startswith(table_options.PAIMON_PREFIX)]
+    if passed and definition.bucket_format is not DatalakeFormat.PAIMON:
+        raise _invalid(
+            f"table {definition.path}: option '{passed[0]}' is for tables with"
+            f" '{table_options.DATALAKE_FORMAT}' = 'paimon'"
+        )
+    if definition.bucket_format is DatalakeFormat.ICEBERG and definition.bucket_count > 1 and bucket_key:
         if len(bucket_key) != 1:
             raise _invalid(
                 f"table {definition.path}: Iceberg places rows by one column, but the bucket key is "

@@ -19,7 +19,7 @@ from broker.extension import ApiDeclaration
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError
-from tablelayer.model.options import DECLARED
+from tablelayer.model.options import DECLARED, PAIMON_DOC, PAIMON_PREFIX
 from tablelayer.model.table import DEFINITION_CONFIGS
 from tablelayer.server.auto_partitions import Calendar
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
@@ -60,6 +60,18 @@ _BROKER_CONFIGS = (
         ConfigType.STRING,
         None,
         "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
+    ),
+    ConfigKey(
+        "datalake.paimon.warehouse",
+        ConfigType.STRING,
+        None,
+        "Where tables for Paimon are tiered to: the folder or URI of the Paimon warehouse.",
+    ),
+    ConfigKey(
+        "datalake.paimon.*",
+        ConfigType.STRING,
+        None,
+        "A property of the Paimon catalog, as Paimon's documentation names it: fs.*, table-default.*",
     ),
     ConfigKey(
         "datalake.iceberg.*",
@@ -122,7 +134,8 @@ class TableExtension:
         ]
         # Without a default here: an option that is not given must not look as if it were, on plain topics.
         options = [ConfigKey(each.name, ConfigType.STRING, None, each.doc) for each in DECLARED.values()]
-        return [*definitions, *options]
+        passed = ConfigKey(f"{PAIMON_PREFIX}*", ConfigType.STRING, None, PAIMON_DOC)
+        return [*definitions, *options, passed]
 
     def apis(self) -> Sequence[ApiDeclaration]:
         return [

@@ -163,7 +163,7 @@ def check_join(
                 TableErrorCode.INVALID_KEY,
                 f"join columns '{ours}' ({types[0]}) and '{theirs}' ({types[1]}) differ in type",
             )
-    if left.uses_iceberg_buckets != right.uses_iceberg_buckets:
+    if left.bucket_format != right.bucket_format:
         raise TableError(
             TableErrorCode.INVALID_KEY,
             f"{left.path} and {right.path} assign buckets differently: give both one lake format",

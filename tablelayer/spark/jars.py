@@ -1,9 +1,10 @@
-"""Spark's extra jars: the Kafka connector and the Iceberg runtime, resolved once and kept.
+"""Spark's extra jars: the Kafka connector, the Iceberg runtime, and for Paimon tables the Paimon bundle; resolved once
+and kept.
 
 pyspark carries Apache Ivy among its own jars, so the jars are fetched with nothing but Java: Ivy runs as a
 stand-alone resolver before Spark starts, and Spark then gets local files (`spark.jars`). That is quicker and
 quieter than `spark.jars.packages`, works the same for a session, a test and a tiering job, and works offline
-after the first time.
+after the first time. The Paimon bundle is a list of its own, resolved when the first Paimon table is opened.
 
 What is resolved, and why these versions: the Kafka connector must come from Spark's own 4.1 line, and its
 token provider is a separate artifact whose releases do not appear together with it everywhere. So the pinned
@@ -47,7 +48,8 @@ RESOLVE_TIMEOUT_S = 600
 _MARKER = "complete.json"
 
 # (organisation, name, pinned revision, range with the installed pyspark as its end, or None: the same)
-_ARTIFACTS: tuple[tuple[str, str, str, str | None], ...] = (
+Artifacts = tuple[tuple[str, str, str, str | None], ...]
+_ARTIFACTS: Artifacts = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.3", "[4.1.0,{spark}]"),
     (
         "org.apache.spark",
@@ -59,6 +61,7 @@ _ARTIFACTS: tuple[tuple[str, str, str, str | None], ...] = (
     ("org.apache.commons", "commons-pool2", "2.12.1", None),
     ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", None),
 )
+_PAIMON_ARTIFACTS: Artifacts = (("org.apache.paimon", "paimon-bundle", "1.4.2", None),)
 
 
 class SparkSetupError(Exception):
@@ -114,14 +117,24 @@ def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
 
     `report` is told in one line when the network is about to be used. Raises SparkSetupError.
     """
+    return _jars(_ARTIFACTS, "jars", "Spark's Kafka connector and Iceberg runtime (57 MB, once)", report)
+
+
+def paimon_jar(report: Callable[[str], None] | None = None) -> Path:
+    """The jar with Paimon's Java library, resolved if it is not here yet (49 MB). As `spark_jars`."""
+    found = _jars(_PAIMON_ARTIFACTS, "paimon", "Paimon's library (49 MB, once)", report)
+    return next(jar for jar in found if _is_artifact(jar, _PAIMON_ARTIFACTS[0][1]))
+
+
+def _jars(artifacts: Artifacts, prefix: str, what: str, report: Callable[[str], None] | None) -> list[Path]:
     given = os.environ.get(JARS_VARIABLE)
     if given:
-        return _jars_of_folder(Path(given))
+        return _jars_of_folder(Path(given), artifacts)
     try:
         spark_version = importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
         raise SparkSetupError("pyspark is not installed: pip install 'headrace[spark]'.") from None
-    folder = _cache_root() / f"jars-{spark_version}-{_list_hash(spark_version)}"
+    folder = _cache_root() / f"{prefix}-{spark_version}-{_list_hash(artifacts, spark_version)}"
     ready = _complete_jars(folder)
     if ready is not None:
         return ready
@@ -131,16 +144,16 @@ def spark_jars(report: Callable[[str], None] | None = None) -> list[Path]:
         ready = _complete_jars(folder)
         if ready is None:
             if report is not None:
-                report(f"fetching Spark's Kafka connector and Iceberg runtime (57 MB, once) into {folder}")
-            ready = _resolve(java, spark_version, folder)
+                report(f"fetching {what} into {folder}")
+            ready = _resolve(java, spark_version, folder, artifacts)
     return ready
 
 
-def _jars_of_folder(folder: Path) -> list[Path]:
+def _jars_of_folder(folder: Path, artifacts: Artifacts) -> list[Path]:
     if not folder.is_dir():
         raise SparkSetupError(f"{JARS_VARIABLE} is {folder}, which is not a folder.")
     jars = sorted(folder.glob("*.jar"))
-    missing = [name for _, name, _, _ in _ARTIFACTS if not any(_is_artifact(jar, name) for jar in jars)]
+    missing = [name for _, name, _, _ in artifacts if not any(_is_artifact(jar, name) for jar in jars)]
     if missing:
         raise SparkSetupError(
             f"{JARS_VARIABLE} is {folder}, but these jars are not in it: {', '.join(missing)}."
@@ -157,8 +170,8 @@ def _cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "headrace"
 
 
-def _list_hash(spark_version: str) -> str:
-    return hashlib.sha256(repr((_ARTIFACTS, spark_version)).encode()).hexdigest()[:10]
+def _list_hash(artifacts: Artifacts, spark_version: str) -> str:
+    return hashlib.sha256(repr((artifacts, spark_version)).encode()).hexdigest()[:10]
 
 
 def _complete_jars(folder: Path) -> list[Path] | None:
@@ -180,18 +193,18 @@ def _exclusive(path: Path) -> Iterator[None]:
         yield
 
 
-def _resolve(java: str, spark_version: str, folder: Path) -> list[Path]:
+def _resolve(java: str, spark_version: str, folder: Path, artifacts: Artifacts) -> list[Path]:
     ivy = _ivy_jar()
     spoken: list[str] = []
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
         work = Path(scratch)
-        for revisions in _revision_lists(spark_version):
+        for revisions in _revision_lists(artifacts, spark_version):
             shutil.rmtree(work / "cache", ignore_errors=True)  # Ivy remembers what it did not find
             jars = work / "jars"
             shutil.rmtree(jars, ignore_errors=True)
-            output = _run_ivy(java, ivy, work, revisions)
+            output = _run_ivy(java, ivy, work, artifacts, revisions)
             found = sorted(jars.glob("*.jar")) if jars.is_dir() else []
-            if len(found) == len(_ARTIFACTS):
+            if len(found) == len(artifacts):
                 (jars / _MARKER).write_text(json.dumps({jar.name: jar.stat().st_size for jar in found}))
                 shutil.rmtree(folder, ignore_errors=True)
                 jars.rename(folder)
@@ -213,13 +226,13 @@ def _ivy_jar() -> Path:
     return found[-1]
 
 
-def _revision_lists(spark_version: str) -> list[Sequence[str]]:
-    pinned = [revision for _, _, revision, _ in _ARTIFACTS]
-    ranges = [(span or revision).format(spark=spark_version) for _, _, revision, span in _ARTIFACTS]
+def _revision_lists(artifacts: Artifacts, spark_version: str) -> list[Sequence[str]]:
+    pinned = [revision for _, _, revision, _ in artifacts]
+    ranges = [(span or revision).format(spark=spark_version) for _, _, revision, span in artifacts]
     return [pinned, ranges]
 
 
-def _run_ivy(java: str, ivy: Path, work: Path, revisions: Sequence[str]) -> str:
+def _run_ivy(java: str, ivy: Path, work: Path, artifacts: Artifacts, revisions: Sequence[str]) -> str:
     mirror = os.environ.get(MIRROR_VARIABLE)
     root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
     (work / "settings.xml").write_text(
@@ -229,7 +242,7 @@ def _run_ivy(java: str, ivy: Path, work: Path, revisions: Sequence[str]) -> str:
     wanted = "".join(
         f"<dependency org={quoteattr(organisation)} name={quoteattr(name)} rev={quoteattr(revision)}"
         ' transitive="false" conf="default->master"/>'
-        for (organisation, name, _, _), revision in zip(_ARTIFACTS, revisions, strict=True)
+        for (organisation, name, _, _), revision in zip(artifacts, revisions, strict=True)
     )
     (work / "ivy.xml").write_text(
         '<ivy-module version="2.0"><info organisation="headrace" module="spark-jars"/>'

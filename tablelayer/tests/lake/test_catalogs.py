@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tablelayer.lake.adapter import LakeError
@@ -37,5 +39,21 @@ def test_other_catalogs_get_their_properties_as_they_are() -> None:
 def test_what_is_not_tiered_into_iceberg_is_refused() -> None:
     with pytest.raises(LakeError, match="not tiered"):
         check_lake(LakeStatus(False, "", None), None, PATH)
-    with pytest.raises(LakeError, match="this release tiers into iceberg"):
+    with pytest.raises(LakeError, match="tiered into iceberg or paimon"):
+        check_lake(LakeStatus(True, "delta", None), None, PATH)
+
+
+def test_a_paimon_catalog_is_a_folder_with_its_own_settings() -> None:
+    given = {
+        "datalake.paimon.warehouse": "wh",
+        "datalake.paimon.fs.x": "1",
+        "datalake.iceberg.warehouse": "other",
+    }
+    found = check_lake(LakeStatus(True, "paimon", None, properties=given), None, PATH)
+    assert found == {"warehouse": str(Path("wh").resolve()), "fs.x": "1"}
+    assert check_lake(LakeStatus(True, "paimon", None), "s3://b/x", PATH) == {"warehouse": "s3://b/x"}
+    with pytest.raises(LakeError, match=r"--set datalake\.paimon\.warehouse=FOLDER"):
         check_lake(LakeStatus(True, "paimon", None), None, PATH)
+    given = {"datalake.paimon.metastore": "hive"}
+    with pytest.raises(LakeError, match="filesystem catalogs only"):
+        check_lake(LakeStatus(True, "paimon", None, properties=given), None, PATH)

@@ -229,6 +229,16 @@ def test_bucket_options_are_folded_into_the_fields():
         ({"table__datalake__format": "delta"}, "'iceberg'"),
         ({"key": ("id", "line"), "bucket_count": 2, "table__datalake__format": "iceberg"}, "by one column"),
         ({"key": ("price",), "bucket_count": 2, "table__datalake__enabled": "true"}, "no buckets by DOUBLE"),
+        (
+            {"paimon__snapshot": "5"},
+            "'paimon.snapshot' is for tables with 'table.datalake.format' = 'paimon'",
+        ),
+        ({"table__datalake__format": "paimon", "paimon__bucket": "5"}, "tiering into Paimon sets it itself"),
+        ({"table__datalake__format": "paimon", "paimon__scan__mode": "x"}, "sets it itself"),
+        (
+            {"table__datalake__format": "paimon", "paimon__changelog-producer": "input"},
+            "'lookup', 'full-comp",
+        ),
     ],
 )
 def test_definition_is_refused(arguments, reason):
@@ -238,11 +248,20 @@ def test_definition_is_refused(arguments, reason):
 
 
 def test_iceberg_tables_with_one_bucket_or_one_bucket_column_are_fine():
-    assert orders(("id", "line"), table__datalake__enabled="true").uses_iceberg_buckets
+    assert orders(("id", "line"), table__datalake__enabled="true").bucket_format is DatalakeFormat.ICEBERG
     lake = orders(("id", "line"), ("id",), 4, table__datalake__enabled="true")
     assert lake.settings.datalake_format is DatalakeFormat.ICEBERG
     assert lake.options["table.datalake.format"] == "iceberg"
-    assert not orders().uses_iceberg_buckets
+    assert orders().bucket_format is None
+
+
+def test_paimon_takes_bucket_keys_of_every_type_and_its_own_options():
+    options = {"table.datalake.format": "paimon", "paimon.changelog-producer": "lookup", "paimon.a": " x "}
+    lake = TableDefinition(PATH, orders(("id", "price")).schema, ("id", "price"), 4, options)
+    assert lake.bucket_format is DatalakeFormat.PAIMON
+    config = lake.to_topic_config()
+    assert config["paimon.a"] == " x "
+    assert TableDefinition.from_topic_config(PATH, None, 4, config) == lake
 
 
 @pytest.mark.parametrize(

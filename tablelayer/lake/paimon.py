@@ -1,0 +1,427 @@
+"""Paimon through its own Java library (`paimon_jvm.py`): a filesystem catalog, no Flink, no paimon-spark.
+
+A round is a branch, as with Iceberg: it begins as a copy of the snapshot that was found, takes one commit with our
+offsets in the snapshot's properties, and the branch's new snapshot is then put in the place of `main`'s next one,
+if nothing is there. Paimon's branches share data and manifests with `main`, so that one small file is the whole
+difference, and making it is a compare-and-set: two appends never conflict in Paimon, so without this a tierer that
+was thought dead could add its rows a second time.
+
+    commit user, identifier   headrace-tier, the snapshot's own number: Paimon drops a repeated one by itself
+    headrace.offsets          {"0": 1200, ...}   exclusive ends, by bucket
+    headrace.table-id         the table's id, also an option of the lake table: one dropped and made again has another
+    headrace.epoch            the tiering round's epoch
+
+The newest snapshot with these counts. Compaction by others makes snapshots without them (ours carries them along), and
+expiry could remove the last one that has them; a consumer `headrace_tiered` stands on it, which expiry respects.
+Where it was removed all the same, tiering stops with an error, because starting over would duplicate rows.
+
+On a local folder the compare-and-set is a hard link, which exactly one can make. Elsewhere it is Paimon's own
+`FileIO.tryToWriteAtomic`: right on HDFS, and as good as Paimon's commits themselves on object stores.
+
+Writers only append (`write-only`); compaction is ours or the user's (`paimon_maintenance.py`). What a tierer wrote
+and could not commit before it was killed stays as unreferenced files, for Paimon's `remove_orphan_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
+from tablelayer.lake.paimon_columns import (
+    needs_evolution,
+    new_table_options,
+    paimon_type,
+    schema_changes,
+)
+from tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
+from tablelayer.lake.paimon_maintenance import compact, expire
+from tablelayer.lake.paimon_read import read_rows
+from tablelayer.model.options import PAIMON_PREFIX
+from tablelayer.model.table import TableDefinition
+from tablelayer.spark.splits import DELETED_COLUMN
+
+OFFSETS_PROPERTY = "headrace.offsets"
+TABLE_ID_PROPERTY = "headrace.table-id"
+EPOCH_PROPERTY = "headrace.epoch"
+COMMIT_USER = "headrace-tier"
+BRANCH_PREFIX = "hr_"
+CONSUMER = "headrace_tiered"
+
+_TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
+_TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+
+class PaimonTable:
+    """A table's copy in a Paimon filesystem catalog. To be used by the thread that made it."""
+
+    def __init__(self, spark: Any, definition: TableDefinition, properties: Mapping[str, str]) -> None:
+        """`properties` are the catalog's, as `CatalogContext` takes them; `warehouse` is required."""
+        if definition.table_id is None:
+            raise LakeError(f"table {definition.path} has no id: describe it on the server first")
+        self.definition = definition
+        self.table_id = str(definition.table_id)
+        self.spark = spark
+        self.jvm = Jvm(spark)
+        self.name = f"{definition.path.database}.{definition.path.table}"
+        paimon = self.jvm.paimon
+        # Another process may commit to the same tables: what the catalog has cached would be out of date.
+        options = paimon.options.Options(self.jvm.map_of({**properties, "cache-enabled": "false"}))
+        context = paimon.catalog.CatalogContext.create(options)
+        self._catalog = paimon.catalog.CatalogFactory.createCatalog(context)
+        self._identifier = paimon.catalog.Identifier.create(definition.path.database, definition.path.table)
+
+    # ---- looking
+
+    def exists(self) -> bool:
+        return self._load() is not None
+
+    def create(self) -> None:
+        """Create the table if it is not there. Raises LakeError for column types Paimon does not have."""
+        if self.exists():
+            return
+        definition = self.definition
+        schema = definition.schema
+        builder = self.jvm.paimon.schema.Schema.newBuilder()
+        for column in schema.columns:
+            builder = builder.column(column.name, paimon_type(self.jvm, column), column.comment)
+        if schema.primary_key:
+            builder = builder.primaryKey(self.jvm.list_of(schema.primary_key))
+        if definition.comment:
+            builder = builder.comment(definition.comment)
+        bucketed = {"bucket": "-1"}
+        if definition.bucket_key:
+            bucketed = {
+                "bucket": str(definition.bucket_count),
+                "bucket-key": ",".join(definition.bucket_key),
+            }
+        options = {
+            **bucketed,
+            **passed_options(definition),
+            **_TABLE_OPTIONS,
+            TABLE_ID_PROPERTY: self.table_id,
+            **new_table_options(definition),
+        }
+        made = builder.options(self.jvm.map_of(options)).build()
+        self._catalog.createDatabase(definition.path.database, True, self.jvm.map_of({}))
+        self._catalog.createTable(self._identifier, made, True)
+        self._protect(self._must_load(), 1)
+
+    def evolve(self) -> None:
+        """Give the lake table the columns that the table has now. Raises RoundLostError when it has those of a newer
+        schema: another tierer was here.
+        """
+        table = self._load()
+        if table is not None and needs_evolution(table, self.definition):
+            changes = schema_changes(self.jvm, table, self.definition)
+            self._catalog.alterTable(self._identifier, changes, False)
+
+    def find_committed(self, known_snapshot: int | None = None) -> LakeState:
+        """See `LakeTable`. Snapshots are numbered without gaps, so the history is walked by number."""
+        table = self._load()
+        if table is None:
+            return LakeState()
+        owner = table.options().get(TABLE_ID_PROPERTY)
+        if owner != self.table_id:
+            raise LakeError(
+                f"lake table {self.name} belongs to table id {owner}, but {self.definition.path} is"
+                f" {self.table_id}: the table was dropped and created again. Drop or rename the lake table,"
+                " then tier again."
+            )
+        snapshots = table.snapshotManager()
+        head = snapshots.latestSnapshotId()
+        if head is None:
+            return LakeState()
+        number = head
+        while number > 0 and snapshots.snapshotExists(number):
+            found = self._state_of(snapshots.snapshot(number), head)
+            if found is not None:
+                return found
+            number -= 1
+        if number == 0:  # the whole history was seen: nothing was ever tiered
+            return LakeState(head=head)
+        raise LakeError(
+            f"the history of lake table {self.name} does not say any more what was tiered: the"
+            f" snapshots with {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate"
+            " rows. Drop the lake table to have it built again."
+        )
+
+    def _state_of(self, snapshot: Any, head: int) -> LakeState | None:
+        properties = snapshot.properties()
+        text = None if properties is None else properties.get(OFFSETS_PROPERTY)
+        if text is None:
+            return None
+        if properties.get(TABLE_ID_PROPERTY) != self.table_id:
+            raise LakeError(
+                f"snapshot {snapshot.id()} of lake table {self.name} was tiered from table id"
+                f" {properties.get(TABLE_ID_PROPERTY)}, but {self.definition.path} is {self.table_id}"
+            )
+        return LakeState(
+            head=head,
+            committed=snapshot.id(),
+            offsets={int(bucket): int(offset) for bucket, offset in json.loads(text).items()},
+            epoch=int(properties.get(EPOCH_PROPERTY)),
+        )
+
+    def _load(self) -> Any | None:
+        """Paimon's own table object, fresh; None if there is no such table."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._catalog.getTable(self._identifier)
+        except Py4JJavaError as error:
+            if java_error_name(error) in ("TableNotExistException", "DatabaseNotExistException"):
+                return None
+            raise
+
+    def _must_load(self) -> Any:
+        table = self._load()
+        if table is None:
+            raise LakeError(f"there is no lake table {self.name} yet: run `headrace tier --once` first")
+        return table
+
+    # ---- a round
+
+    def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
+        """See `LakeTable`."""
+        self.create()
+        self.evolve()
+        table = self._must_load()
+        branch = self._branch(table, base.head, epoch)
+        messages = self._write_rows(table, base, changes)
+        return self._commit_on(branch, messages, base.head, self._round_properties(offsets, epoch))
+
+    def _branch(self, table: Any, head: int | None, epoch: int) -> Any:
+        """The round's branch as a table, at snapshot `head` of main."""
+        name = f"{BRANCH_PREFIX}{epoch}"
+        if name in list(table.branchManager().branches()):
+            table.deleteBranch(name)
+        table.createBranch(name)
+        branch = table.switchToBranch(name)
+        if head is not None:
+            copied = table.snapshotManager().snapshot(head).toJson()
+            table.fileIO().tryToWriteAtomic(branch.snapshotManager().snapshotPath(head), copied)
+        return branch
+
+    def _write_rows(self, table: Any, base: LakeState, changes: Any) -> list[Any]:
+        """Paimon's commit messages of the rows, in files that no snapshot has yet."""
+        if self.definition.is_primary_key_table and base.head is None:  # nothing to delete yet
+            changes = changes.where(f"NOT {DELETED_COLUMN}")
+        staging = Path(tempfile.mkdtemp(prefix="headrace-paimon-"))
+        try:
+            files = self._stage(table, changes, staging / "rows")
+            return self._feed(table, files, staging)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def _stage(self, table: Any, changes: Any, folder: Path) -> Sequence[Path]:
+        """The rows as Parquet files of the driver's: the lake table's fields in its order, then the row kind."""
+        if not self.spark.sparkContext.master.startswith("local"):
+            raise LakeError(
+                f"{self.name}: rows go to Paimon through a folder of this machine, so Spark must run here"
+                f" (master local[...]), not on {self.spark.sparkContext.master}"
+            )
+        kind = f"CAST({KIND_INSERT} AS TINYINT)"
+        if self.definition.is_primary_key_table:
+            kind = f"CAST(IF({DELETED_COLUMN}, {KIND_DELETE}, {KIND_INSERT}) AS TINYINT)"
+        names = [f"`{field.name()}`" for field in table.schema().fields()]
+        settings = self.spark.conf
+        before = settings.get(_TIMESTAMPS[0])
+        settings.set(*_TIMESTAMPS)
+        try:
+            changes.selectExpr(*names, f"{kind} AS {KIND_COLUMN}").write.parquet(str(folder))
+        finally:
+            settings.set(_TIMESTAMPS[0], before)
+        return sorted(folder.glob("*.parquet"))
+
+    def _feed(self, table: Any, files: Sequence[Path], scratch: Path) -> list[Any]:
+        if not files:
+            return []
+        writer = table.newWrite(COMMIT_USER)
+        try:
+            writer.withIOManager(self.jvm.paimon.disk.IOManager.create(str(scratch)))
+            self.jvm.write_files(table, writer, files)
+            return list(writer.prepareCommit(True, 0))
+        finally:
+            writer.close()
+
+    def _commit_on(
+        self, branch: Any, messages: Sequence[Any], head: int | None, properties: Mapping[str, str]
+    ) -> int:
+        """Commit to a round's branch, with nothing in it too; the new snapshot's number."""
+        number = (head or 0) + 1
+        committable = self.jvm.paimon.manifest.ManifestCommittable(number)
+        for message in messages:
+            committable.addFileCommittable(message)
+        for name, value in properties.items():
+            committable.addProperty(name, value)
+        commit = branch.newCommit(COMMIT_USER)
+        try:
+            commit.ignoreEmptyCommit(False)
+            commit.filterAndCommitMultiple(self.jvm.list_of([committable]))
+        finally:
+            commit.close()
+        written = branch.snapshotManager().latestSnapshotId()
+        if written != number:
+            raise LakeError(
+                f"branch {branch.snapshotManager().branch()} of {self.name} is at snapshot {written} and not at"
+                f" {number} after its commit: another tierer"
+            )
+        return number
+
+    def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
+        """See `LakeTable`."""
+        table = self._must_load()
+        branch = table.switchToBranch(f"{BRANCH_PREFIX}{epoch}")
+        self._publish(table, branch, base.head, snapshot)
+        with contextlib.suppress(Exception):  # the round before it is protected still
+            self._protect(table, snapshot)
+
+    def _publish(self, table: Any, branch: Any, head: int | None, number: int) -> None:
+        """Make the branch's snapshot `number` main's, if main is at `head`. Raises as `LakeTable.commit`."""
+        snapshots = table.snapshotManager()
+        text = branch.snapshotManager().snapshot(number).toJson()
+        failure: Exception | None = None
+        if snapshots.latestSnapshotIdFromFileSystem() == head:
+            try:
+                self._put(table, snapshots.snapshotPath(number), text)
+            except Exception as error:  # noqa: BLE001 - whatever it was, only the table knows the outcome
+                failure = error
+        now = snapshots.latestSnapshotIdFromFileSystem()
+        path = snapshots.snapshotPath(number)
+        ours = snapshots.snapshotExists(number) and snapshots.snapshot(number).toJson() == text
+        if ours and now is not None and self._follows(table, number, now):
+            with contextlib.suppress(Exception):  # a hint only
+                snapshots.commitLatestHint(now)
+            return
+        if now == head and failure is not None:
+            raise LakeError(f"{self.name}: the commit failed and changed nothing: {failure}") from failure
+        if ours:  # main had gone on so long before that the number was free again
+            table.fileIO().deleteQuietly(path)
+        raise RoundLostError(
+            f"{self.name}: main is at snapshot {now}, no longer at {head}: another tierer was first"
+        ) from failure
+
+    def _follows(self, table: Any, number: int, now: int) -> bool:
+        """Whether snapshot `now` has `number` in its history."""
+        return all(table.snapshotManager().snapshotExists(each) for each in range(number, now + 1))
+
+    def _put(self, table: Any, path: Any, text: str) -> bool:
+        """Make the file with this text, whole, if it is not there; whether it was made."""
+        if not table.fileIO().isObjectStore() and path.toUri().getScheme() in (None, "file"):
+            return _link_new(Path(path.toUri().getPath()), text)
+        return bool(table.fileIO().tryToWriteAtomic(path, text))
+
+    def _protect(self, table: Any, snapshot: int) -> None:
+        """Let expiry stop before this snapshot."""
+        table.consumerManager().resetConsumer(CONSUMER, self.jvm.paimon.consumer.Consumer(snapshot))
+
+    def maintain(self) -> str:
+        """See `LakeTable`: `table.datalake.auto-compaction` and `.auto-expire-snapshot`."""
+        settings = self.definition.settings
+        done = []
+        if settings.datalake_compaction:
+            done.append(self._compact())
+        if settings.datalake_expiry:
+            done.append(expire(self.jvm, self._must_load()))
+        return ", ".join(each for each in done if each)
+
+    def _compact(self) -> str:
+        """A round of its own kind: its commit has the offsets that are there, and wins or loses as any other."""
+        table, state = self._must_load(), self.find_committed()
+        if state.head is None:
+            return ""
+        scratch = Path(tempfile.mkdtemp(prefix="headrace-paimon-"))
+        try:
+            messages, said = compact(self.jvm, table, self.definition, state.head, COMMIT_USER, scratch)
+            if not messages:
+                return said
+            branch = self._branch(table, state.head, state.epoch)
+            properties = self._round_properties(state.offsets, state.epoch)
+            number = self._commit_on(branch, messages, state.head, properties)
+            self._publish(table, branch, state.head, number)
+            self._protect(table, number)
+            return said
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            self.discard(state.epoch)
+
+    def _round_properties(self, offsets: Mapping[int, int], epoch: int) -> dict[str, str]:
+        return {
+            OFFSETS_PROPERTY: json.dumps({str(b): offset for b, offset in sorted(offsets.items())}),
+            TABLE_ID_PROPERTY: self.table_id,
+            EPOCH_PROPERTY: str(epoch),
+        }
+
+    def discard(self, epoch: int) -> None:
+        """See `LakeTable`. Branches of later epochs belong to others and stay."""
+        try:
+            table = self._load()
+            if table is None:
+                return
+            for name in list(table.branchManager().branches()):
+                number = name.removeprefix(BRANCH_PREFIX)
+                if name.startswith(BRANCH_PREFIX) and number.isdigit() and int(number) <= epoch:
+                    self._drop(table, name)
+        except Exception:  # noqa: BLE001 - a branch that stays costs space; the next round tries again
+            return
+
+    def _drop(self, table: Any, branch: str) -> None:
+        table.deleteBranch(branch)
+
+    # ---- reading
+
+    def read(self, snapshot: int | None = None) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        table = self._must_load()
+        number = table.snapshotManager().latestSnapshotId() if snapshot is None else snapshot
+        return read_rows(self.spark, table, self.definition, number)
+
+    def snapshots(self) -> Any:
+        """See `LakeTable`. Raises LakeError if the table was never tiered."""
+        rows = []
+        found = sorted(
+            self._must_load().snapshotManager().safelyGetAllSnapshots(), key=lambda each: int(each.id())
+        )
+        for index, each in enumerate(found):
+            at = datetime.datetime.fromtimestamp(each.timeMillis() / 1000, datetime.UTC)
+            state = self._state_of(each, each.id())
+            parent = each.id() - 1 if index else None
+            epoch, offsets = (None, None) if state is None else (state.epoch, dict(state.offsets))
+            rows.append((each.id(), parent, at, each.commitKind().toString().lower(), epoch, offsets))
+        columns = "snapshot_id bigint, parent_id bigint, committed_at timestamp, operation string,"
+        return self.spark.createDataFrame(rows, f"{columns} epoch bigint, offsets map<int,bigint>")
+
+
+def passed_options(definition: TableDefinition) -> dict[str, str]:
+    """The table's `paimon.*` options by their names in Paimon."""
+    return {
+        name.removeprefix(PAIMON_PREFIX): value
+        for name, value in definition.options.items()
+        if name.startswith(PAIMON_PREFIX)
+    }
+
+
+def _link_new(path: Path, text: str) -> bool:
+    """A whole file at once: written aside and linked, which fails if the name is taken."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    finally:
+        aside.unlink(missing_ok=True)
+    return True

@@ -1,0 +1,212 @@
+"""A table's columns as fields of its Paimon table: matched by id, carried over, and read back.
+
+| table | Paimon |
+|---|---|
+| CHAR(n), STRING | STRING |
+| BINARY(n), BYTES | BYTES |
+| TIMESTAMP(p), TIMESTAMP_LTZ(p) | TIMESTAMP(6), TIMESTAMP(6) WITH LOCAL TIME ZONE: Spark's own |
+| TIME(p) | none: Spark does not read Paimon's |
+
+The others have the same name on both sides. Which field is which column stands in the lake table's options, in the
+same commit as every change of its schema:
+
+    headrace.columns      {"0": 1, ...}   our column id -> Paimon's field id
+    headrace.schema-id    the table's schema that the fields were made from
+
+So a column that was dropped and added again is a new field, and old values stay behind. New fields are the last
+ones. Paimon has no defaults for the rows that were there before a column: our reads fill them in for files that
+were written under an older schema, other engines see NULL there. Compaction would write the NULLs down, so a table
+with such files is not compacted (`filled_on_read`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tablelayer.lake.adapter import LakeError, RoundLostError
+from tablelayer.lake.paimon_jvm import Jvm
+from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition
+from tablelayer.model.types import TypeKind
+from tablelayer.model.values import literal_sql
+from tablelayer.spark.types import spark_type
+
+COLUMNS_OPTION = "headrace.columns"
+SCHEMA_ID_OPTION = "headrace.schema-id"
+
+_SIMPLE = {
+    TypeKind.BOOLEAN: "BOOLEAN",
+    TypeKind.TINYINT: "TINYINT",
+    TypeKind.SMALLINT: "SMALLINT",
+    TypeKind.INT: "INT",
+    TypeKind.BIGINT: "BIGINT",
+    TypeKind.FLOAT: "FLOAT",
+    TypeKind.DOUBLE: "DOUBLE",
+    TypeKind.CHAR: "STRING",
+    TypeKind.STRING: "STRING",
+    TypeKind.DATE: "DATE",
+    TypeKind.BINARY: "BYTES",
+    TypeKind.BYTES: "BYTES",
+}
+
+
+def paimon_type(jvm: Jvm, column: Column) -> Any:
+    """The column's type as Paimon's `DataType`. Raises LakeError for TIME."""
+    types = jvm.paimon.types.DataTypes
+    kind = column.type.kind
+    if kind is TypeKind.TIME:
+        raise LakeError(
+            f"column '{column.name}' is {column.type}: Spark does not read Paimon's TIME,"
+            " so the table cannot be tiered"
+        )
+    if kind is TypeKind.DECIMAL:
+        made = types.DECIMAL(column.type.precision, column.type.scale)
+    elif kind is TypeKind.TIMESTAMP:
+        made = types.TIMESTAMP(6)
+    elif kind is TypeKind.TIMESTAMP_LTZ:
+        made = types.TIMESTAMP_WITH_LOCAL_TIME_ZONE(6)
+    else:
+        made = getattr(types, _SIMPLE[kind])()
+    return made.copy(column.nullable)
+
+
+def spark_ddl_of(sql: str) -> str:
+    """A Paimon type, as its `asSQLString` says it, in Spark's DDL: what its Parquet files hold."""
+    plain = sql.removesuffix(" NOT NULL")
+    if plain.startswith("TIMESTAMP("):
+        return "timestamp" if plain.endswith("WITH LOCAL TIME ZONE") else "timestamp_ntz"
+    return {"BYTES": "binary"}.get(plain, plain.lower())
+
+
+def new_table_options(definition: TableDefinition) -> dict[str, str]:
+    """The options of a table that is made with these columns in order: Paimon numbers them from 0."""
+    return _options(definition, {column.id: index for index, column in enumerate(definition.schema.columns)})
+
+
+def _options(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
+    listed = {str(column): field for column, field in sorted(fields.items())}
+    return {
+        COLUMNS_OPTION: json.dumps(listed, separators=(",", ":")),
+        SCHEMA_ID_OPTION: str(definition.schema.schema_id),
+    }
+
+
+def _fields_of(table: Any) -> dict[int, int]:
+    """Paimon's field id of each column that the lake table knows."""
+    return {int(column): int(field) for column, field in json.loads(table.options()[COLUMNS_OPTION]).items()}
+
+
+def needs_evolution(table: Any, definition: TableDefinition) -> bool:
+    """Whether the lake table was made from another schema. Raises RoundLostError if that is a newer one."""
+    known = int(table.options()[SCHEMA_ID_OPTION])
+    if known > definition.schema.schema_id:
+        raise RoundLostError(
+            f"the lake table of {definition.path} has the columns of schema {known} already, this round began with"
+            f" schema {definition.schema.schema_id}: another tierer was first"
+        )
+    return known != definition.schema.schema_id
+
+
+def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
+    """Paimon's `SchemaChange`s, a Java list, that give the lake table the columns of now; they apply in order.
+
+    Raises LakeError when somebody else dropped a column.
+    """
+    change = jvm.paimon.schema.SchemaChange
+    by_id = {field.id(): field for field in table.schema().fields()}
+    fields = _fields_of(table)
+    columns = {column.id: column for column in definition.schema.columns}
+    for column_id, field_id in fields.items():
+        if column_id in columns and field_id not in by_id:
+            raise LakeError(
+                f"the lake table of {definition.path} has lost column '{columns[column_id].name}': somebody else"
+                " dropped it. Drop or rename the lake table to have it built again"
+            )
+    changes = [
+        change.dropColumn(by_id[field_id].name())
+        for column_id, field_id in fields.items()
+        if column_id not in columns and field_id in by_id
+    ]
+    kept = {column_id: by_id[field_id] for column_id, field_id in fields.items() if column_id in columns}
+    renamed = {each: field.name() for each, field in kept.items() if field.name() != columns[each].name}
+    for column_id, name in renamed.items():  # by a name that no column has: names may have been exchanged
+        changes.append(change.renameColumn(name, f"headrace_{column_id}_{name}"))
+    for column_id, name in renamed.items():
+        changes.append(change.renameColumn(f"headrace_{column_id}_{name}", columns[column_id].name))
+    for column_id, field in kept.items():
+        changes += _changes_of(jvm, change, field, columns[column_id])
+    # Paimon numbers fields on, nested ones too; ours have none.
+    highest = int(table.schema().highestFieldId())
+    after = {column_id: field_id for column_id, field_id in fields.items() if column_id in columns}
+    for column in definition.schema.columns:
+        if column.id in fields:
+            continue
+        # Rows that are there have no value for it, so whatever the table says it may be null.
+        changes.append(change.addColumn(column.name, paimon_type(jvm, column).copy(True), column.comment))
+        highest += 1
+        after[column.id] = highest
+    changes += [change.setOption(name, value) for name, value in _options(definition, after).items()]
+    return jvm.list_of(changes)
+
+
+def _changes_of(jvm: Jvm, change: Any, field: Any, column: Column) -> list[Any]:
+    changes = []
+    wanted = paimon_type(jvm, column)
+    if field.type().copy(True).asSQLString() != wanted.copy(True).asSQLString():
+        changes.append(change.updateColumnType(column.name, wanted.copy(field.type().isNullable())))
+    if column.nullable and not field.type().isNullable():
+        changes.append(change.updateColumnNullability(column.name, True))
+    if field.description() != column.comment:
+        changes.append(change.updateColumnComment(column.name, column.comment))
+    return changes
+
+
+def filled_on_read(table: Any, definition: TableDefinition, schema_ids: Iterable[int]) -> bool:
+    """Whether files of these schemas lack a column whose default for their rows only our reads know."""
+    fields = _fields_of(table)
+    defaulted = [fields[c.id] for c in definition.schema.columns if c.initial is not None and c.id in fields]
+    return any(
+        field_id not in file_fields(table, schema_id)
+        for schema_id in set(schema_ids)
+        for field_id in defaulted
+    )
+
+
+def file_fields(table: Any, schema_id: int) -> dict[int, tuple[str, str]]:
+    """Of the schema that a file was written under: (name, Spark's DDL type) by field id."""
+    fields = table.schemaManager().schema(schema_id).fields()
+    return {field.id(): (field.name(), spark_ddl_of(field.type().asSQLString())) for field in fields}
+
+
+def columns_of_files(
+    table: Any, definition: TableDefinition, columns: Sequence[Column], known: Mapping[int, tuple[str, str]]
+) -> list[Any]:
+    """Spark's expressions for the table's columns of today over files with the fields `known`."""
+    from pyspark.sql import functions
+
+    fields = _fields_of(table)
+    chosen = []
+    for column in columns:
+        wanted = spark_type(column.type, column.name)
+        source = known.get(fields.get(column.id, -1))
+        if source is not None and _was_shorter(definition, column):
+            found = functions.expr(f"rpad(`{source[0]}`, {column.type.length}, X'00')")
+        elif source is not None:
+            found = functions.col(f"`{source[0]}`")
+        elif column.initial is None:
+            found = functions.lit(None)
+        else:
+            found = functions.expr(literal_sql(column.initial, column.type))
+        chosen.append(found.cast(wanted).alias(column.name))
+    return chosen
+
+
+def _was_shorter(definition: TableDefinition, column: Column) -> bool:
+    """BINARY(n) that was made longer: in the lake it has no length, and old values have their old one."""
+    return column.type.kind is TypeKind.BINARY and any(
+        other.id == column.id and other.type != column.type
+        for schema in definition.history
+        for other in schema.columns
+    )

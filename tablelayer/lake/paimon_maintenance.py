@@ -1,0 +1,72 @@
+"""Compaction and expiry of a Paimon table that is tiered into.
+
+Both are Paimon's own, called so that what was tiered can still be found. `compact` only prepares: its caller commits
+it as a round, with the offsets that were there. Which files are merged is Paimon's choice by the table's options
+(`num-sorted-run.compaction-trigger`, `compaction.min.file-num`, `target-file-size`); with the changelog producer
+`full-compaction` every file of a bucket. Expiry goes by `snapshot.num-retained.*` and `snapshot.time-retained`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tablelayer.lake.paimon_columns import filled_on_read
+from tablelayer.lake.paimon_jvm import Jvm
+from tablelayer.lake.paimon_read import data_files
+from tablelayer.model.table import TableDefinition
+
+COMPACT_FILES_PER_BUCKET = 5
+"""So many new files, or sorted runs, come together in a bucket before Paimon is asked; its own default."""
+
+
+def compact(
+    jvm: Jvm, table: Any, definition: TableDefinition, snapshot: int, user: str, scratch: Path
+) -> tuple[list[Any], str]:
+    """Commit messages of what Paimon wants to merge at `snapshot`, none if nothing; what was done, for a person."""
+    files = data_files(table, snapshot)
+    runs: dict[int, set[object]] = defaultdict(set)
+    for file in files:
+        runs[file.bucket[1]].add(file.run if definition.is_primary_key_table else file.path)
+    wanted = sorted(bucket for bucket, each in runs.items() if len(each) >= COMPACT_FILES_PER_BUCKET)
+    if not wanted:
+        return [], ""
+    if filled_on_read(table, definition, (file.schema_id for file in files)):
+        return [], "not compacted: older rows have defaults of new columns that Paimon would not keep"
+    writing = table.copy(jvm.map_of({"write-only": "false"}))
+    if definition.bucket_key:
+        messages = _compact_buckets(jvm, writing, wanted, user, scratch)
+    else:
+        messages = _compact_appended(jvm, writing, user)
+    taken = sum(message.compactIncrement().compactBefore().size() for message in messages)
+    added = sum(message.compactIncrement().compactAfter().size() for message in messages)
+    return (messages, f"compacted {taken} data files into {added}") if taken else ([], "")
+
+
+def _compact_buckets(jvm: Jvm, table: Any, buckets: list[int], user: str, scratch: Path) -> list[Any]:
+    full = table.coreOptions().changelogProducer().toString() == "full-compaction"
+    writer = table.newWrite(user)
+    try:
+        writer.withIOManager(jvm.paimon.disk.IOManager.create(str(scratch)))
+        for bucket in buckets:
+            writer.compact(jvm.paimon.data.BinaryRow.EMPTY_ROW, bucket, full)
+        return list(writer.prepareCommit(True, 0))
+    finally:
+        writer.close()
+
+
+def _compact_appended(jvm: Jvm, table: Any, user: str) -> list[Any]:
+    """A table without buckets: Paimon packs small files, each pack is a task."""
+    tasks = jvm.paimon.append.AppendCompactCoordinator(table, False).run()
+    writer = table.store().newWrite(user)
+    try:
+        return [task.doCompact(table, writer) for task in tasks]
+    finally:
+        writer.close()
+
+
+def expire(jvm: Jvm, table: Any) -> str:
+    """Remove snapshots that the table's options do not keep, and files that only they had; what was done."""
+    gone = table.newExpireSnapshots().config(table.coreOptions().expireConfig()).expire()
+    return f"{gone} old snapshots expired" if gone else ""
