@@ -35,7 +35,6 @@ from tablelayer.model.types import (
 )
 from tablelayer.model.types import decimal as decimal_type
 from tablelayer.spark.types import spark_type
-from tablelayer.tests.lake.test_failpoints import read_by_pyiceberg
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, row
 
 pytestmark = [
@@ -174,7 +173,7 @@ def test_every_type_goes_there_and_back(spark: Any, warehouse: Path) -> None:
     assert [field.dataType for field in world.lake.read().schema.fields] == [
         spark_type(kind, name) for name, kind, _ in values
     ]
-    assert read_by_pyiceberg(world) == [tuple(each.values()) for each in (full, nulls)]
+    assert world.read_by_another() == [tuple(each.values()) for each in (full, nulls)]
 
 
 def test_a_column_that_somebody_else_dropped_is_told(spark: Any, warehouse: Path) -> None:

@@ -2,7 +2,7 @@
 
 `kill`: the tierer is gone at once and does nothing more, not even tidy up. `error`: the step fails and was not
 done. `unknown`: the step was done, but its answer is lost. A new tierer then goes on. At every moment the lake must
-be the log up to the offsets inside its snapshot, as Spark reads it and as pyiceberg does.
+be the log up to the offsets inside its snapshot, as Spark reads it and as another reader does: pyiceberg here.
 
 All cells run with `-m soak`; HEADRACE_SOAK_ROWS and HEADRACE_SOAK_SEED change length and keys.
 """
@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import pytest
 from tablelayer.lake import iceberg
 from tablelayer.lake.coordinator import TieringRound
 from tablelayer.lake.tier import Outcome, tier_round
+from tablelayer.model.table import TableDefinition
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, row
 
 pytestmark = [
@@ -65,13 +67,30 @@ class Fault:
         raise TimeoutError("no answer") if self.kind == "unknown" else OSError("injected")
 
 
+def failing(changes: Any) -> Any:
+    """The same rows, but the task fails half-way: Spark has begun files by then."""
+
+    def fail(batches: Any) -> Any:
+        for number, batch in enumerate(batches):
+            yield batch.slice(0, batch.num_rows // 2)
+            raise OSError(f"injected after batch {number}")
+
+    return changes.mapInArrow(fail, changes.schema)
+
+
 class Tierer:
     """A tierer's process with a fault in it: its lake, its log, its coordinator."""
+
+    adapter: ModuleType = iceberg
 
     def __init__(self, world: World, fault: Fault) -> None:
         self.world = world
         self.fault = fault
         self.lake = world.tierer()
+        self.break_in()
+
+    def break_in(self) -> None:
+        """Make every step of the lake go through `fault.at`."""
         self._sql = self.lake.spark.sql
         self.lake.spark.sql = self.sql
         self._write = {"_append": self.lake._append, "_merge": self.lake._merge}
@@ -85,8 +104,10 @@ class Tierer:
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> Outcome | None:
         """One round with all that belongs to it; None if it failed."""
-        done = iceberg.expire
-        monkeypatch.setattr(iceberg, "expire", lambda *given: self.fault.at("expire", lambda: done(*given)))
+        done = self.adapter.expire
+        monkeypatch.setattr(
+            self.adapter, "expire", lambda *given: self.fault.at("expire", lambda: done(*given))
+        )
         world = self.world
         try:
             result = tier_round(world.round_of(), self, self.lake, self, self.lake.spark)  # type: ignore[arg-type]
@@ -128,14 +149,8 @@ class Tierer:
         def write(changes: Any, target: str, properties: Mapping[str, str]) -> None:
             fault = self.fault
             if fault.point == "write file" and fault.kind == "error" and not fault.fired:
-                # Half-way through a task: Spark has begun files by then.
-                def fail(batches: Any) -> Any:
-                    for number, batch in enumerate(batches):
-                        yield batch.slice(0, batch.num_rows // 2)
-                        raise OSError(f"injected after batch {number}")
-
                 fault.fired = True
-                changes = changes.mapInArrow(fail, changes.schema)
+                changes = failing(changes)
             fault.at("write file", lambda: self._write[name](changes, target, properties))
 
         return write
@@ -165,16 +180,6 @@ class Tierer:
         return self.world.coordinator.describe(table_id)
 
 
-def read_by_pyiceberg(world: World) -> list[tuple[Any, ...]]:
-    """The lake's current rows as another engine sees them, from the table's metadata file alone."""
-    from pyiceberg.table import StaticTable
-
-    metadata = world.lake._load().operations().current().metadataFileLocation()
-    names = world.table.schema.names
-    found = StaticTable.from_metadata(metadata).scan().to_arrow().select(names).to_pylist()
-    return sorted(tuple(each.values()) for each in found)
-
-
 def write_changes(world: World, rows: int, rng: random.Random) -> None:
     if not world.table.is_primary_key_table:
         for _ in range(rows):
@@ -195,36 +200,39 @@ def lake_is_a_prefix_of_the_log(world: World) -> None:
     state = world.tierer().find_committed()
     expected = world.log.rows(state.offsets)
     assert world.lake_rows() == expected
-    assert read_by_pyiceberg(world) == expected
+    assert world.read_by_another() == expected
     for bucket, cut in world.log.cut.items():
         assert cut <= state.offsets[bucket]
 
 
 def run_cell(
-    spark: Any, warehouse: Path, monkeypatch: pytest.MonkeyPatch, kind: str, cell: tuple[str, str], rows: int
+    world: World, tierer: type[Tierer], monkeypatch: pytest.MonkeyPatch, cell: tuple[str, str], rows: int
 ) -> None:
     rng = random.Random(SEED)
-    table = definition(primary_key=("id",) if kind == "pk" else ())
-    options = {"table.datalake.auto-compaction": "true", "table.datalake.auto-expire-snapshot": "true"}
-    world = World(spark, warehouse, replace(table, options={**table.options, **options}))
     write_changes(world, rows, rng)
     assert world.tier().outcome is Outcome.COMMITTED
-    name = world.lake.name
-    world.lake.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('history.expire.max-snapshot-age-ms'='1')")
+    world.expire_at_once()
     write_changes(world, rows // 4, rng)
     fault = Fault(*cell)
-    Tierer(world, fault).run(monkeypatch)
+    tierer(world, fault).run(monkeypatch)
     assert fault.fired, "the failpoint was not reached"
     lake_is_a_prefix_of_the_log(world)
     write_changes(world, rows // 4, rng)
     healthy = Fault("none", "")
     for _ in range(3):
-        outcome = Tierer(world, healthy).run(monkeypatch)
+        outcome = tierer(world, healthy).run(monkeypatch)
     assert outcome is Outcome.NOTHING_NEW
     state = world.tierer().find_committed()
     assert dict(state.offsets) == world.log.latest() == world.coordinator.told[-1][1]
     lake_is_a_prefix_of_the_log(world)
-    assert {each for each in world.lake._load().refs().keySet() if each.startswith("hr_")} == set()
+    assert not any(each.startswith("hr_") for each in world.branches())
+
+
+def maintained(kind: str, **more: Any) -> TableDefinition:
+    """A table whose rounds compact and expire too."""
+    table = definition(primary_key=("id",) if kind == "pk" else (), **more)
+    options = {"table.datalake.auto-compaction": "true", "table.datalake.auto-expire-snapshot": "true"}
+    return replace(table, options={**table.options, **options})
 
 
 @pytest.mark.soak
@@ -236,7 +244,7 @@ def test_every_failpoint(
     spark: Any, warehouse: Path, monkeypatch: pytest.MonkeyPatch, point: str, fault: str, kind: str
 ) -> None:
     print(f"seed {SEED}, {ROWS} rows")
-    run_cell(spark, warehouse, monkeypatch, kind, (point, fault), ROWS)
+    run_cell(World(spark, warehouse, maintained(kind)), Tierer, monkeypatch, (point, fault), ROWS)
 
 
 @pytest.mark.slow
@@ -246,4 +254,4 @@ def test_every_failpoint(
 def test_some_failpoints(
     spark: Any, warehouse: Path, monkeypatch: pytest.MonkeyPatch, kind: str, point: str, fault: str
 ) -> None:
-    run_cell(spark, warehouse, monkeypatch, kind, (point, fault), 100)
+    run_cell(World(spark, warehouse, maintained(kind)), Tierer, monkeypatch, (point, fault), 100)

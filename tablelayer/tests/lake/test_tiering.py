@@ -48,7 +48,7 @@ def definition(
         more.pop("path", TablePath("shop", f"orders_{next(_names)}")),
         Schema.of(columns, primary_key),
         bucket_count=BUCKETS,
-        options={"table.datalake.enabled": "true", "table.datalake.format": "iceberg"},
+        options={"table.datalake.enabled": "true", "table.datalake.format": more.pop("lake", "iceberg")},
         table_id=table_id or uuid.uuid4(),
     )
 
@@ -186,6 +186,23 @@ class World:
 
     def lake_rows(self, snapshot: int | None = None) -> list[tuple[Any, ...]]:
         return sorted(tuple(found) for found in self.lake.read(snapshot).collect())
+
+    def read_by_another(self) -> list[tuple[Any, ...]]:
+        """The lake's current rows as pyiceberg sees them, from the table's metadata file alone."""
+        from pyiceberg.table import StaticTable
+
+        metadata = self.lake._load().operations().current().metadataFileLocation()
+        found = StaticTable.from_metadata(metadata).scan().to_arrow().select(self.table.schema.names)
+        return sorted(tuple(each.values()) for each in found.to_pylist())
+
+    def expire_at_once(self) -> None:
+        """From now on every snapshot is old enough to expire."""
+        self.lake.spark.sql(
+            f"ALTER TABLE {self.lake.name} SET TBLPROPERTIES ('history.expire.max-snapshot-age-ms'='1')"
+        )
+
+    def branches(self) -> set[str]:
+        return set(self.lake._load().refs().keySet())
 
     def snapshots(self) -> int:
         return int(self.lake.spark.sql(f"SELECT count(*) FROM {self.lake.name}.snapshots").first()[0])
