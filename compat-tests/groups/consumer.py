@@ -13,7 +13,16 @@ import time
 SESSION_MS = int(os.environ.get("SESSION_MS", "1500"))
 HEARTBEAT_MS = 200
 COMMIT_ATTEMPTS = 20
-LOST_ANSWERS = ("_TRANSPORT", "_TIMED_OUT", "_WAIT_COORD", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT")
+LOST_ANSWERS = (
+    "_TRANSPORT", "_TIMED_OUT", "_WAIT_COORD", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "COORDINATOR_LOAD_IN_PROGRESS",
+)  # fmt: skip
+TAKEN_AWAY = (
+    "ILLEGAL_GENERATION",
+    "STALE_MEMBER_EPOCH",
+    "UNKNOWN_MEMBER_ID",
+    "REBALANCE_IN_PROGRESS",
+    "_ASSIGNMENT_LOST",
+)
 
 
 def say(*words):
@@ -38,16 +47,22 @@ def run_confluent(address, group, topic, instance, **settings):
     from confluent_kafka import Consumer, KafkaException
 
     def commit(message):
-        """Once more if the answer is lost with its connection, which librdkafka leaves to the application."""
-        for attempts_left in reversed(range(COMMIT_ATTEMPTS)):
+        """Once more if the answer is lost with its connection, which librdkafka leaves to the application. Whether
+        the partition is still its own: if not, whoever has it now reads the record again.
+        """
+        attempts_left = COMMIT_ATTEMPTS
+        while True:
+            attempts_left -= 1
             try:
                 consumer.commit(message, asynchronous=False)
             except KafkaException as error:
+                if error.args[0].name() in TAKEN_AWAY:
+                    return False
                 if not attempts_left or error.args[0].name() not in LOST_ANSWERS:
                     raise
                 time.sleep(0.2)
             else:
-                break
+                return True
 
     stop = Stop()
     config = {
@@ -76,8 +91,8 @@ def run_confluent(address, group, topic, instance, **settings):
         if message is None or message.error():
             continue
         say("got", message.partition(), message.offset(), message.value().decode())
-        commit(message)
-        say("committed")
+        if commit(message):
+            say("committed")
     consumer.close()
 
 

@@ -243,3 +243,75 @@ def test_static_member_of_the_consumer_protocol_restarts_without_a_rebalance(
     again = members("confluent-consumer", own_server, group, topic, instance="two")
     wait_until(lambda: again.assignment == kept, "the static member to get its partitions back")
     assert len(first.lines) == said, "the other member was disturbed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["confluent", "confluent-cooperative"])
+def test_members_change_to_the_consumer_protocol_one_by_one_and_back(
+    own_server, unique, members, wait_until, client
+):
+    """A running group of classic members is taken over by members of the other protocol, and given back.
+
+    Each is replaced as an upgrade of an application does it: the new one joins, the old one leaves. The broker is
+    killed in between, with members of both in the group. No record is left out.
+    """
+    server, topic, group = own_server, unique("topic"), unique("group")
+    admin = create(server, topic)
+    stop, sent = threading.Event(), []
+
+    def keep_producing():
+        producer = Producer({"bootstrap.servers": server.address})
+        while not stop.wait(0.02):
+            sent.append(f"v{len(sent)}")
+            producer.produce(topic, sent[-1].encode(), partition=len(sent) % len(PARTITIONS))
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def shared(*everybody):
+        parts = [member.assignment for member in everybody]
+        return all(parts) and sum(map(len, parts)) == 4 and set().union(*parts) == PARTITIONS
+
+    def kind():
+        listed = admin.list_consumer_groups().result(10).valid
+        return next((str(one.type).rpartition(".")[2] for one in listed if one.group_id == group), None)
+
+    def is_seen():
+        seen = {value for member in everybody for _, _, value in member.got}
+        return set(sent) <= seen
+
+    old = [members(client, server, group, topic) for _ in range(2)]
+    wait_until(lambda: shared(*old), "two classic members to share")
+    assert kind() == "CLASSIC"
+    producing = threading.Thread(target=keep_producing)
+    producing.start()
+    try:
+        new = [members("confluent-consumer", server, group, topic)]
+        wait_until(
+            lambda: shared(*old, *new), "a member of the consumer protocol to get its part", seconds=60
+        )
+        assert kind() == "CONSUMER"
+        server.kill()
+        server.restart()
+        wait_until(lambda: shared(*old, *new), "the three to share after a kill", seconds=60)
+        old[0].leave()
+        new.append(members("confluent-consumer", server, group, topic))
+        wait_until(lambda: shared(old[1], *new), "the second to come over", seconds=60)
+        old[1].leave()
+        wait_until(lambda: shared(*new), "the new ones to share", seconds=60)
+
+        back = [members(client, server, group, topic)]
+        wait_until(lambda: shared(*back, *new), "a classic member to join", seconds=60)
+        new[0].leave()
+        wait_until(lambda: shared(back[0], new[1]), "one of each to share", seconds=60)
+        new[1].leave()
+        wait_until(lambda: shared(*back), "the classic member to have everything", seconds=60)
+        assert kind() == "CLASSIC"
+    finally:
+        stop.set()
+        producing.join(60)
+    everybody = [*old, *new, *back]
+    wait_until(is_seen, "every record to be seen", seconds=60)
+    counts = [sum(index % 4 == (partition - 1) % 4 for index in range(len(sent))) for partition in range(4)]
+    wait_until(
+        lambda: committed(server, group, topic) == dict(enumerate(counts)), "every position to be committed"
+    )
