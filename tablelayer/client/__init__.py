@@ -34,7 +34,8 @@ from tablelayer.client.errors import (
     UnsupportedRequest,
 )
 from tablelayer.client.kafka_admin import KafkaRecord
-from tablelayer.client.reader import LookupResult
+from tablelayer.client.metrics import ClientMetrics, RequestMetrics
+from tablelayer.client.reader import Extremes, LookupResult
 from tablelayer.client.scan import AsyncScan, ScanBatch
 from tablelayer.client.table import AsyncTable
 from tablelayer.client.writer import WriteResult
@@ -49,13 +50,16 @@ __all__ = [
     "ChangeType",
     "ClientConfig",
     "ClientError",
+    "ClientMetrics",
     "Connection",
     "ConnectionFailed",
     "ConnectionLost",
     "DataError",
+    "Extremes",
     "KafkaError",
     "KafkaRecord",
     "LookupResult",
+    "RequestMetrics",
     "RequestTimeout",
     "Scan",
     "ScanBatch",

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,8 @@ from tablelayer.client.kafka_admin import (
     KafkaRecord,
     TopicDescription,
 )
-from tablelayer.client.reader import LATEST, AnyMoment, LookupResult, Moment
+from tablelayer.client.metrics import ClientMetrics
+from tablelayer.client.reader import LATEST, AnyMoment, Extremes, LookupResult, Moment
 from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until
 from tablelayer.client.staging import AsyncStagedWriter, Receipt
 from tablelayer.client.table import AsyncTable
@@ -41,6 +42,10 @@ from tablelayer.model.filters import FilterLike
 from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.model.values import Value
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 T = TypeVar("T")
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
@@ -141,6 +146,10 @@ class Connection:
         return self._loop.run(
             self._connection.cluster.call(request, response, doing=doing, repeatable=repeatable)
         )
+
+    def metrics(self) -> ClientMetrics:
+        """What this connection has done so far: requests, retries, rows; see `ClientMetrics`."""
+        return self._connection.metrics()
 
     def close(self) -> None:
         """Close everything. Idempotent; in a forked child it leaves the parent's connection alone."""
@@ -313,6 +322,12 @@ class Table:
         """How many rows there are now (that match), without reading them; or were, reading one column."""
         return self._loop.run(self._table.count(filter, as_of=as_of))
 
+    def extremes(self, columns: Sequence[str], filter: FilterLike = None) -> Extremes:
+        """Least and greatest values of columns, and how many rows and values there are now (that match):
+        `table.extremes(["at"]).maximum("at")`.
+        """
+        return self._loop.run(self._table.extremes(columns, filter))
+
     def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
         """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
         milliseconds.
@@ -373,6 +388,26 @@ class Table:
         """The whole table (the rows that match) as it is now, or was at a time (milliseconds, datetime) or at offsets
         by bucket."""
         return self._loop.run(self._table.to_arrow(columns, filter, as_of=as_of))
+
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: AnyMoment | None = None,
+    ) -> pd.DataFrame:
+        """`to_arrow` as a pandas DataFrame. ClientError if pandas is not installed."""
+        return self._loop.run(self._table.to_pandas(columns, filter, as_of=as_of))
+
+    def to_polars(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: AnyMoment | None = None,
+    ) -> pl.DataFrame:
+        """`to_arrow` as a polars DataFrame. ClientError if polars is not installed."""
+        return self._loop.run(self._table.to_polars(columns, filter, as_of=as_of))
 
     def range_scan(
         self,

@@ -20,6 +20,7 @@ from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, Me
 from protocol.schema import ApiMessage
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.errors import ConnectionFailed
+from tablelayer.client.metrics import Counters
 from tablelayer.client.retry import Deadline, error_of, retrying
 from tablelayer.client.wire import BrokerConnection
 
@@ -65,6 +66,7 @@ class Cluster:
 
     def __init__(self, bootstrap: str, config: ClientConfig) -> None:
         self.config = config
+        self.counters = Counters()
         self._bootstrap = parse_bootstrap(bootstrap)
         self._brokers: dict[int, tuple[str, int]] = {}
         self._routes: dict[str, TopicRoutes] = {}
@@ -125,8 +127,16 @@ class Cluster:
                     client_id=self.config.client_id,
                     connect_timeout_ms=self.config.connect_timeout_ms,
                     request_timeout_ms=self.config.request_timeout_ms,
+                    counters=self.counters,
                 )
             return slot.connection
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open now."""
+        return sum(
+            slot.connection is not None and not slot.connection.is_closed for slot in self._slots.values()
+        )
 
     def release(self, channel: str) -> None:
         """Close the connections of a channel that is not used any more."""
@@ -183,6 +193,7 @@ class Cluster:
             config=self.config,
             deadline=deadline or Deadline(self.config.delivery_timeout_ms),
             repeatable=repeatable,
+            counters=self.counters,
         )
 
     async def routes(self, topic: str, deadline: Deadline) -> TopicRoutes:

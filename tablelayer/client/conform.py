@@ -100,6 +100,8 @@ def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
         return [data]
     if hasattr(data, "iloc") and hasattr(data, "dtypes"):
         return pa.Table.from_pandas(data, preserve_index=False)
+    if hasattr(data, "collect_schema") and hasattr(data, "lazy") and not hasattr(data, "get_columns"):
+        raise DataError("a polars LazyFrame has no rows yet: give frame.collect()")
     if hasattr(data, "__arrow_c_stream__"):
         return pa.table(data)
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray)):
@@ -326,7 +328,7 @@ def _cast(array: Any, column: Column, table: str) -> Any:
     if array.type == target:
         return array
     if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
+        array = _without_dictionary(array)
     if column.type.is_nested:
         return pa.chunked_array([_cast_nested(chunk, column, table) for chunk in array.chunks], target)
     given, wanted = _family(array.type), _family(target)
@@ -364,6 +366,14 @@ def _cast_nested(array: pa.Array, column: Column, table: str) -> pa.Array:
             f"{table}: column '{column.name}' is {column.type}, which the values do not fit: {reason}",
             column=column.name,
         ) from error
+
+
+def _without_dictionary(array: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Categories as values. Arrow cannot cast dictionaries of views, which polars makes, in one go."""
+    value_type = array.type.value_type
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(value_type, value_type)
+    chunks = [chunk.dictionary.cast(plain).take(chunk.indices) for chunk in array.chunks]
+    return pa.chunked_array(chunks, type=plain)
 
 
 def _given(arrow_type: pa.DataType) -> str:

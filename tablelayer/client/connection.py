@@ -8,6 +8,7 @@ from tablelayer.client.admin import AsyncAdmin, as_path
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.kafka_admin import AsyncKafkaAdmin
+from tablelayer.client.metrics import ClientMetrics
 from tablelayer.client.partitioned import AsyncPartitionedTable
 from tablelayer.client.table import AsyncTable
 from tablelayer.model.table import TableDefinition, TablePath
@@ -34,6 +35,10 @@ class AsyncConnection:
         table = kind(self.cluster, definition)
         self._tables.add(table)
         return table
+
+    def metrics(self) -> ClientMetrics:
+        """What this connection has done so far: requests, retries, rows; see `ClientMetrics`."""
+        return self.cluster.counters.picture(self.cluster.connection_count)
 
     async def close(self) -> None:
         """Close everything that was opened here. Idempotent."""

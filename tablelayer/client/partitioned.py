@@ -22,13 +22,15 @@ from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.partitioned_scan import AsyncPartitionedScan
 from tablelayer.client.partitions import create_partition, list_partitions
 from tablelayer.client.positions import commit_positions, fetch_positions
-from tablelayer.client.reader import AnyMoment, LookupResult, Moment
+from tablelayer.client.reader import AnyMoment, Extremes, LookupResult, Moment
+from tablelayer.client.retry import together
 from tablelayer.client.scan import AsyncScan, PartitionPositions, Start, Until
 from tablelayer.client.split import split_by_partition
 from tablelayer.client.staging import AsyncStagedWriter
 from tablelayer.client.table import DELETE, AsyncTable
 from tablelayer.client.writer import WriteResult
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.extremes import check_ordered
 from tablelayer.model.filters import FilterLike
 from tablelayer.model.partitions import Partition, matching, spec_texts, value_problem, values_of
 from tablelayer.model.table import TableDefinition
@@ -242,7 +244,7 @@ class AsyncPartitionedTable(AsyncTable):
             nothing = [pa.nulls(part.num_rows, field.type) for field in schema]
             return LookupResult(np.zeros(part.num_rows, bool), pa.table(nothing, schema=schema))
 
-        results = await asyncio.gather(*(look(name, part) for name, part, _ in parts))
+        results = await together(look(name, part) for name, part, _ in parts)
         if len(results) == 1:
             return results[0]
         back = np.empty(keys.num_rows, np.int64)
@@ -270,7 +272,7 @@ class AsyncPartitionedTable(AsyncTable):
                     await self._list()
             return np.zeros(0, np.int64), schema.empty_table()
 
-        results = await asyncio.gather(*(look(name, part) for name, part, _ in parts))
+        results = await together(look(name, part) for name, part, _ in parts)
         owners = [np.zeros(0, np.int64)]
         owners += [positions[owner] for (_, _, positions), (owner, _) in zip(parts, results, strict=True)]
         owner = np.concatenate(owners)
@@ -296,7 +298,7 @@ class AsyncPartitionedTable(AsyncTable):
                     await self._forget(child)
                     return None
 
-        answers = await asyncio.gather(*(one(each) for each in await self.partitions()))
+        answers = await together([one(each) for each in await self.partitions()])
         if None in answers:
             await self._list()  # TABLE_NOT_FOUND if it is the table that is gone
         return dict(each for each in answers if each is not None)
@@ -342,6 +344,15 @@ class AsyncPartitionedTable(AsyncTable):
             return await super().count(filter, as_of=as_of)
         self._condition(filter)
         return sum((await self._of_each(lambda child: child.count(filter))).values())
+
+    async def extremes(self, columns: Sequence[str], filter: FilterLike = None) -> Extremes:
+        """As `AsyncTable.extremes`, over all partitions."""
+        self._condition(filter)
+        names = list(dict.fromkeys(columns))
+        schema = self._reader.answer_schema(names)
+        check_ordered(self.definition.schema.select(names))
+        found = await self._of_each(lambda child: child.extremes(names, filter))
+        return Extremes.of_all(list(found.values()), schema)
 
     async def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
         return await self._of_each(lambda child: child.offsets(at))

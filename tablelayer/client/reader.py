@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,10 +25,19 @@ from protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.retry import Backoff, Deadline, error_of, is_stale_route, may_retry, raise_for
+from tablelayer.client.retry import (
+    Backoff,
+    Deadline,
+    error_of,
+    is_stale_route,
+    may_retry,
+    raise_for,
+    together,
+)
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import buckets_of, split_by_bucket
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.extremes import check_ordered, extremes
 from tablelayer.model.ipc import decode_ipc, encode_ipc
 from tablelayer.model.messages import (
     CountRowsRequest,
@@ -77,6 +87,36 @@ class LookupResult(NamedTuple):
 
     found: np.ndarray
     rows: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """Of the rows of a table at one moment of each bucket.
+
+    `value_counts`: by column, how many values are not null. `rows`: two rows, the least values and the greatest; null
+    where there is no value. NaN is greater than every number.
+    """
+
+    row_count: int
+    value_counts: Mapping[str, int]
+    rows: pa.Table
+
+    def minimum(self, column: str) -> Any:
+        """The least value of a column as Python has it; None if there is none."""
+        return self.rows.column(column)[0].as_py()
+
+    def maximum(self, column: str) -> Any:
+        """The greatest value of a column; None if there is none."""
+        return self.rows.column(column)[1].as_py()
+
+    @classmethod
+    def of_all(cls, parts: Sequence[Extremes], schema: pa.Schema) -> Extremes:
+        """Of the rows of all parts; `schema` is that of the answer."""
+        batches = [batch for part in parts for batch in part.rows.to_batches()]
+        counts = {name: sum(part.value_counts[name] for part in parts) for name in schema.names}
+        return cls(
+            sum(part.row_count for part in parts), counts, pa.Table.from_batches([extremes(batches, schema)])
+        )
 
 
 class Reader:
@@ -141,6 +181,7 @@ class Reader:
                     await backoff.pause(deadline)
                     if deadline.passed:
                         raise failure
+                    self._cluster.counters.retries += 1
                 continue
             missing = [bucket for bucket in open_buckets if bucket not in answers]
             if missing:
@@ -192,7 +233,8 @@ class Reader:
             async with gate:
                 return await self._lookup_batch(batch, ids, answer_schema, insert_if_absent)
 
-        results = await asyncio.gather(*(one(batch) for batch in batches))
+        self._cluster.counters.keys_looked_up += keys.num_rows
+        results = await together(one(batch) for batch in batches)
         found = np.concatenate([result[0] for result in results])
         return LookupResult(found, reorder(pa.Table.from_batches([result[1] for result in results]), order))
 
@@ -332,6 +374,37 @@ class Reader:
 
         answers = await self.ask(range(self._definition.bucket_count), send, doing="count the rows of")
         return sum(answer.count for answer in answers.values())
+
+    async def extremes(self, columns: Sequence[str], condition: bytes | None = None) -> Extremes:
+        """Least and greatest values of columns, and how many rows and values there are (that match)."""
+        ids, _, order = self.project(columns)
+        assert ids is not None
+        assert order is not None
+        schema = self._definition.schema
+        chosen = schema.columns_by_ids(ids)
+        check_ordered(chosen)
+
+        async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
+            request = CountRowsRequest(
+                table_id=self._routes.table_id, buckets=buckets, schema_id=self._schema_id, filter=condition,
+                extremes=ids,
+            )  # fmt: skip
+            answer = await self._cluster.send(request, CountRowsResponse, node_id=leader, deadline=deadline)
+            raise_for(answer.error_code, answer.error_message, doing=f"find extremes of {self._topic}")
+            return {entry.bucket: entry for entry in answer.buckets}
+
+        answers = await self.ask(range(self._definition.bucket_count), send, doing="find extremes of")
+        arrow = nullable_schema(chosen)
+        parts = [
+            Extremes(
+                answer.count,
+                dict(zip(arrow.names, answer.value_counts, strict=True)),
+                pa.Table.from_batches([decode_ipc(answer.extremes, arrow)]),
+            )
+            for answer in answers.values()
+        ]
+        found = Extremes.of_all(parts, arrow)
+        return replace(found, rows=found.rows.select(list(dict.fromkeys(order))))
 
     async def offsets(self, at: str | int, buckets: Sequence[int]) -> dict[int, int]:
         """ "earliest", "latest", or the first offset at or after a time in ms (the end offset if there is

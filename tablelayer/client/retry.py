@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout
+from tablelayer.client.metrics import Counters
 from tablelayer.model.errors import TableError, TableErrorCode
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ async def retrying(
     deadline: Deadline,
     repeatable: bool,
     on_stale_route: Callable[[], None] | None = None,
+    counters: Counters | None = None,
 ) -> T:
     """Run `attempt` until it succeeds, fails for good, or the deadline passes; then its last error is raised.
 
@@ -147,3 +149,19 @@ async def retrying(
             await backoff.pause(deadline)
             if deadline.passed:
                 raise
+            if counters is not None:
+                counters.retries += 1
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all, run at the same time. When one fails the others are cancelled and waited for, and its error
+    is raised; so nothing is left behind, whoever fails or is cancelled.
+    """
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            if not task.cancelling():  # a second time would cut short what it does to clean up
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -163,6 +164,7 @@ class AsyncScan:
         self._fetches: dict[int, tuple[list[int], asyncio.Task[list[_Arrived]]]] = {}
         self._turn = 0
         self._stream: AsyncGenerator[ScanBatch, None] | None = None
+        self._next: asyncio.Future[ScanBatch | None] | None = None
 
     def _choose(self, buckets: Sequence[int] | None) -> list[int]:
         count = self._definition.bucket_count
@@ -193,9 +195,18 @@ class AsyncScan:
         return self
 
     async def __anext__(self) -> ScanBatch:
+        """The next batch. Cancelling the wait for it (`asyncio.timeout`) loses nothing: it comes with the next call."""
         if self._stream is None:
             self._stream = self._run()
-        return await anext(self._stream)
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._stream, None))
+            self._next.add_done_callback(_seen)
+        waited_for = self._next
+        batch = await asyncio.shield(waited_for)
+        self._next = None
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
 
     async def __aenter__(self) -> AsyncScan:
         return self
@@ -205,10 +216,14 @@ class AsyncScan:
 
     async def close(self) -> None:
         """Stop reading ahead and give the connection back. Idempotent."""
-        fetches = [fetch for _, fetch in self._fetches.values()]
+        fetches: list[asyncio.Future[Any]] = [fetch for _, fetch in self._fetches.values()]
         self._fetches.clear()
         for fetch in fetches:
             fetch.cancel()
+        waiting, self._next = self._next, None
+        if waiting is not None:
+            waiting.cancel()
+            fetches.append(waiting)
         await asyncio.gather(*fetches, return_exceptions=True)
         if self._stream is not None:
             await self._stream.aclose()
@@ -255,6 +270,7 @@ class AsyncScan:
                     continue  # the caller has sought elsewhere
                 state.offset = answer.next_offset
                 if answer.rows is not None:
+                    self._cluster.counters.rows_scanned += answer.rows.row_count
                     yield answer.rows
 
     async def _begin(self) -> None:
@@ -502,7 +518,7 @@ class AsyncScan:
         return conversion.of_needed(parsed.to_record_batch(sent).columns, parsed.header.record_count)
 
 
-def _seen(task: asyncio.Task[list[_Arrived]]) -> None:
+def _seen(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         task.exception()  # a scan that is closed or has sought elsewhere does not look at it any more
 

@@ -8,6 +8,7 @@ that needs is the caller told, by SCAN_EXPIRED, to begin again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ class BucketState:
         self._cursor: bytes | None = None
         self._taken_at: int | None = None
         self._lost: TableError | None = None
+        self._opening: asyncio.Future[ScanSnapshotResponse] | None = None
+        """The request that opens the scan, while it is under way."""
 
     async def next_piece(self, schema: pa.Schema) -> tuple[pa.RecordBatch, int, bool]:
         """(rows, the offset at which the state was taken, whether there may be more)."""
@@ -81,6 +84,7 @@ class BucketState:
             deadline=Deadline(config.delivery_timeout_ms),
             repeatable=True,
             on_stale_route=self._routes.forget,
+            counters=self._cluster.counters,
         )
         if answer is None:
             assert self._lost is not None
@@ -94,19 +98,14 @@ class BucketState:
         )
         if self._left is not None:
             self._left -= rows.num_rows
+        self._cluster.counters.rows_scanned += rows.num_rows
         return rows, answer.log_offset, answer.has_more
 
     async def _ask(self, deadline: Deadline) -> ScanSnapshotResponse | None:
         """None when the scan cannot be gone on with."""
         doing = f"read bucket {self._bucket} of {self._definition.path.topic}"
         try:
-            answer = await self._cluster.send(
-                self._request(),
-                ScanSnapshotResponse,
-                node_id=await self._routes.leader(self._bucket, deadline),
-                channel=self._channel,
-                deadline=deadline,
-            )
+            answer = await self._send(deadline)
             raise_for(answer.error_code, answer.error_message, doing=doing)
         except TableError as error:
             if error.code is TableErrorCode.SCAN_EXPIRED:
@@ -119,6 +118,22 @@ class BucketState:
                 return None
             raise
         return answer
+
+    async def _send(self, deadline: Deadline) -> ScanSnapshotResponse:
+        sending = self._cluster.send(
+            self._request(),
+            ScanSnapshotResponse,
+            node_id=await self._routes.leader(self._bucket, deadline),
+            channel=self._channel,
+            deadline=deadline,
+        )
+        if self._scan_id != OPEN_SCAN:
+            return await sending
+        # Whoever is cancelled while a scan is being opened has to learn its id all the same, to close it.
+        self._opening = asyncio.ensure_future(sending)
+        await asyncio.wait([self._opening])
+        opening, self._opening = self._opening, None
+        return opening.result()
 
     def _request(self) -> ScanSnapshotRequest:
         request = ScanSnapshotRequest(
@@ -147,6 +162,12 @@ class BucketState:
 
     async def close(self) -> None:
         """Let the server forget the scan; if it cannot be told, the lease ends by itself."""
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            await asyncio.wait([opening], timeout=_CLOSE_MS / 1000)
+            if opening.cancel() or opening.exception() is not None:
+                return
+            self._scan_id = opening.result().scan_id
         if self._scan_id == OPEN_SCAN:
             return
         request = ScanSnapshotRequest(

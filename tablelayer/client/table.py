@@ -8,7 +8,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,12 @@ import pyarrow as pa
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.conform import Data, as_rows, conform
 from tablelayer.client.errors import DataError
+from tablelayer.client.frames import to_pandas, to_polars
 from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.positions import commit_positions, fetch_positions
 from tablelayer.client.reader import (
     AnyMoment,
+    Extremes,
     LookupResult,
     Moment,
     Reader,
@@ -28,7 +30,7 @@ from tablelayer.client.reader import (
     nullable_schema,
     reorder,
 )
-from tablelayer.client.retry import Deadline, retrying
+from tablelayer.client.retry import Deadline, retrying, together
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.scan import (
     AsyncScan,
@@ -48,6 +50,10 @@ from tablelayer.model.ipc import encode_ipc
 from tablelayer.model.partitions import Partition, check_partitioned
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition, TablePath
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 T = TypeVar("T")
 
@@ -436,6 +442,18 @@ class AsyncTable:
 
         return await self._with_fresh_schema(count)
 
+    async def extremes(self, columns: Sequence[str], filter: FilterLike = None) -> Extremes:
+        """The least and greatest values of columns, and how many rows and values there are now (that match).
+
+        `(await table.extremes(["at"])).maximum("at")`. Of a log table the statistics of its batches answer where they
+        are exact, and the server reads no more than these columns of the others; of a PK table it reads its rows.
+        """
+
+        async def look() -> Extremes:
+            return await self._reader.extremes(columns, self._condition(filter))
+
+        return await self._with_fresh_schema(look)
+
     async def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
         """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
         milliseconds.
@@ -553,6 +571,26 @@ class AsyncTable:
             batches, schema=schema if order is None else pa.schema(map(schema.field, order))
         )
 
+    async def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: AnyMoment | None = None,
+    ) -> pd.DataFrame:
+        """`to_arrow` as a pandas DataFrame. ClientError if pandas is not installed."""
+        return await asyncio.to_thread(to_pandas, await self.to_arrow(columns, filter, as_of=as_of))
+
+    async def to_polars(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike = None,
+        *,
+        as_of: AnyMoment | None = None,
+    ) -> pl.DataFrame:
+        """`to_arrow` as a polars DataFrame. ClientError if polars is not installed (`headrace[polars]`)."""
+        return await asyncio.to_thread(to_polars, await self.to_arrow(columns, filter, as_of=as_of))
+
     async def range_scan(
         self,
         lower: Any = None,
@@ -628,7 +666,7 @@ class AsyncTable:
                             raise
                 raise AssertionError("unreachable")
 
-        parts = await asyncio.gather(*map(one, range(self.definition.bucket_count)))
+        parts = await together(map(one, range(self.definition.bucket_count)))
         return [batch for part in parts for batch in part]
 
     # -- committed positions

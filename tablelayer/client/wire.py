@@ -16,6 +16,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from time import perf_counter
 from typing import TypeVar
 
 from protocol.errors import DecodeError, ErrorCode
@@ -24,6 +25,7 @@ from protocol.headers import RequestHeader, decode_response_header, encode_reque
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from protocol.schema import ApiMessage
 from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout, UnsupportedRequest
+from tablelayer.client.metrics import Counters
 
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
@@ -116,7 +118,8 @@ class _Frames(asyncio.BufferedProtocol):
 class BrokerConnection:
     """A negotiated connection. Make one with `BrokerConnection.open`."""
 
-    def __init__(self, host: str, port: int, client_id: str) -> None:
+    def __init__(self, host: str, port: int, client_id: str, counters: Counters) -> None:
+        self._counters = counters
         self.host = host
         self.port = port
         self._client_id = client_id
@@ -129,13 +132,20 @@ class BrokerConnection:
 
     @classmethod
     async def open(
-        cls, host: str, port: int, *, client_id: str, connect_timeout_ms: int, request_timeout_ms: int
+        cls,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        connect_timeout_ms: int,
+        request_timeout_ms: int,
+        counters: Counters | None = None,
     ) -> BrokerConnection:
         """Connect and learn which requests and versions the broker offers.
 
         Raises ConnectionFailed when nobody answers there, or what answers is not a broker.
         """
-        self = cls(host, port, client_id)
+        self = cls(host, port, client_id, counters or Counters())
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
@@ -162,6 +172,7 @@ class BrokerConnection:
                     f"{host}:{port} does not answer like a Kafka broker: {error}"
                 ) from error
             raise
+        self._counters.connections_made += 1
         return self
 
     async def _negotiate(self, timeout_ms: int) -> None:
@@ -249,6 +260,7 @@ class BrokerConnection:
         )
         parts = [header, *message.encode_parts(version)]
         size = sum(len(part) for part in parts)
+        began, received = perf_counter(), None
         future: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = future
         self._transport.writelines([size.to_bytes(4, "big"), *parts])
@@ -257,7 +269,9 @@ class BrokerConnection:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._frames.drained()
-                return await future
+                frame = await future
+                received = len(frame)
+                return frame
         except TimeoutError:
             future.cancel()
             error = RequestTimeout(
@@ -266,6 +280,8 @@ class BrokerConnection:
             )
             self._fail(error)
             raise error from None
+        finally:
+            self._counters.answered(kind.__name__, perf_counter() - began, size, received)
 
     def _received(self, frame: memoryview) -> None:
         future = self._waiting.pop(int.from_bytes(frame[:4], "big"), None)

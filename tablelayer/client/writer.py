@@ -220,6 +220,7 @@ class Writer:
 
     def _enqueue(self, batch: Batch) -> None:
         self._buffered_bytes += len(batch.data)
+        self._cluster.counters.bytes_buffered += len(batch.data)
         if self._buffered_bytes >= self._config.buffer_size_bytes:
             self._room.clear()
         batch.done.add_done_callback(lambda _: self._left(batch))
@@ -230,6 +231,7 @@ class Writer:
 
     def _left(self, batch: Batch) -> None:
         self._buffered_bytes -= len(batch.data)
+        self._cluster.counters.bytes_buffered -= len(batch.data)
         if self._buffered_bytes < self._config.buffer_size_bytes:
             self._room.set()
 
@@ -395,6 +397,7 @@ class Writer:
             error = error_of(*answer[:2], doing=f"write to {self._topic} bucket {batch.bucket}")
             if error is None or getattr(error, "code", None) == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 self._lanes[batch.bucket].succeeded(batch)
+                self._count(batch)
                 self._finish(batch, answer[2])
             else:
                 if is_stale_route(error):
@@ -404,6 +407,12 @@ class Writer:
                 self._failed(
                     batch, error, Verdict.REJECTED if hopeless and verdict is Verdict.AGAIN else verdict
                 )
+
+    def _count(self, batch: Batch) -> None:
+        counters = self._cluster.counters
+        counters.batches_written += 1
+        counters.rows_written += batch.row_count
+        counters.bytes_written += len(batch.data)
 
     def _failed(self, batch: Batch, error: Exception, verdict: Verdict) -> None:
         lane = self._lanes[batch.bucket]
@@ -415,6 +424,7 @@ class Writer:
             base = min(
                 self._config.retry_backoff_ms * 2 ** min(lane.failures, 10), self._config.retry_backoff_max_ms
             )
+            self._cluster.counters.batches_repeated += 1
             lane.not_before = self._now() + base * random.uniform(0.5, 1.5) / 1000
 
     async def _send(

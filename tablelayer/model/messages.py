@@ -385,23 +385,30 @@ class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0-1", 
 
 
 class CountRowsResult(Struct):
-    """The number of rows (that match the filter, if there is one) when the log had reached ``offset``."""
+    """The number of rows (that match the filter, if there is one) when the log had reached ``offset``.
+
+    Of the columns that ``extremes`` of the request names, in its order: how many values are not null, and two rows
+    (Arrow IPC, every field nullable), the least values and the greatest.
+    """
 
     bucket: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
     count: int = int64()
     offset: int = int64(default=-1)
+    value_counts: list[int] = array(int64, versions="2+")
+    extremes: bytes | None = binary(versions="2+", nullable="2+", default=None)
 
 
-class CountRowsRequest(ApiMessage, key=10016, kind="request", versions="0-1", flexible="0+"):
+class CountRowsRequest(ApiMessage, key=10016, kind="request", versions="0-2", flexible="0+"):
     table_id: UUID = uuid()
     buckets: list[int] = array(int32)
     schema_id: int = int16(versions="1+", default=-1, ignorable=True)
     filter: bytes | None = binary(versions="1+", nullable="1+", default=None)
+    extremes: list[int] | None = array(int32, versions="2+", nullable="2+", default=None)
 
 
-class CountRowsResponse(ApiMessage, key=10016, kind="response", versions="0-1", flexible="0+"):
+class CountRowsResponse(ApiMessage, key=10016, kind="response", versions="0-2", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)

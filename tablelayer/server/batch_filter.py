@@ -6,6 +6,7 @@ Batches without statistics (small ones, or of before there were any) are always 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -32,24 +33,30 @@ _FRONT_SIZE = 2048  # holds the statistics of some 50 columns
 _COMPRESS_FROM_BYTES = 4096
 
 
-class BatchFilter:
-    """`versions`: asked after the batches were read, so that it knows all of their schemas."""
+Finder = Callable[[int], "ColumnStatistics | None"]
+"""By column id, what is known of a column in a batch."""
 
-    def __init__(self, wanted: Filter, versions: SchemaVersions) -> None:
-        self._filter = wanted
+
+class BatchColumns:
+    """Some columns of one of a table's schemas, by position, in stored batches of any.
+
+    `versions`: asked after the batches were read, so that it knows all of their schemas.
+    """
+
+    def __init__(self, versions: SchemaVersions, schema: Schema, columns: Sequence[int]) -> None:
         self._versions = versions
+        self._schema = schema
+        self._columns = columns
         self._projections: dict[int, tuple[Schema, Conversion, Projection | None, pa.Schema]] = {}
 
-    def verdict(self, region: FileRegion, position: int, header: BatchHeader) -> Verdict:
-        """What the statistics of the batch at a position of the region say."""
-        if not header.record_count:
-            return Verdict.NONE
+    def statistics(self, region: FileRegion, position: int, header: BatchHeader) -> Finder:
+        """What the batch at a position of the region says about the columns, as columns of the schema."""
         front = memoryview(region.read_at(position, min(header.size, _FRONT_SIZE)))
         if len(front) < PREFIX_SIZE:
             raise DecodeError(f"an Arrow batch of {len(front)} bytes is cut off")
         schema_id, _, _, changes, size = _EXTENSION.unpack_from(front, _EXTENSION_POSITION)
         if not size:
-            return Verdict.SOME
+            return lambda column_id: None
         start = PREFIX_SIZE + changes
         if min(changes, size) < 0 or start + size > header.size:
             raise DecodeError(f"an Arrow batch of {header.size} bytes says it has {size} of statistics")
@@ -72,27 +79,45 @@ class BatchFilter:
                 return None
             return ColumnStatistics(header.record_count, header.record_count)
 
-        return self._filter.verdict(find)
+        return find
 
-    def mask(self, region: FileRegion, position: int, header: BatchHeader) -> Mask:
-        """bool[rows]: which rows of the batch at a position of the region are wanted."""
+    def rows(self, region: FileRegion, position: int, header: BatchHeader) -> pa.RecordBatch:
+        """The rows of the batch at a position of the region, of these columns in this order."""
         schema_id = _EXTENSION.unpack(region.read_at(position + _EXTENSION_POSITION, _EXTENSION.size))[0]
         _, conversion, projection, sent = self._plan(schema_id)
         arrays: list[pa.Array] = []
         if projection is not None:
             data = read_projected(region, position, header.size, projection)
             arrays = ArrowBatch.parse(data).to_record_batch(sent).columns
-        return self._filter.mask(conversion.of_needed(arrays, header.record_count))
+        return conversion.of_needed(arrays, header.record_count)
 
     def _plan(self, schema_id: int) -> tuple[Schema, Conversion, Projection | None, pa.Schema]:
         plan = self._projections.get(schema_id)
         if plan is None:
             source = self._versions.get(schema_id)
-            conversion = self._versions.conversion(schema_id, self._filter.schema, self._filter.columns)
+            conversion = self._versions.conversion(schema_id, self._schema, self._columns)
             sent = pa.schema([source.columns[index].field() for index in conversion.needed])
             projection = Projection.of(source.arrow(), conversion.needed) if conversion.needed else None
             plan = self._projections[schema_id] = (source, conversion, projection, sent)
         return plan
+
+
+class BatchFilter:
+    """`versions` as for `BatchColumns`."""
+
+    def __init__(self, wanted: Filter, versions: SchemaVersions) -> None:
+        self._filter = wanted
+        self._columns = BatchColumns(versions, wanted.schema, wanted.columns)
+
+    def verdict(self, region: FileRegion, position: int, header: BatchHeader) -> Verdict:
+        """What the statistics of the batch at a position of the region say."""
+        if not header.record_count:
+            return Verdict.NONE
+        return self._filter.verdict(self._columns.statistics(region, position, header))
+
+    def mask(self, region: FileRegion, position: int, header: BatchHeader) -> Mask:
+        """bool[rows]: which rows of the batch at a position of the region are wanted."""
+        return self._filter.mask(self._columns.rows(region, position, header))
 
 
 def read_projected(region: FileRegion, position: int, size: int, projection: Projection) -> bytes:

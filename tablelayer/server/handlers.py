@@ -21,11 +21,14 @@ from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import changes_from_json
+from tablelayer.model.extremes import check_ordered
+from tablelayer.model.ipc import encode_ipc
 from tablelayer.model.options import MergeEngine
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath
 from tablelayer.server import reads
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.catalog import Catalog
+from tablelayer.server.extremes import log_extremes, state_extremes
 from tablelayer.server.key_bucket import KeyBucket
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.lake_machine import Candidate
@@ -377,12 +380,25 @@ class Handlers:
 
     async def _count_rows(self, request: m.CountRowsRequest) -> ApiMessage:
         definition = self._with_rows(request.table_id)
-        wanted = reads.Wanted.of(definition, request.schema_id, None, request.filter)
+        wanted = reads.Wanted.of(definition, request.schema_id, request.extremes, request.filter)
+        if wanted.columns is not None:
+            check_ordered([wanted.schema.columns[index] for index in wanted.columns])
 
         async def one(index: int) -> m.CountRowsResult:
             answer = m.CountRowsResult(bucket=index)
             try:
-                if definition.is_primary_key_table:
+                if wanted.columns is not None:
+                    found = (
+                        await state_extremes(self._bucket(definition, index, KeyBucket), wanted)
+                        if definition.is_primary_key_table
+                        else await log_extremes(self._bucket(definition, index, LogBucket), wanted)
+                    )
+                    answer.count, answer.offset = found.row_count, found.offset
+                    answer.value_counts, answer.extremes = (
+                        found.value_counts,
+                        bytes(encode_ipc(found.result())),
+                    )
+                elif definition.is_primary_key_table:
                     bucket = self._bucket(definition, index, KeyBucket)
                     answer.count, answer.offset = (
                         await bucket.read(reads.row_count)

@@ -170,8 +170,8 @@ async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted) -> 
     """The first rows in key order that match the filter; the bucket is read piece by piece until there are enough."""
     found: list[pa.RecordBatch] = []
     total = 0
-    async with aclosing(_pieces(bucket, wanted)) as pieces:
-        async for rows, _ in pieces:
+    async with aclosing(pieces(bucket, wanted)) as state:
+        async for rows, _ in state:
             found.append(rows.slice(0, limit - total))
             total += found[-1].num_rows
             if total >= limit:
@@ -185,12 +185,12 @@ async def count_matching_rows(bucket: KeyBucket, wanted: Wanted) -> tuple[int, i
     assert wanted.filter is not None
     # The columns of the filter carry the number.
     looked_at = Wanted(wanted.schema, list(wanted.filter.columns), wanted.filter)
-    async for rows, taken_at in _pieces(bucket, looked_at):
+    async for rows, taken_at in pieces(bucket, looked_at):
         counted, offset = counted + rows.num_rows, taken_at
     return counted, offset
 
 
-async def _pieces(bucket: KeyBucket, wanted: Wanted) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
+async def pieces(bucket: KeyBucket, wanted: Wanted) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
     """A bucket's state at one offset, which is given with each piece; there is at least one piece."""
     snapshot: StoreSnapshot = await bucket.read(lambda store: store.snapshot())
     snapshot.seek(KeyRange())

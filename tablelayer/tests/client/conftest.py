@@ -193,11 +193,16 @@ class BrokerThread:
     async def _start(self) -> int:
         from tablelayer.server.extension import TableExtension
 
-        extension = TableExtension()
+        self._extension = extension = TableExtension()
         config = BrokerConfig.load({"log.initial.task.delay.ms": "600000"}, None, extension.broker_configs())
         self._broker = Broker(config, data_dir=self._data, port=0, extensions=[extension])
         await self._broker.start()
         return self._broker.port
+
+    def open_scans(self) -> int:
+        """Scans of states that the server keeps for somebody."""
+        scans = self._extension._scans
+        return 0 if scans is None else len(scans._open)
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self._broker.stop(), self._loop).result(60)
@@ -207,10 +212,15 @@ class BrokerThread:
 
 
 @pytest.fixture(scope="session")
-def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def broker_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
     broker = BrokerThread(tmp_path_factory.mktemp("broker")).start()
-    yield broker.address
+    yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="session")
+def server_address(broker_thread: BrokerThread) -> str:
+    return broker_thread.address
 
 
 @pytest.fixture(scope="session")

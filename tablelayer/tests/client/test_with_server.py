@@ -574,3 +574,21 @@ def test_filters_of_partitioned_tables_go_to_every_partition(make_table):
     assert table.limit(5, ["id"], "id = 7").column("id").to_pylist() == [7]
     with pytest.raises(TableError):
         table.count("nope = 1")
+
+
+def test_extremes_over_buckets_and_partitions(make_table):
+    log = make_table("(id BIGINT, note STRING) WITH ('bucket.num' = '3')")
+    assert log.extremes(["id"]).rows.to_pylist() == [{"id": None}] * 2
+    log.append([{"id": i, "note": None if i % 2 else f"n{i}"} for i in range(5000)])
+    found = log.extremes(["note", "id"])
+    assert found.rows.column_names == ["note", "id"]
+    assert (found.minimum("id"), found.maximum("id"), found.minimum("note")) == (0, 4999, "n0")
+    assert (found.row_count, found.value_counts) == (5000, {"id": 5000, "note": 2500})
+    assert log.extremes(["id"], "id BETWEEN 10 AND 20").maximum("id") == 20
+    daily = make_table("(day STRING, n INT, PRIMARY KEY (day, n) NOT ENFORCED) PARTITIONED BY (day)")
+    assert daily.extremes(["n"]).maximum("n") is None
+    daily.upsert([{"day": d, "n": n} for d, n in (("a", 1), ("b", -7), ("c", 9))])
+    assert daily.extremes(["n", "day"]).rows.to_pylist() == [{"n": -7, "day": "a"}, {"n": 9, "day": "c"}]
+    assert daily.only({"day": "b"}).extremes(["n"]).maximum("n") == -7
+    with pytest.raises(TableError, match="nothing"):
+        log.extremes(["nothing"])
