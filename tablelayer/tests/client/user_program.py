@@ -108,6 +108,7 @@ def read(table: Table) -> int:
     for piece, offset in table.snapshot(0, ["id"]):
         count += piece.num_rows + offset
     ends: dict[int, int] = table.offsets("latest")
+    ends = table.offsets_as_of(1_700_000_000_000)
     scan: Scan
     with table.scan(["id"], start="full", until="latest", filter="id > 1", poll_timeout=1.0) as scan:
         batch: ScanBatch
@@ -122,6 +123,7 @@ def read(table: Table) -> int:
     with table.only({"day": "2024-09-19"}).scan(start=by_partition) as scan:
         table.commit("group", scan.partition_positions)
     by_partition = table.partition_committed("group")
+    by_partition = table.partition_offsets_as_of(1_700_000_000_000)
     table.refresh()
     sizes = [many, sample, whole, between, rows]
     shown = f"{name} {low} {high} {found[0]}"
@@ -194,6 +196,8 @@ async def asynchronous(address: str) -> int:
             await table.partition(part.name)
         await table.only({"day": "x"}).partition_offsets("latest")
         await table.partition_committed("group")
+        await table.offsets_as_of(1_700_000_000_000)
+        await table.partition_offsets_as_of(1_700_000_000_000)
         staged = table.staged_writer("query", 1, "attempt")
         await staged.write(rows)
         await table.commit_staged("query", 1, [await staged.finish()])
