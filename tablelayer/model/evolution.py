@@ -178,8 +178,6 @@ def _wider_types(old: DataType) -> str:
     if old.kind in INTEGER_KINDS:
         wider = [kind.value for kind in INTEGER_BITS if INTEGER_BITS[kind] > INTEGER_BITS[old.kind]]
         return " or ".join(wider) or "nothing wider"
-    if old.is_nested:
-        return "nothing else: what is inside of a nested type stays as it is; add a column of the new type"
     return {
         TypeKind.FLOAT: "DOUBLE",
         TypeKind.DECIMAL: f"DECIMAL with more digits and scale {old.scale}",
@@ -384,6 +382,11 @@ class _Work:
             self.place(column, change.after)
 
     def widen(self, column: Column, new: DataType) -> Column:
+        if column.type.is_nested:
+            raise _invalid(
+                f"column '{column.name}' is {column.type} and cannot become {new}: what is inside of a nested type "
+                "stays as it is; add a column of the new type"
+            )
         if not widens(column.type, new):
             raise _invalid(
                 f"column '{column.name}' is {column.type} and cannot become {new}: "

@@ -100,8 +100,13 @@ class Select:
             table.set("this", exp.to_identifier(names[name], quoted=True))
             table.set("db", None)
             table.set("version", None)
+        aliases = {table.alias_or_name.lower() for table in _base_tables(tree)}
         for column in tree.find_all(exp.Column):
-            column.set("db", None)
+            # A database's name goes; a table's stays, also where fields of a column come after it.
+            if column.table.lower() in aliases:
+                column.set("db", None)
+            elif column.db.lower() in aliases:
+                column.set("catalog", None)
         return tree.sql(dialect=DuckDB)
 
 
@@ -238,19 +243,19 @@ def _bounds(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Bounds]:
         else:
             parts = [condition]
         for part in parts:
-            _add_bound(found, part)
+            _add_bound(found, part, tables[0])
     renamed = {each.alias.lower() for each in tree.expressions if isinstance(each, exp.Alias)}
     return {name: bounds for name, bounds in found.items() if name not in renamed}
 
 
-def _add_bound(found: dict[str, Bounds], condition: exp.Expr) -> None:
+def _add_bound(found: dict[str, Bounds], condition: exp.Expr, table: exp.Table) -> None:
     kind = type(condition)
     if kind not in _MIRRORED:
         return
     column, literal = condition.this, condition.expression
-    if not _is_plain_column(column):
+    if not _is_plain_column(column, table):
         column, literal, kind = literal, column, _MIRRORED[kind]
-    if not _is_plain_column(column):
+    if not _is_plain_column(column, table):
         return
     is_literal, value = _literal(literal)
     if not is_literal or value is None:
@@ -268,7 +273,12 @@ def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dic
     stars = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
     unclear = stars or any(True for _ in tree.find_all(exp.Pivot, exp.Unnest, exp.Columns))
     unclear = unclear or any(join.args.get("method") == "NATURAL" for join in tree.find_all(exp.Join))
-    names = {column.name.lower() for column in tree.find_all(exp.Column)}
+    aliases = {table.alias_or_name.lower() for table in tables}
+    names = set[str]()
+    for column in tree.find_all(exp.Column):
+        # What stands in front may be a column too, of which a field is wanted.
+        before = {column.table.lower(), column.db.lower(), column.catalog.lower()}
+        names |= {column.name.lower()} | (before - aliases)
     for join in tree.find_all(exp.Join):
         names.update(using.name.lower() for using in join.args.get("using") or ())
     # A table's own name (or alias) as a value is the whole row.
@@ -367,7 +377,7 @@ def _simple_parts(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Any] | N
             return None
         is_count = True
     elif not (len(expressions) == 1 and _is_plain_star(expressions[0])):
-        if not all(_is_plain_column(expression) for expression in expressions):
+        if not all(_is_plain_column(expression, source) for expression in expressions):
             return None
         columns = tuple(expression.name for expression in expressions)
         if len(set(columns)) != len(columns):
@@ -377,7 +387,7 @@ def _simple_parts(tree: exp.Expr, tables: list[exp.Table]) -> dict[str, Any] | N
     for condition in where.this.flatten() if where is not None and isinstance(where.this, exp.And) else (
         [where.this] if where is not None else []
     ):  # fmt: skip
-        pair = _equality(condition.unnest())
+        pair = _equality(condition.unnest(), source)
         if pair is None or pair[0] in equals:
             return None
         equals[pair[0]] = pair[1]
@@ -398,15 +408,20 @@ def _is_plain_star(expression: exp.Expr) -> bool:
     return isinstance(expression, exp.Star) and not any(expression.args.values())
 
 
-def _is_plain_column(expression: exp.Expr) -> bool:
-    return isinstance(expression, exp.Column) and isinstance(expression.this, exp.Identifier)
+def _is_plain_column(expression: exp.Expr, table: exp.Table) -> bool:
+    """A column of the table, and not a field of one: ``who.name`` looks like the column ``name`` of a table."""
+    return (
+        isinstance(expression, exp.Column)
+        and isinstance(expression.this, exp.Identifier)
+        and expression.table.lower() in ("", table.alias_or_name.lower())
+    )
 
 
-def _equality(condition: exp.Expr) -> tuple[str, Value] | None:
+def _equality(condition: exp.Expr, table: exp.Table) -> tuple[str, Value] | None:
     if not isinstance(condition, exp.EQ):
         return None
     for column, literal in ((condition.this, condition.expression), (condition.expression, condition.this)):
-        if _is_plain_column(column):
+        if _is_plain_column(column, table):
             found, value = _literal(literal)
             if found:
                 return column.name, value

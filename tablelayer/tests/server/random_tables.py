@@ -16,6 +16,7 @@ KEY = ("k1", "k2")
 TYPES = {
     "a": "TINYINT", "b": "DECIMAL(10, 2)", "c": "STRING", "d": "TIMESTAMP(3)", "e": "DOUBLE", "f": "BIGINT",
     "g": "BOOLEAN", "h": "FLOAT", "i": "DATE", "j": "DECIMAL(30, 3)", "x": "BYTES", "y": "BYTES",
+    "n": "ARRAY<ROW<p INT, q STRING NOT NULL>>", "m": "MAP<STRING, DECIMAL(5, 1)>",
 }  # fmt: skip
 ANY = ["last_value", "last_value_ignore_nulls", "first_value", "first_value_ignore_nulls"]
 ORDERED = [*ANY, "max", "min"]
@@ -23,7 +24,7 @@ NUMERIC = [*ORDERED, "sum", "product"]
 FUNCTIONS = {
     "a": NUMERIC, "b": NUMERIC, "c": [*ORDERED, "listagg", "string_agg"], "d": ORDERED, "e": NUMERIC, "f": NUMERIC,
     "g": [*ANY, "bool_and", "bool_or"], "h": NUMERIC, "i": ORDERED, "j": NUMERIC, "x": [*ANY, "rbm32"],
-    "y": [*ANY, "rbm64"],
+    "y": [*ANY, "rbm64"], "n": ANY, "m": ANY,
 }  # fmt: skip
 
 
@@ -76,6 +77,12 @@ def random_value(rng: random.Random, column: str) -> Any:
             return datetime.datetime(2024, 9, 19, 12, 0, rng.randrange(60))
         case "e" | "h":
             return rng.choice([0.5, -1.25, 3.0, float(rng.randint(-50, 50))])
+        case "n":
+            inside = [None, {"p": None, "q": "é"}, {"p": rng.randint(-9, 9), "q": ""}]
+            return rng.choices(inside, k=rng.randint(0, 3))
+        case "m":
+            keys = rng.sample(["", "a", "日本"], rng.randint(0, 3))
+            return [(key, rng.choice([None, Decimal(rng.randint(-9, 9)) / 2])) for key in keys]
         case "f":
             return rng.choice([rng.randint(-5, 5), rng.randint(-(2**63), 2**63 - 1)])
         case "g":
