@@ -36,7 +36,8 @@ WIDER = {
     "TINYINT": "SMALLINT", "SMALLINT": "INT", "INT": "BIGINT", "FLOAT": "DOUBLE", "DECIMAL(6, 2)": "DECIMAL(20, 2)",
     "CHAR(4)": "CHAR(9)", "CHAR(9)": "STRING", "BINARY(2)": "BINARY(4)", "BINARY(4)": "BYTES",
 }  # fmt: skip
-TYPES = ("BOOLEAN", "TINYINT", "INT", "FLOAT", "DECIMAL(6, 2)", "CHAR(4)", "BINARY(2)", "STRING", "DATE")
+TYPES = ("BOOLEAN", "TINYINT", "INT", "FLOAT", "DECIMAL(6, 2)", "CHAR(4)", "BINARY(2)", "STRING", "DATE",
+         "MAP<STRING, INT>", "ROW<a INT, b ARRAY<STRING NOT NULL>>")  # fmt: skip
 DEFAULTS = {
     "BOOLEAN": "true", "TINYINT": "-7", "INT": "123", "FLOAT": "0.5", "DECIMAL(6, 2)": "1.50", "CHAR(4)": "dflt",
     "BINARY(2)": "CAFE", "STRING": "ä\u20ac", "DATE": "2024-09-19",
@@ -60,6 +61,10 @@ def value_of(rng: random.Random, data_type: DataType) -> Any:
         return rng.randbytes(2).ljust(data_type.length, b"\0")
     if kind is TypeKind.BYTES:
         return rng.randbytes(2)
+    if kind is TypeKind.MAP:
+        return [(key, rng.choice([None, 7])) for key in rng.sample("abc", rng.randrange(4))]
+    if kind is TypeKind.ROW:
+        return {"a": rng.choice([None, 1]), "b": rng.choice([None, [], ["x", "\u20ac"]])}
     return datetime.date(2000, 1, 1) + datetime.timedelta(rng.randrange(9999))
 
 
@@ -115,7 +120,7 @@ def random_change(rng: random.Random, definition: TableDefinition, number: int) 
     after = rng.choice([None, "", rng.choice(columns).name])
     if kind == "add":
         chosen = rng.choice(TYPES)
-        default = rng.choice([None, DEFAULTS[chosen]])
+        default = rng.choice([None, DEFAULTS.get(chosen)])
         nullable = default is None or rng.random() < 0.5
         return AddColumn(f"c{number}", parse_type(chosen), nullable, None, default, after)
     if not free:
