@@ -7,9 +7,14 @@ with the rows, so they can never disagree with them. What the server keeps is a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from tablelayer.model.lake_offsets import Offsets, PartitionBucket, partitions_of
+from tablelayer.model.partitions import values_of
+from tablelayer.model.table import TableDefinition
+from tablelayer.model.values import literal_sql
 
 
 class LakeError(Exception):
@@ -27,12 +32,12 @@ class LakeState:
     """What one look at the lake table found.
 
     `head` is its current snapshot (None: it has none yet); `committed` the newest snapshot in the head's
-    history that tiering made (None: none so far); `offsets` what is tiered, by bucket, as exclusive ends.
+    history that tiering made (None: none so far); `offsets` what is tiered, by place, as exclusive ends.
     """
 
     head: int | None = None
     committed: int | None = None
-    offsets: Mapping[int, int] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=dict)
     epoch: int = -1
 
 
@@ -47,11 +52,15 @@ class LakeTable(Protocol):
         history no longer says what was tiered.
         """
 
-    def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
+    def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
         """Write a round where no reader sees it, on top of `base`, `offsets` with it; the new snapshot's id.
 
         `changes`: a DataFrame; for a PK table the last change of each key, with a column `_deleted`. A round may
         be written in several pieces, each on top of the one before, with the same epoch.
+
+        Of a partitioned table a round has only rows of the partitions whose offsets differ from `base`'s; what the
+        lake still has of those in `new_partitions(base, offsets)` is of earlier ones of the same name, and goes in
+        the same step.
         """
 
     def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
@@ -78,5 +87,31 @@ class LakeTable(Protocol):
         """A DataFrame with a row for each snapshot that is left, the oldest first.
 
         Columns: `snapshot_id`, `parent_id`, `committed_at`, `operation`, and for those that tiering made `epoch`
-        and `offsets`, a map of exclusive ends by bucket.
+        and `offsets`, a map of exclusive ends by bucket, or for a partitioned table of such maps by partition.
         """
+
+
+def new_partitions(base: LakeState, offsets: Offsets) -> list[str]:
+    """Names of the partitions that this round is the first of: they are new, or made anew under an old name."""
+    known = {place.table_id for place in base.offsets if isinstance(place, PartitionBucket)}
+    return partitions_of(
+        [place for place in offsets if isinstance(place, PartitionBucket) and place.table_id not in known]
+    )
+
+
+def touched_partitions(base: LakeState, offsets: Offsets) -> list[str]:
+    """Names of the partitions that a round from `base` to `offsets` may have rows of."""
+    return partitions_of([place for place, offset in offsets.items() if base.offsets.get(place) != offset])
+
+
+def partition_condition(definition: TableDefinition, partitions: Sequence[str], prefix: str = "") -> str:
+    """In SQL: whether a row is in one of these partitions."""
+    columns = [definition.schema.column(key) for key in definition.partition_keys]
+    each = [
+        " AND ".join(
+            f"{prefix}`{column.name}` = {literal_sql(text, column.type)}"
+            for column, text in zip(columns, values_of(name), strict=True)
+        )
+        for name in partitions
+    ]
+    return "(" + " OR ".join(f"({one})" for one in each) + ")"

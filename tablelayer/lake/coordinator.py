@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.lake_offsets import Offsets, in_order
 from tablelayer.model.messages import (
     DescribeLakeRequest,
     DescribeLakeResponse,
@@ -46,7 +47,9 @@ class TieringRound:
 class LakeStatus:
     """What the coordinator knows of a table's lake: `snapshot_id` None before the first commit.
 
-    `offsets` are tiered, `ends` where the log ends, by bucket. `worker` (None: nobody), `doing`, `changes` and
+    `offsets` are tiered, `ends` where the log ends, by place; `behind_ms` is the age of the oldest change that the
+    lake does not have (0: it has all, -1: unknown), `commits` how many were reported since the server started.
+    `worker` (None: nobody), `doing`, `changes` and
     `round_ms` are of the round that is running; `failures`, `retry_in_ms` and `failure` of the rounds that failed
     since the last commit; `committed_at_ms` is -1 before the first.
     """
@@ -54,9 +57,9 @@ class LakeStatus:
     enabled: bool
     format: str
     snapshot_id: int | None
-    offsets: Mapping[int, int] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
-    ends: Mapping[int, int] = field(default_factory=dict)
+    ends: Offsets = field(default_factory=dict)
     freshness_ms: int = 0
     committed_at_ms: int = -1
     worker: str | None = None
@@ -66,11 +69,13 @@ class LakeStatus:
     failures: int = 0
     retry_in_ms: int = 0
     failure: str = ""
+    commits: int = 0
+    behind_ms: int = -1
 
     @property
     def behind(self) -> int:
         """Changes in the log that the lake does not have."""
-        return sum(max(0, end - self.offsets.get(bucket, 0)) for bucket, end in self.ends.items())
+        return sum(max(0, end - self.offsets.get(place, 0)) for place, end in self.ends.items())
 
 
 class Coordinator(Protocol):
@@ -85,7 +90,7 @@ class Coordinator(Protocol):
         Raises TableError(FENCED_TIERING_EPOCH) when the round is somebody else's by now.
         """
 
-    def commit(self, granted: TieringRound, snapshot_id: int, offsets: Mapping[int, int]) -> None:
+    def commit(self, granted: TieringRound, snapshot_id: int, offsets: Offsets) -> None:
         """Tell what is in the lake already. Raises TableError(FENCED_TIERING_EPOCH)."""
 
     def release(self, granted: TieringRound, failure: str | None = None) -> None:
@@ -128,12 +133,12 @@ class ServerCoordinator:
         )
         return bool(answer.finish)
 
-    def commit(self, granted: TieringRound, snapshot_id: int, offsets: Mapping[int, int]) -> None:
+    def commit(self, granted: TieringRound, snapshot_id: int, offsets: Offsets) -> None:
         request = LakeCommitRequest(
             table_id=granted.table_id,
             epoch=granted.epoch,
             snapshot_id=snapshot_id,
-            offsets=[LakeOffset(bucket=bucket, offset=offset) for bucket, offset in sorted(offsets.items())],
+            offsets=[LakeOffset.of(place, offset) for place, offset in in_order(offsets)],
         )
         self._connection.call(request, LakeCommitResponse, doing=f"report the round of {granted.path}")
 
@@ -159,9 +164,9 @@ class ServerCoordinator:
             enabled=answer.enabled,
             format=answer.format,
             snapshot_id=None if answer.snapshot_id < 0 else answer.snapshot_id,
-            offsets={entry.bucket: entry.offset for entry in answer.offsets},
+            offsets={entry.place: entry.offset for entry in answer.offsets},
             properties={entry.key: entry.value for entry in answer.properties},
-            ends={entry.bucket: entry.offset for entry in answer.ends},
+            ends={entry.place: entry.offset for entry in answer.ends},
             freshness_ms=answer.freshness_ms,
             committed_at_ms=answer.committed_at_ms,
             worker=answer.worker,
@@ -171,6 +176,8 @@ class ServerCoordinator:
             failures=answer.failures,
             retry_in_ms=answer.retry_in_ms,
             failure=answer.failure,
+            commits=answer.commits,
+            behind_ms=answer.behind_ms,
         )
 
 

@@ -5,7 +5,7 @@ offsets as snapshot properties, then `fast_forward` moves `main` onto it. Iceber
 conflict, so without this a tierer that was thought dead could add its rows a second time; fast_forward is a
 compare-and-set on `main` and fails if anything came in between.
 
-    headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket
+    headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket (`model/lake_offsets.py`)
     headrace.table-id   the table's id: a table dropped and created again has another one
     headrace.epoch      the tiering round's epoch
 
@@ -17,6 +17,10 @@ tiering stops with an error, because starting over would duplicate rows.
 Columns are known by id on both sides: `iceberg_columns.py` keeps which field of the lake table is which column, and
 carries ADD, DROP, RENAME and widening over before a round is written.
 
+A partitioned table is one lake table, whose first partition fields are the partition columns (identity). Partitions
+that were dropped stay in the lake; one that is made anew under its old name replaces what was there, in one step
+with its first rows.
+
 Bucket i of the table is bucket i of the lake table when the bucket key is one column. A Hadoop catalog on a
 local folder commits by renaming, which does not exclude two writers; tierers of one machine therefore take
 turns with a file lock for every change of the table's metadata.
@@ -25,13 +29,19 @@ turns with a file lock for every change of the table's metadata.
 from __future__ import annotations
 
 import fcntl
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
+from tablelayer.lake.adapter import (
+    LakeError,
+    LakeState,
+    RoundLostError,
+    new_partitions,
+    partition_condition,
+    touched_partitions,
+)
 from tablelayer.lake.iceberg_columns import (
     evolve_columns,
     needs_evolution,
@@ -40,6 +50,7 @@ from tablelayer.lake.iceberg_columns import (
     spark_ddl_type,
 )
 from tablelayer.lake.iceberg_maintenance import compact, expire
+from tablelayer.model.lake_offsets import Offsets, offsets_from_json, offsets_to_json
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
@@ -114,9 +125,10 @@ class IcebergTable:
             f"`{c.name}` {spark_ddl_type(c)}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns
         )
         bucket_key = self.definition.bucket_key
-        partitioned = ""
+        fields = [f"`{name}`" for name in self.definition.partition_keys]
         if len(bucket_key) == 1 and schema.column(bucket_key[0]).type.kind not in _WITHOUT_BUCKETS:
-            partitioned = f"PARTITIONED BY (bucket({self.definition.bucket_count}, `{bucket_key[0]}`))"
+            fields.append(f"bucket({self.definition.bucket_count}, `{bucket_key[0]}`)")
+        partitioned = f"PARTITIONED BY ({', '.join(fields)})" if fields else ""
         listed = {
             **_TABLE_PROPERTIES,
             TABLE_ID_PROPERTY: self.table_id,
@@ -189,7 +201,7 @@ class IcebergTable:
         return LakeState(
             head=head.snapshotId(),
             committed=snapshot.snapshotId(),
-            offsets={int(bucket): int(offset) for bucket, offset in json.loads(text).items()},
+            offsets=offsets_from_json(text),
             epoch=int(summary.get(EPOCH_PROPERTY) or -1),
         )
 
@@ -202,7 +214,7 @@ class IcebergTable:
 
     # ---- a round
 
-    def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
+    def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
         """See `LakeTable`."""
         self.create()
         self.evolve()
@@ -214,11 +226,14 @@ class IcebergTable:
             before = self._branch_snapshot(branch)
             target = f"{self.name}.branch_{branch}"
             if not self.definition.is_primary_key_table:
+                if base.head is not None:
+                    self._clear(new_partitions(base, offsets), target, properties)
                 self._append(changes, target, properties)
             elif base.head is None:  # nothing to match yet
                 self._append(changes.where(f"NOT {DELETED_COLUMN}").drop(DELETED_COLUMN), target, properties)
             else:
-                self._merge(changes, target, properties)
+                self._clear(new_partitions(base, offsets), target, properties)
+                self._merge(changes, target, properties, touched_partitions(base, offsets))
             if self._branch_snapshot(branch) == before:  # a round may advance the offsets and change no row
                 self._append(self.spark.createDataFrame([], self._row_schema()), target, properties)
             written = self._branch_snapshot(branch)
@@ -234,31 +249,51 @@ class IcebergTable:
             writer = writer.option(f"snapshot-property.{name}", value)
         writer.append()
 
-    def _merge(self, changes: Any, target: str, properties: Mapping[str, str]) -> None:
-        """MERGE has no options of its own; the settings are this adapter's session's, and are taken back."""
+    def _clear(self, partitions: Sequence[str], target: str, properties: Mapping[str, str]) -> None:
+        """Take out what the lake has of partitions that are made anew: whole files, without reading them."""
+        if partitions:
+            with self._snapshot_properties(properties):
+                self.spark.sql(
+                    f"DELETE FROM {target} WHERE {partition_condition(self.definition, partitions)}"
+                )
+
+    def _merge(
+        self, changes: Any, target: str, properties: Mapping[str, str], partitions: Sequence[str] = ()
+    ) -> None:
+        """Only files of these partitions are looked at."""
         changes.createOrReplaceTempView(_CHANGES_VIEW)
         schema = self.definition.schema
         on = " AND ".join(f"t.`{name}` = c.`{name}`" for name in schema.primary_key)
+        if partitions:
+            on += f" AND {partition_condition(self.definition, partitions, 't.')}"
         rest = [c.name for c in schema.columns if c.name not in schema.primary_key]
         update = ", ".join(f"t.`{name}` = c.`{name}`" for name in rest)
         names = ", ".join(f"`{c.name}`" for c in schema.columns)
         values = ", ".join(f"c.`{c.name}`" for c in schema.columns)
+        try:
+            with self._snapshot_properties(properties):
+                self.spark.sql(
+                    f"MERGE INTO {target} t USING {_CHANGES_VIEW} c ON {on}"
+                    f" WHEN MATCHED AND c.`{DELETED_COLUMN}` THEN DELETE"
+                    + (f" WHEN MATCHED THEN UPDATE SET {update}" if rest else "")
+                    + f" WHEN NOT MATCHED AND NOT c.`{DELETED_COLUMN}` THEN INSERT ({names}) VALUES ({values})"
+                )
+        finally:
+            self.spark.catalog.dropTempView(_CHANGES_VIEW)
+
+    @contextmanager
+    def _snapshot_properties(self, properties: Mapping[str, str]) -> Iterator[None]:
+        """Statements have no options of their own; the settings are this adapter's session's, and are taken back."""
         settings = {
             f"spark.sql.iceberg.snapshot-property.{name}": value for name, value in properties.items()
         }
         for name, value in settings.items():
             self.spark.conf.set(name, value)
         try:
-            self.spark.sql(
-                f"MERGE INTO {target} t USING {_CHANGES_VIEW} c ON {on}"
-                f" WHEN MATCHED AND c.`{DELETED_COLUMN}` THEN DELETE"
-                + (f" WHEN MATCHED THEN UPDATE SET {update}" if rest else "")
-                + f" WHEN NOT MATCHED AND NOT c.`{DELETED_COLUMN}` THEN INSERT ({names}) VALUES ({values})"
-            )
+            yield
         finally:
             for name in settings:
                 self.spark.conf.unset(name)
-            self.spark.catalog.dropTempView(_CHANGES_VIEW)
 
     def commit(self, base: LakeState, snapshot: int, epoch: int) -> None:
         """See `LakeTable`."""
@@ -308,9 +343,9 @@ class IcebergTable:
                 done.append(expire(self._load(), TIERED_TAG))
         return ", ".join(each for each in done if each)
 
-    def _round_properties(self, offsets: Mapping[int, int], epoch: int) -> dict[str, str]:
+    def _round_properties(self, offsets: Offsets, epoch: int) -> dict[str, str]:
         return {
-            OFFSETS_PROPERTY: json.dumps({str(b): offset for b, offset in sorted(offsets.items())}),
+            OFFSETS_PROPERTY: offsets_to_json(offsets),
             TABLE_ID_PROPERTY: self.table_id,
             EPOCH_PROPERTY: str(epoch),
         }
@@ -370,12 +405,20 @@ class IcebergTable:
                 "committed_at",
                 "operation",
                 summary[EPOCH_PROPERTY].cast("bigint").alias("epoch"),
-                functions.expr(
-                    f"transform_keys(from_json(summary['{OFFSETS_PROPERTY}'], 'map<string,bigint>'),"
-                    " (bucket, _) -> int(bucket))"
-                ).alias("offsets"),
+                functions.expr(self._offsets_expression()).alias("offsets"),
             )
         )
+
+    def _offsets_expression(self) -> str:
+        """Of the property's JSON, in SQL: maps of numbers by bucket, for a partitioned table such maps by partition."""
+        by_bucket, text = "(bucket, _) -> int(bucket)", f"summary['{OFFSETS_PROPERTY}']"
+        if not self.definition.is_partitioned:
+            return f"transform_keys(from_json({text}, 'map<string,bigint>'), {by_bucket})"
+        by_partition = (
+            f"transform_values(from_json({text}, 'map<string,map<string,bigint>>'),"
+            f" (_, ends) -> transform_keys(ends, {by_bucket}))"
+        )
+        return f"transform_keys({by_partition}, (name, _) -> substring_index(name, '@', 1))"
 
     def _must_exist(self) -> None:
         if not self.exists():

@@ -24,11 +24,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import UUID
 
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, RoundLostError
 from tablelayer.lake.coordinator import (
@@ -40,7 +41,9 @@ from tablelayer.lake.coordinator import (
     lake_tables,
 )
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order, without_dropped
 from tablelayer.model.options import ChangelogImage
+from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition, TablePath
 
 ROUND_ROWS_MAX = 2_000_000
@@ -68,7 +71,7 @@ class RoundResult:
     outcome: Outcome
     changes: int = 0
     snapshot: int | None = None
-    offsets: Mapping[int, int] = field(default_factory=dict)
+    offsets: Offsets = field(default_factory=dict)
     seconds: float = 0.0
     more: bool = False
     detail: str = ""
@@ -86,21 +89,21 @@ class RoundResult:
 
 
 class ChangeSource(Protocol):
-    """The log of one table."""
+    """The log of one table, or of all partitions of a partitioned one: offsets by place."""
 
-    def earliest(self) -> dict[int, int]:
-        """The first offset each bucket still has."""
+    def earliest(self) -> dict[Any, int]:
+        """The first offset each place still has."""
 
-    def latest(self) -> dict[int, int]:
-        """The end (exclusive) of each bucket's log, as readers may see it now."""
+    def latest(self) -> dict[Any, int]:
+        """The end (exclusive) of each place's log, as readers may see it now: these are the places that there are."""
 
-    def state(self, spark: Any, end: Mapping[int, int]) -> Any | None:
+    def state(self, spark: Any, end: Offsets) -> Any | None:
         """A DataFrame in this session of a PK table's rows at `end`, with a column `_deleted` that is false.
 
         None for a log table, and where the log itself is to be read.
         """
 
-    def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
+    def changes(self, spark: Any, start: Offsets, end: Offsets) -> Any:
         """A DataFrame in this session of what is in `[start, end)`: a log table's rows; for a PK table the
         last change of each key with a column `_deleted`."""
 
@@ -112,14 +115,30 @@ class TableChanges:
         self._table = connection.table(str(definition.path))
         self._bootstrap = bootstrap
         self._definition = definition
+        self._partitions: dict[UUID, Partition] = {}
 
-    def earliest(self) -> dict[int, int]:
-        return dict(self._table.offsets("earliest"))
+    def earliest(self) -> dict[Any, int]:
+        return self._offsets("earliest")
 
-    def latest(self) -> dict[int, int]:
-        return dict(self._table.offsets("latest"))
+    def latest(self) -> dict[Any, int]:
+        return self._offsets("latest")
 
-    def state(self, spark: Any, end: Mapping[int, int]) -> Any | None:
+    def _offsets(self, at: str) -> dict[Any, int]:
+        if not self._definition.is_partitioned:
+            return dict(self._table.offsets(at))
+        before = {each.name: each for each in self._table.partitions()}
+        found = self._table.partition_offsets(at)
+        after = {each.name: each.table_id for each in self._table.partitions()}
+        # What was dropped, or dropped and made anew, while we asked is left to the next round.
+        self._partitions |= {each.table_id: each for each in before.values()}
+        return {
+            PartitionBucket(name, before[name].table_id, bucket): offset
+            for name, by_bucket in found.items()
+            if name in before and after.get(name) == before[name].table_id
+            for bucket, offset in by_bucket.items()
+        }
+
+    def state(self, spark: Any, end: Offsets) -> Any | None:
         """From the key-value store: a long changelog need not be read, and may have been shortened.
 
         A changelog without old images (WAL) cannot be undone back to `end`, so it is read itself while it is
@@ -132,21 +151,57 @@ class TableChanges:
         from tablelayer.spark.splits import DELETED_COLUMN, Split, TableRead
 
         definition = self._definition
+        if not definition.is_primary_key_table:
+            return None
         wal = definition.settings.changelog_image is ChangelogImage.WAL
-        if not definition.is_primary_key_table or (wal and not any(self.earliest().values())):
+        if wal and not any(offset for place, offset in self.earliest().items() if place in end):
             return None
         read = TableRead(self._bootstrap, definition, definition.schema.columns, "current")
-        splits = [Split(bucket, 0, stop, state=True) for bucket, stop in sorted(end.items()) if stop]
+        splits = [
+            Split(bucket, 0, stop, state=True, partition=partition)
+            for partition, ends in self._by_partition(end)
+            for bucket, stop in sorted(ends.items())
+            if stop
+        ]
         return splits_frame(spark, read, splits).withColumn(DELETED_COLUMN, functions.lit(False))
 
-    def changes(self, spark: Any, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
+    def changes(self, spark: Any, start: Offsets, end: Offsets) -> Any:
         from tablelayer.spark.frames import splits_frame
         from tablelayer.spark.splits import ReadMode, TableRead, plan_splits
 
         schema = self._definition.schema
         mode: ReadMode = "last" if self._definition.is_primary_key_table else "current"
         read = TableRead(self._bootstrap, self._definition, schema.columns, mode)
-        return splits_frame(spark, read, plan_splits(start, end))
+        starts = dict(self._by_partition(start))
+        splits = [
+            replace(split, partition=partition)
+            for partition, ends in self._by_partition(end)
+            for split in plan_splits(starts.get(partition, {}), ends)
+        ]
+        return splits_frame(spark, read, splits)
+
+    def _by_partition(self, offsets: Offsets) -> list[tuple[Partition | None, dict[int, int]]]:
+        """Offsets by bucket: of the table, or of each of its partitions."""
+        found: dict[Partition | None, dict[int, int]] = {}
+        for place, offset in in_order(offsets):
+            if isinstance(place, PartitionBucket):
+                partition = self._partitions[place.table_id]
+                found.setdefault(partition, {})[place.bucket] = offset
+            else:
+                found.setdefault(None, {})[place] = offset
+        return list(found.items())
+
+
+def with_state(
+    state: Any | None, new: Collection[Any], source: ChangeSource, spark: Any, start: Offsets, end: Offsets
+) -> Any:
+    """The changes from `start` to `end`, but for the `new` places their `state` at the end, if there is one."""
+    if state is None:
+        return source.changes(spark, start, end)
+    known = {place: offset for place, offset in end.items() if place not in new}
+    if all(start[place] == offset for place, offset in known.items()):
+        return state
+    return state.unionByName(source.changes(spark, {place: start[place] for place in known}, known))
 
 
 def tier_round(
@@ -161,9 +216,10 @@ def tier_round(
         heartbeats.doing = "looking"
         base = lake.find_committed(coordinator.describe(granted.table_id).snapshot_id)
         start, end = _plan(granted.path, base, source)
-        state = source.state(spark, end) if base.committed is None else None
+        new = {place: offset for place, offset in end.items() if place not in base.offsets}
+        state = source.state(spark, new) if new else None
         if state is not None:
-            start = dict.fromkeys(end, 0)  # whatever the log still has of it
+            start |= dict.fromkeys(new, 0)  # whatever the log still has of it
         if base.committed is not None and start == end:
             detail = _report(coordinator, granted, base.committed, base.offsets)
             nothing = Outcome.NOTHING_NEW
@@ -174,12 +230,12 @@ def tier_round(
         details = []
         while start != end and not (base.committed is not None and heartbeats.finish.is_set()):
             heartbeats.doing = "writing"
-            if base.committed is None and state is not None:
-                upto, changes = end, state
-            else:
-                upto = {bucket: min(end[bucket], start[bucket] + ROUND_ROWS_MAX) for bucket in end}
-                changes = source.changes(spark, start, upto)
-            offsets = {**base.offsets, **upto}
+            upto = {place: min(offset, start[place] + ROUND_ROWS_MAX) for place, offset in end.items()}
+            if state is not None:
+                upto |= new
+            changes = with_state(state, new, source, spark, start, upto)
+            state = None
+            offsets = without_dropped({**base.offsets, **upto}, end)
             try:
                 snapshot = lake.write(base, changes, offsets, granted.epoch)
                 if heartbeats.fenced.is_set():
@@ -193,7 +249,7 @@ def tier_round(
             details = [_report(coordinator, granted, snapshot, offsets)]
             base = LakeState(snapshot, snapshot, offsets, granted.epoch)
             start = upto
-            heartbeats.changes = sum(upto[bucket] - first[bucket] for bucket in upto)
+            heartbeats.changes = sum(upto[place] - first[place] for place in upto)
         heartbeats.doing = "maintaining"
         details.append(_maintain(lake))
         detail = "; ".join(each for each in details if each)
@@ -204,23 +260,21 @@ def tier_round(
         )
 
 
-def _plan(path: TablePath, base: LakeState, source: ChangeSource) -> tuple[dict[int, int], dict[int, int]]:
-    """(start, end) by bucket: from what is tiered to what is there now. What was never tiered begins with the
-    log.
-    """
+def _plan(path: TablePath, base: LakeState, source: ChangeSource) -> tuple[dict[Any, int], dict[Any, int]]:
+    """(start, end) by place: from what is tiered to what is there now. What was never tiered begins with the log."""
     earliest, latest = source.earliest(), source.latest()
-    start = {bucket: base.offsets.get(bucket, earliest.get(bucket, 0)) for bucket in latest}
-    for bucket, first in start.items():
-        if earliest.get(bucket, 0) > first:
+    start = {place: base.offsets.get(place, earliest.get(place, 0)) for place in latest}
+    for place, first in start.items():
+        if earliest.get(place, 0) > first:
             raise LakeError(
-                f"{path}: bucket {bucket} is tiered up to offset {first}, but its log begins at"
-                f" {earliest[bucket]}: the rows in between are gone from the log. Drop the lake table to"
+                f"{path}: bucket {place} is tiered up to offset {first}, but its log begins at"
+                f" {earliest[place]}: the rows in between are gone from the log. Drop the lake table to"
                 " begin again from what is there."
             )
-        if latest[bucket] < first:
+        if latest[place] < first:
             raise LakeError(
-                f"{path}: bucket {bucket} is tiered up to offset {first}, but its log ends at"
-                f" {latest[bucket]}: the log was cut, or the lake is another server's. Check the data"
+                f"{path}: bucket {place} is tiered up to offset {first}, but its log ends at"
+                f" {latest[place]}: the log was cut, or the lake is another server's. Check the data"
                 " directory."
             )
     return start, latest
@@ -239,9 +293,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
-def _report(
-    coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Mapping[int, int]
-) -> str:
+def _report(coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Offsets) -> str:
     """Tell the coordinator; that it cannot be told does not undo the commit. Text for the person, usually
     empty.
     """

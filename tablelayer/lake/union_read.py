@@ -14,9 +14,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tablelayer.lake.adapter import LakeError, LakeState, LakeTable
+from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, new_partitions, partition_condition
 from tablelayer.lake.coordinator import ServerCoordinator
-from tablelayer.lake.tier import TableChanges, open_lake
+from tablelayer.lake.tier import TableChanges, open_lake, with_state
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.spark.builder import table as open_builder
 from tablelayer.spark.splits import DELETED_COLUMN
@@ -49,16 +49,20 @@ def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None 
         return opened.lake.read(opened.state.head)
     definition, state, source = opened.definition, opened.state, opened.source
     end = source.latest()
-    if state.committed is None:
-        tail = source.state(spark, end)
-        if tail is None:
-            tail = source.changes(spark, source.earliest(), end)
-    else:
-        tail = source.changes(spark, state.offsets, end)
+    start = {place: state.offsets.get(place, 0) for place in end}
+    new = {place: offset for place, offset in end.items() if place not in state.offsets}
+    if new:
+        earliest = source.earliest()
+        start |= {place: earliest.get(place, 0) for place in new}
+    tail = with_state(source.state(spark, new) if new else None, new, source, spark, start, end)
     if state.head is None:
         return _living(tail) if definition.is_primary_key_table else tail
-    changes = sum(offset - state.offsets.get(bucket, 0) for bucket, offset in end.items())
-    return merge_tail(opened.lake.read(state.head), tail, definition, changes)
+    changes = sum(offset - start[place] for place, offset in end.items())
+    lake = opened.lake.read(state.head)
+    made_anew = new_partitions(state, end)
+    if made_anew:  # what the lake has of these is of earlier partitions of the same names
+        lake = lake.where(f"NOT {partition_condition(definition, made_anew)}")
+    return merge_tail(lake, tail, definition, changes)
 
 
 def lake_then_stream(

@@ -33,6 +33,7 @@ from protocol.schema import (
     string,
     uuid,
 )
+from tablelayer.model.lake_offsets import PartitionBucket, Place
 
 WRITE_MODE_MERGE = 0
 """PutRows: rows go through the table's merge rules."""
@@ -462,10 +463,28 @@ class ScanSnapshotResponse(ApiMessage, key=10017, kind="response", versions="0-1
 
 
 class LakeOffset(Struct):
-    """The log of a bucket is in the lake up to ``offset``, exclusive."""
+    """The log of a bucket is in the lake up to ``offset``, exclusive. Of a partitioned table the bucket is
+    that of the partition of that name and id.
+    """
 
     bucket: int = int32()
     offset: int = int64()
+    partition: str | None = string(versions="1+", nullable="1+", default=None)
+    partition_id: UUID = uuid(versions="1+", ignorable=True)
+
+    @classmethod
+    def of(cls, place: Place, offset: int) -> LakeOffset:
+        if isinstance(place, PartitionBucket):
+            return cls(
+                bucket=place.bucket, offset=offset, partition=place.partition, partition_id=place.table_id
+            )
+        return cls(bucket=place, offset=offset)
+
+    @property
+    def place(self) -> Place:
+        if self.partition is None:
+            return self.bucket
+        return PartitionBucket(self.partition, self.partition_id, self.bucket)
 
 
 class LakeProperty(Struct):
@@ -473,20 +492,21 @@ class LakeProperty(Struct):
     value: str = string()
 
 
-class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0", flexible="0+"):
+class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0-1", flexible="0+"):
     """Asks for a tiering round: of one table, or (nulls) of the one that needs it most; ``force`` if none
-    is due.
+    is due. ``topic``: of a plain topic, and one that knows the field takes rounds of plain topics too.
     """
 
     worker: str = string()
     database: str | None = string(nullable="0+", default=None)
     table: str | None = string(nullable="0+", default=None)
     force: bool = boolean()
+    topic: str | None = string(versions="1+", nullable="1+", default=None)
 
 
-class LakeBeginResponse(ApiMessage, key=10020, kind="response", versions="0", flexible="0+"):
+class LakeBeginResponse(ApiMessage, key=10020, kind="response", versions="0-1", flexible="0+"):
     """``epoch`` fences every earlier round of the table; the round is lost ``lease_ms`` after the last
-    heartbeat.
+    heartbeat. ``topic``: the round is of this plain topic, whose id ``table_id`` is.
     """
 
     throttle_time_ms: int = int32()
@@ -498,6 +518,7 @@ class LakeBeginResponse(ApiMessage, key=10020, kind="response", versions="0", fl
     table: str = string()
     epoch: int = int64(default=-1)
     lease_ms: int = int32()
+    topic: str | None = string(versions="1+", nullable="1+", default=None)
 
 
 class LakeHeartbeatRequest(ApiMessage, key=10021, kind="request", versions="0", flexible="0+"):
@@ -518,7 +539,7 @@ class LakeHeartbeatResponse(ApiMessage, key=10021, kind="response", versions="0"
     finish: bool = boolean()
 
 
-class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0", flexible="0+"):
+class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0-1", flexible="0+"):
     """Reports what is in the lake already: ``offsets`` as they stand inside of snapshot ``snapshot_id``.
 
     The round goes on until it is given back.
@@ -530,22 +551,23 @@ class LakeCommitRequest(ApiMessage, key=10022, kind="request", versions="0", fle
     offsets: list[LakeOffset] = array(LakeOffset)
 
 
-class LakeCommitResponse(ApiMessage, key=10022, kind="response", versions="0", flexible="0+"):
+class LakeCommitResponse(ApiMessage, key=10022, kind="response", versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
 
 
-class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0", flexible="0+"):
+class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-1", flexible="0+"):
     table_id: UUID = uuid()
 
 
-class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0", flexible="0+"):
+class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0-1", flexible="0+"):
     """The coordinator's copy of what the lake's own snapshots say; ``properties`` are the catalog's.
 
     ``ends`` are the log's ends as readers see them. ``worker`` (null: none), ``doing``, ``changes`` and
     ``round_ms`` tell of the round that is running, ``failures``, ``retry_in_ms`` and ``failure`` of those that
-    failed since the last commit.
+    failed since the last commit. ``commits`` were reported since the server started; ``behind_ms`` is how old the
+    oldest record is that the lake does not have (0: it has all; -1: nobody knows).
     """
 
     throttle_time_ms: int = int32()
@@ -567,6 +589,8 @@ class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0",
     failures: int = int32()
     retry_in_ms: int = int64()
     failure: str = string()
+    commits: int = int64(versions="1+", ignorable=True)
+    behind_ms: int = int64(versions="1+", default=-1, ignorable=True)
 
 
 class LakeEndRequest(ApiMessage, key=10050, kind="request", versions="0", flexible="0+"):

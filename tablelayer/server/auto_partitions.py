@@ -9,6 +9,7 @@ retention follows the table's.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -25,8 +26,12 @@ logger = logging.getLogger("headrace.tables")
 
 
 class Calendar:
-    def __init__(self, catalog: Catalog, context: BrokerContext) -> None:
+    def __init__(
+        self, catalog: Catalog, context: BrokerContext, may_go: Callable[[TableDefinition, str], bool]
+    ) -> None:
+        """`may_go(table, name)`: whether a partition that is too old may be dropped: not before the lake has it."""
         self._catalog = catalog
+        self._may_go = may_go
         self._clock = context.clock
         self._interval_s: float = context.config["auto-partition.check.interval.ms"] / 1000
         self._looked_at: dict[UUID, tuple[TableDefinition, float]] = {}
@@ -58,6 +63,11 @@ class Calendar:
             names = self._catalog.partition_names(definition.path)
             plan = plan_partitions(definition, names, self._clock.time_ms())
             for name in plan.drop:
+                if not self._may_go(definition, name):
+                    logger.info(
+                        "partition %s of table %s is too old, but not in the lake", name, definition.path
+                    )
+                    continue
                 await self._catalog.drop_partition(definition, name, ignore_if_not_exists=True)
                 logger.info("dropped partition %s of table %s: it is too old", name, definition.path)
             for name in plan.create:

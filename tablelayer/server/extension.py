@@ -12,7 +12,6 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from broker.config_key import ConfigKey, ConfigType, at_least
 from broker.extension import ApiDeclaration
@@ -25,6 +24,7 @@ from tablelayer.server.auto_partitions import Calendar
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.lake_machine import Timing
+from tablelayer.server.lake_subjects import LakeSubjects
 from tablelayer.server.limits import Limits
 from tablelayer.server.metrics import TABLE_METRICS, TableCollector
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
@@ -115,6 +115,8 @@ class TableExtension:
         self.on_first_table: Callable[[], object] | None = None
         """Called once, when a table is made or opened after this was set: what tables need can be loaded meanwhile."""
         self._lake: LakeRounds | None = None
+        self.lake_subjects: LakeSubjects
+        """How far the lake is, also for metrics; there from `start` on."""
         self._services: Services | None = None
         self._scans: SnapshotScans | None = None
         self._staged: StagedCommits | None = None
@@ -179,7 +181,9 @@ class TableExtension:
                 staged = StagedCommits(self._services, area, self.catalog.by_id, self._bucket)
                 await staged.load()
                 self._staged = staged
-                self._handlers = Handlers(self._services, self.catalog, self._lake, self._scans, staged).all()
+                self._handlers = Handlers(
+                    self._services, self.catalog, self._lake, self.lake_subjects, self._scans, staged
+                ).all()
         return self._handlers
 
     def _bucket(self, definition: TableDefinition, index: int) -> TableBucket:
@@ -211,9 +215,14 @@ class TableExtension:
         )
         self._lake = LakeRounds(context.store, context.clock, timing)
         await self._lake.load()
+        self.lake_subjects = LakeSubjects(self.catalog, self._lake)
         context.metrics.add(TABLE_METRICS, TableCollector(context, self.catalog, self._lake).collect)
         self._services = Services(
-            context, self.limits, context.extension_dir(self.name), self._tiered_offset, self.catalog
+            context,
+            self.limits,
+            context.extension_dir(self.name),
+            self.lake_subjects.tiered_offset,
+            self.catalog,
         )
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
@@ -246,7 +255,7 @@ class TableExtension:
     async def run(self, context: BrokerContext) -> None:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
         assert self._lake is not None
-        calendar = Calendar(self.catalog, context)
+        calendar = Calendar(self.catalog, context, self.lake_subjects.is_all_tiered)
         expiry = asyncio.create_task(self._expire_rows(context), name="row expiry")
         try:
             await self._look_after(context, calendar)
@@ -315,13 +324,3 @@ class TableExtension:
             bucket: object = partition.hooks
             if isinstance(bucket, KeyBucket):
                 bucket.tend()
-
-    def _tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
-        """How far the lake has a bucket; None if the table is not tiered, so that nothing waits for it."""
-        assert self._lake is not None
-        topic = self.catalog.context.metadata.topic_by_id(table_id)
-        if topic is None or is_partition(topic.config):
-            return None  # partitions are not tiered
-        if not self.catalog.definition(topic).settings.datalake_enabled:
-            return None
-        return self._lake.tiered_offset(table_id, bucket)

@@ -23,6 +23,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import changes_from_json
 from tablelayer.model.extremes import check_ordered
 from tablelayer.model.ipc import encode_ipc
+from tablelayer.model.lake_offsets import in_order
 from tablelayer.model.options import MergeEngine
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath
 from tablelayer.server import reads
@@ -32,6 +33,7 @@ from tablelayer.server.extremes import log_extremes, state_extremes
 from tablelayer.server.key_bucket import KeyBucket
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.lake_machine import Candidate
+from tablelayer.server.lake_subjects import LakeSubjects
 from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
@@ -53,12 +55,14 @@ class Handlers:
         services: Services,
         catalog: Catalog,
         lake: LakeRounds,
+        subjects: LakeSubjects,
         scans: SnapshotScans,
         staged: StagedCommits,
     ) -> None:
         self._services = services
         self._catalog = catalog
         self._lake = lake
+        self._subjects = subjects
         self._scans = scans
         self._staged = staged
 
@@ -446,100 +450,78 @@ class Handlers:
     async def _lake_begin(self, request: m.LakeBeginRequest) -> ApiMessage:
         if request.table is not None:
             path = TablePath(request.database or DEFAULT_DATABASE, request.table)
-            tables = [self._tiered(self._catalog.by_path(path))]
+            subjects = [self._subjects.by_path(path)]
         else:
-            tables = [each for each in self._catalog.all_tables() if each.settings.datalake_enabled]
-        by_id = {each.table_id: each for each in tables if each.table_id is not None}
+            subjects = self._subjects.all_tiered()
+        by_id = {each.table_id: each for each in subjects}
         candidates = [
-            Candidate(table_id, each.settings.datalake_freshness_ms)
-            for table_id, each in by_id.items()
-            if request.force or self._has_more(each)
+            Candidate(each.table_id, each.freshness_ms)
+            for each in subjects
+            if request.force or self._subjects.has_more(each)
         ]
         granted = await self._lake.begin(request.worker, candidates, force=request.force)
         if granted is None:
             return m.LakeBeginResponse(granted=False, lease_ms=self._lake.lease_ms)
         table_id, epoch = granted
-        path = by_id[table_id].path
-        logger.info("tiering round %d of table %s for %s", epoch, path, request.worker)
-        return m.LakeBeginResponse(
-            granted=True,
-            table_id=table_id,
-            database=path.database,
-            table=path.table,
-            epoch=epoch,
-            lease_ms=self._lake.lease_ms,
+        subject = by_id[table_id]
+        logger.info("tiering round %d of %s for %s", epoch, subject.name, request.worker)
+        answer = m.LakeBeginResponse(
+            granted=True, table_id=table_id, epoch=epoch, lease_ms=self._lake.lease_ms
         )
-
-    def _tiered(self, definition: TableDefinition) -> TableDefinition:
-        if not definition.settings.datalake_enabled:
-            raise TableError(
-                TableErrorCode.LAKE_NOT_ENABLED,
-                f"table {definition.path} is not tiered: its option 'table.datalake.enabled' is not 'true'",
-            )
-        return definition
-
-    def _has_more(self, definition: TableDefinition) -> bool:
-        """Whether there is anything that the lake does not have yet."""
-        assert definition.table_id is not None
-        return any(
-            partition.high_watermark > self._lake.tiered_offset(definition.table_id, partition.index)
-            for partition in self._services.context.metadata.partitions(definition.path.topic)
-        )
+        if subject.definition is not None:
+            path = subject.definition.path
+            answer.database, answer.table = path.database, path.table
+        return answer
 
     async def _lake_heartbeat(self, request: m.LakeHeartbeatRequest) -> ApiMessage:
-        self._tiered(self._catalog.by_id(request.table_id))
+        self._subjects.tiered_by_id(request.table_id)
         finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, request.doing)
         return m.LakeHeartbeatResponse(finish=finish)
 
     async def _lake_commit(self, request: m.LakeCommitRequest) -> ApiMessage:
-        definition = self._tiered(self._catalog.by_id(request.table_id))
-        offsets = {entry.bucket: entry.offset for entry in request.offsets}
-        unknown = [bucket for bucket in offsets if not 0 <= bucket < definition.bucket_count]
+        subject = self._subjects.tiered_by_id(request.table_id)
+        existing = {place for place, _ in self._subjects.places(subject)}
+        offsets = {entry.place: entry.offset for entry in request.offsets}
+        # A partition that was dropped while its rows were tiered is no mistake.
+        unknown = [place for place in offsets if isinstance(place, int) and place not in existing]
         if unknown:
-            raise TableError(
-                TableErrorCode.INVALID_TABLE, f"table {definition.path} has no bucket {unknown[0]}"
-            )
-        await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets)
+            raise TableError(TableErrorCode.INVALID_TABLE, f"{subject.name} has no bucket {unknown[0]}")
+        await self._lake.commit(request.table_id, request.epoch, request.snapshot_id, offsets, existing)
         return m.LakeCommitResponse()
 
     async def _lake_end(self, request: m.LakeEndRequest) -> ApiMessage:
-        definition = self._catalog.by_id(request.table_id)
+        subject = self._subjects.by_id(request.table_id)
         self._lake.give_back(request.table_id, request.epoch, request.failure)
         if request.failure is not None:
-            failed = "tiering round %d of table %s failed: %s"
-            logger.warning(failed, request.epoch, definition.path, request.failure)
+            failed = "tiering round %d of %s failed: %s"
+            logger.warning(failed, request.epoch, subject.name, request.failure)
         return m.LakeEndResponse()
 
     async def _lake_finish(self, request: m.LakeFinishRequest) -> ApiMessage:
-        self._tiered(self._catalog.by_id(request.table_id))
+        self._subjects.tiered_by_id(request.table_id)
         return m.LakeFinishResponse(running=self._lake.finish(request.table_id))
 
     async def _describe_lake(self, request: m.DescribeLakeRequest) -> ApiMessage:
-        definition = self._catalog.by_id(request.table_id)
-        settings, progress = definition.settings, self._lake.state(request.table_id)
+        subject = self._subjects.by_id(request.table_id)
+        record = self._lake.state(request.table_id)
         explicit = self._services.context.config.explicit
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
+        progress = self._subjects.progress(subject)
         return m.DescribeLakeResponse(
-            enabled=settings.datalake_enabled,
-            format=settings.datalake_format.value if settings.datalake_format else "",
-            snapshot_id=progress.snapshot_id,
-            epoch=progress.epoch,
-            committed_at_ms=progress.committed_at_ms,
-            offsets=[
-                m.LakeOffset(bucket=bucket, offset=offset)
-                for bucket, offset in sorted(progress.offsets.items())
-            ],
+            enabled=subject.enabled,
+            format=subject.format,
+            snapshot_id=record.snapshot_id,
+            epoch=record.epoch,
+            committed_at_ms=record.committed_at_ms,
+            offsets=[m.LakeOffset.of(place, offset) for place, offset in in_order(record.offsets)],
             properties=[
                 m.LakeProperty(key=name, value=explicit[name])
                 for name in sorted(explicit)
                 if name.startswith(_LAKE_PROPERTIES)
             ],
-            ends=[
-                m.LakeOffset(bucket=partition.index, offset=partition.high_watermark)
-                for partition in self._services.context.metadata.partitions(definition.path.topic)
-            ],
-            freshness_ms=settings.datalake_freshness_ms,
+            ends=[m.LakeOffset.of(place, offset) for place, offset in in_order(progress.ends)],
+            freshness_ms=subject.freshness_ms,
             worker=None if running is None else running.worker,
             doing="" if running is None else running.doing,
             changes=0 if running is None else running.changes,
@@ -547,6 +529,8 @@ class Handlers:
             failures=trouble.failures,
             retry_in_ms=self._lake.retry_in_ms(request.table_id),
             failure=trouble.error,
+            commits=record.commits,
+            behind_ms=progress.behind_ms,
         )
 
     # -- inside --------------------------------------------------------------------------------------------

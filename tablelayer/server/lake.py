@@ -11,11 +11,12 @@ Everything here runs on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 from uuid import UUID
 
 from broker.ports import Clock, CoordinationStore, CreateNode, DeleteNode, NoNodeError, SetNode
+from tablelayer.model.lake_offsets import Offsets, Place
 from tablelayer.server.lake_machine import Candidate, LakeMachine, LakeState, Now, Round, Timing, Trouble
 
 _ROOT: Final = "/lake"
@@ -61,7 +62,7 @@ class LakeRounds:
         """Tables that ever had a round."""
         return self._machine.tables()
 
-    def tiered_offset(self, table_id: UUID, bucket: int) -> int:
+    def tiered_offset(self, table_id: UUID, bucket: Place) -> int:
         """The log of this bucket is in the lake below this offset: retention must not pass it."""
         return self.state(table_id).offsets.get(bucket, 0)
 
@@ -83,9 +84,16 @@ class LakeRounds:
         """See `LakeMachine.heartbeat`."""
         return self._machine.heartbeat(self._now(), table_id, epoch, changes, doing)
 
-    async def commit(self, table_id: UUID, epoch: int, snapshot_id: int, offsets: Mapping[int, int]) -> None:
+    async def commit(
+        self,
+        table_id: UUID,
+        epoch: int,
+        snapshot_id: int,
+        offsets: Offsets,
+        existing: Collection[Any] = (),
+    ) -> None:
         """See `LakeMachine.commit`."""
-        self._machine.commit(self._now(), table_id, epoch, snapshot_id, offsets)
+        self._machine.commit(self._now(), table_id, epoch, snapshot_id, offsets, existing)
         await self._save(table_id)
 
     def give_back(self, table_id: UUID, epoch: int, failure: str | None) -> None:

@@ -18,21 +18,27 @@ failures are in memory: after a restart every table is free, and its next round 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.lake_offsets import Offsets, offsets_from_value, offsets_to_value, without_dropped
 
 
 @dataclass(frozen=True, slots=True)
 class LakeState:
-    """What is known of one table's lake; `snapshot_id` and `committed_at_ms` are -1 before its first commit."""
+    """What is known of one table's lake; `snapshot_id` and `committed_at_ms` are -1 before its first commit.
+
+    `commits` counts the reported ones since the server started.
+    """
 
     epoch: int = 0
     snapshot_id: int = -1
     committed_at_ms: int = -1
-    offsets: Mapping[int, int] = field(default_factory=dict)
+    commits: int = 0
+    offsets: Offsets = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         return json.dumps(
@@ -41,7 +47,7 @@ class LakeState:
                 "epoch": self.epoch,
                 "snapshot_id": self.snapshot_id,
                 "committed_at_ms": self.committed_at_ms,
-                "offsets": {str(bucket): offset for bucket, offset in sorted(self.offsets.items())},
+                "offsets": offsets_to_value(self.offsets),
             }
         ).encode()
 
@@ -52,7 +58,7 @@ class LakeState:
             epoch=values["epoch"],
             snapshot_id=values["snapshot_id"],
             committed_at_ms=values["committed_at_ms"],
-            offsets={int(bucket): offset for bucket, offset in values["offsets"].items()},
+            offsets=offsets_from_value(values["offsets"]),
         )
 
 
@@ -169,26 +175,34 @@ class LakeMachine:
         return running.finish or now.monotonic_ms - running.started.monotonic_ms >= self.timing.round_max
 
     def commit(
-        self, now: Now, table_id: UUID, epoch: int, snapshot_id: int, offsets: Mapping[int, int]
+        self,
+        now: Now,
+        table_id: UUID,
+        epoch: int,
+        snapshot_id: int,
+        offsets: Offsets,
+        existing: Collection[Any] = (),
     ) -> LakeState:
         """Take what the lake holds and renew the lease: the round goes on until it is given back.
 
-        An offset below the known one is refused: a lake does not forget. Raises TableError(FENCED_TIERING_EPOCH).
+        An offset below the known one is refused: a lake does not forget. `existing`: of a partitioned table the places
+        that there are; what is known of others is let go. Raises TableError(FENCED_TIERING_EPOCH).
         """
         running = self._check(table_id, epoch)
         state = self.state(table_id)
-        for bucket, offset in offsets.items():
-            known = state.offsets.get(bucket, 0)
+        for place, offset in offsets.items():
+            known = state.offsets.get(place, 0)
             if offset < known:
                 raise TableError(
                     TableErrorCode.FENCED_TIERING_EPOCH,
-                    f"bucket {bucket} was tiered up to offset {known} before; {offset} is behind it",
+                    f"bucket {place} was tiered up to offset {known} before; {offset} is behind it",
                 )
         changed = replace(
             state,
             snapshot_id=snapshot_id,
             committed_at_ms=now.time_ms,
-            offsets={**state.offsets, **offsets},
+            offsets=without_dropped({**state.offsets, **offsets}, existing),
+            commits=state.commits + 1,
         )
         self._states[table_id] = changed
         self._troubles.pop(table_id, None)
