@@ -209,6 +209,9 @@ class Extension(Protocol):
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         """Hooks if the topic is the extension's; None leaves it a plain Kafka topic."""
 
+    def retention_floor(self, partition: Partition) -> int | None:
+        """The same as `PartitionHooks.retention_floor`, for partitions that have no hooks."""
+
     async def start(self, context: BrokerContext) -> None:
         """Called once, before everything else that needs the context; the store is open, no partition is."""
 

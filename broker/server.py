@@ -322,7 +322,11 @@ class Broker:
         while True:
             for partition in self._metadata.all_partitions():
                 try:
-                    deleted = partition.apply_retention(self.context.ages.time_ms())
+                    floors = (
+                        [] if partition.hooks else [e.retention_floor(partition) for e in self._extensions]
+                    )
+                    floor = min((each for each in floors if each is not None), default=None)
+                    deleted = partition.apply_retention(self.context.ages.time_ms(), floor)
                 except (KafkaError, OSError) as error:
                     logger.error("retention of %r failed: %s", partition, error)
                     continue

@@ -292,9 +292,12 @@ class Partition:
         self.wake()
         return self.log.log_start_offset
 
-    def apply_retention(self, now_ms: int) -> int:
-        """Delete old segments below the high watermark and the hooks' floor; gives how many went."""
-        floor = self.hooks.retention_floor() if self.hooks is not None else None
+    def apply_retention(self, now_ms: int, floor: int | None = None) -> int:
+        """Delete old segments below the high watermark and the floor (the hooks', if there are any); gives how many
+        went.
+        """
+        if self.hooks is not None:
+            floor = self.hooks.retention_floor()
         deleted = self.log.delete_old_segments(now_ms, self.high_watermark, floor=floor)
         if deleted:
             self.wake()

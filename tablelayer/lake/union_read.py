@@ -96,6 +96,8 @@ class _Opened:
 def _open(spark: Any, bootstrap: str, table: str, warehouse: str | None) -> _Opened:
     client = connection(bootstrap)
     path = TablePath.parse(table)
+    if path.partition is not None:
+        raise LakeError(f"{path} is a partition: it is tiered together with its table, read {path.whole}")
     definition = client.admin.describe_table(path)
     if definition.table_id is None:
         raise LakeError(f"{path} has no id")

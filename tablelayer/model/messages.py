@@ -494,7 +494,7 @@ class LakeProperty(Struct):
 
 class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0-1", flexible="0+"):
     """Asks for a tiering round: of one table, or (nulls) of the one that needs it most; ``force`` if none
-    is due. ``topic``: of a plain topic, and one that knows the field takes rounds of plain topics too.
+    is due. ``topic``: of this plain topic.
     """
 
     worker: str = string()
@@ -620,6 +620,42 @@ class LakeFinishResponse(ApiMessage, key=10051, kind="response", versions="0", f
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
     running: bool = boolean()
+
+
+class ListedLake(Struct):
+    """How far the lake of one table or plain topic is; the fields are those of DescribeLakeResponse, `behind` is the number
+    of offsets that the lake does not have.
+    """
+
+    table_id: UUID = uuid()
+    name: str = string()
+    is_topic: bool = boolean()
+    format: str = string()
+    snapshot_id: int = int64(default=-1)
+    committed_at_ms: int = int64(default=-1)
+    freshness_ms: int = int64()
+    behind: int = int64()
+    behind_ms: int = int64(default=-1)
+    commits: int = int64()
+    failures: int = int32()
+    retry_in_ms: int = int64()
+    failure: str = string()
+    worker: str | None = string(nullable="0+", default=None)
+    doing: str = string()
+    changes: int = int64()
+
+
+class ListLakeRequest(ApiMessage, key=10052, kind="request", versions="0", flexible="0+"):
+    """Everything that is tiered."""
+
+
+class ListLakeResponse(ApiMessage, key=10052, kind="response", versions="0", flexible="0+"):
+    """Tables in order of name, then topics."""
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default=None)
+    entries: list[ListedLake] = array(ListedLake)
 
 
 class StagedChunk(Struct):
@@ -786,6 +822,7 @@ REQUESTS: tuple[type[ApiMessage], ...] = (
     ListPartitionsRequest,
     LakeEndRequest,
     LakeFinishRequest,
+    ListLakeRequest,
 )
 RESPONSES: tuple[type[ApiMessage], ...] = (
     CreateDatabaseResponse,
@@ -818,4 +855,5 @@ RESPONSES: tuple[type[ApiMessage], ...] = (
     ListPartitionsResponse,
     LakeEndResponse,
     LakeFinishResponse,
+    ListLakeResponse,
 )

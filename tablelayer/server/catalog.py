@@ -17,9 +17,10 @@ from uuid import UUID
 
 from broker.ports import CreateNode, DeleteNode, NodeExistsError, NoNodeError, SetNode
 from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import Change, changed_topic_config, evolve
-from tablelayer.model.options import is_table_option
+from tablelayer.model.options import DATALAKE_ENABLED, is_table_option
 from tablelayer.model.partitions import check_partitioned, spec_texts, values_of
 from tablelayer.model.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table import (
@@ -126,9 +127,11 @@ class Catalog:
         if not is_table(config):
             _refuse_table_options(topic, config)
             self._refuse_name_of_partition(topic)
+            _check_topic_lake(topic, config)
             return dict(config)
         try:
             path = _table_path(topic)
+            _refuse_topic_lake(config)
             _refuse_record_options(config)
             self._check_database(path.database)
             definition = TableDefinition.from_topic_config(path, None, partitions, config)
@@ -204,6 +207,8 @@ class Catalog:
                     f"topic {topic.name!r} was created without '{SCHEMA_CONFIG}' and cannot become a table",
                 )
             _refuse_table_options(topic.name, config)
+            _check_topic_lake(topic.name, config)
+            _check_fixed_in_lake(topic, config)
             return dict(config)
         if partitions != topic.partition_count:
             raise KafkaError(
@@ -212,6 +217,7 @@ class Catalog:
             )
         try:
             _refuse_record_options(config)
+            _refuse_topic_lake(config)
             return changed_topic_config(TablePath.parse(topic.name), partitions, topic.config, config)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
@@ -630,6 +636,37 @@ def _refuse_record_options(config: Mapping[str, str]) -> None:
                 f"{name}={config[name]} is about the records of a plain topic; a table cannot have it. "
                 "A table with a primary key keeps the last row of each key by itself",
             )
+
+
+def _check_topic_lake(topic: str, config: Mapping[str, str]) -> None:
+    """The `datalake.*` configurations of a plain topic. Raises KafkaError(INVALID_CONFIG)."""
+    if any(name.startswith(topic_lake.PREFIX) for name in config):
+        try:
+            topic_lake.TopicLake.parse(topic, config)
+        except TableError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+
+
+def _check_fixed_in_lake(topic: TopicImage, config: Mapping[str, str]) -> None:
+    """What says where the lake table is and how rows get there stays while the topic is tiered."""
+    if not (topic_lake.is_tiered_topic(topic.config) and topic_lake.is_tiered_topic(config)):
+        return
+    for name in (topic_lake.TABLE, topic_lake.VALUE_FORMAT, topic_lake.PRIMARY_KEY, topic_lake.FORMAT):
+        if config.get(name) != topic.config.get(name):
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"'{name}' of topic {topic.name!r} is {topic.config.get(name)!r} while it is tiered: set "
+                f"'{topic_lake.ENABLED}' to false first, and choose another lake table or drop this one",
+            )
+
+
+def _refuse_topic_lake(config: Mapping[str, str]) -> None:
+    given = sorted(name for name in config if name.startswith(topic_lake.PREFIX))
+    if given:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"'{given[0]}' is for plain topics; a table is tiered by '{DATALAKE_ENABLED}' = 'true'",
+        )
 
 
 def _refuse_table_options(topic: str, config: Mapping[str, str]) -> None:

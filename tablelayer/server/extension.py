@@ -17,6 +17,7 @@ from broker.config_key import ConfigKey, ConfigType, at_least
 from broker.extension import ApiDeclaration
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
+from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError
 from tablelayer.model.options import DECLARED, PAIMON_DOC, PAIMON_PREFIX
 from tablelayer.model.table import DEFINITION_CONFIGS
@@ -137,7 +138,8 @@ class TableExtension:
         # Without a default here: an option that is not given must not look as if it were, on plain topics.
         options = [ConfigKey(each.name, ConfigType.STRING, None, each.doc) for each in DECLARED.values()]
         passed = ConfigKey(f"{PAIMON_PREFIX}*", ConfigType.STRING, None, PAIMON_DOC)
-        return [*definitions, *options, passed]
+        topics = [ConfigKey(name, ConfigType.STRING, None, doc) for name, doc in topic_lake.DOCS.items()]
+        return [*definitions, *options, passed, *topics]
 
     def apis(self) -> Sequence[ApiDeclaration]:
         return [
@@ -251,6 +253,10 @@ class TableExtension:
         if definition.is_primary_key_table:
             return KeyBucket(self._services, partition)
         return LogBucket(self._services, partition)
+
+    def retention_floor(self, partition: Partition) -> int | None:
+        """A plain topic that is tiered keeps what the lake does not have."""
+        return self.lake_subjects.tiered_offset(partition.topic.topic_id, partition.index)
 
     async def run(self, context: BrokerContext) -> None:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""

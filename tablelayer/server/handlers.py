@@ -77,7 +77,7 @@ class Handlers:
             self._lake_begin, self._lake_heartbeat, self._lake_commit, self._describe_lake,
             self._stage_rows, self._commit_staged, self._abort_staged,
             self._create_partition, self._drop_partition, self._list_partitions,
-            self._lake_end, self._lake_finish,
+            self._lake_end, self._lake_finish, self._list_lake,
         )  # fmt: skip
         return [
             _answering(handler, response) for response, handler in zip(m.RESPONSES, handlers, strict=True)
@@ -448,7 +448,9 @@ class Handlers:
     # -- lake ----------------------------------------------------------------------------------------------
 
     async def _lake_begin(self, request: m.LakeBeginRequest) -> ApiMessage:
-        if request.table is not None:
+        if request.topic is not None:
+            subjects = [self._subjects.by_topic(request.topic)]
+        elif request.table is not None:
             path = TablePath(request.database or DEFAULT_DATABASE, request.table)
             subjects = [self._subjects.by_path(path)]
         else:
@@ -468,7 +470,9 @@ class Handlers:
         answer = m.LakeBeginResponse(
             granted=True, table_id=table_id, epoch=epoch, lease_ms=self._lake.lease_ms
         )
-        if subject.definition is not None:
+        if subject.definition is None:
+            answer.topic = subject.name
+        else:
             path = subject.definition.path
             answer.database, answer.table = path.database, path.table
         return answer
@@ -532,6 +536,32 @@ class Handlers:
             commits=record.commits,
             behind_ms=progress.behind_ms,
         )
+
+    async def _list_lake(self, request: m.ListLakeRequest) -> ApiMessage:
+        listed = []
+        for subject in self._subjects.all_tiered():
+            progress, record = self._subjects.progress(subject), self._lake.state(subject.table_id)
+            running, trouble = self._lake.round_of(subject.table_id), self._lake.trouble(subject.table_id)
+            entry = m.ListedLake(
+                table_id=subject.table_id,
+                name=subject.name,
+                is_topic=subject.definition is None,
+                format=subject.format,
+                snapshot_id=record.snapshot_id,
+                committed_at_ms=record.committed_at_ms,
+                freshness_ms=subject.freshness_ms,
+                behind=progress.behind,
+                behind_ms=progress.behind_ms,
+                commits=record.commits,
+                failures=trouble.failures,
+                retry_in_ms=self._lake.retry_in_ms(subject.table_id),
+                failure=trouble.error,
+            )
+            if running is not None:
+                entry.worker, entry.doing, entry.changes = running.worker, running.doing, running.changes
+            listed.append(entry)
+            await asyncio.sleep(0)  # there may be many
+        return m.ListLakeResponse(entries=listed)
 
     # -- inside --------------------------------------------------------------------------------------------
 

@@ -14,11 +14,13 @@ from protocol.errors import KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, read_header
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake_offsets import PartitionBucket, Place
+from tablelayer.model.options import DATALAKE_ENABLED
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.topic_lake import ENABLED, TopicLake, is_tiered_topic
 from tablelayer.server.catalog import Catalog, is_partition, is_table
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition
+    from broker.cluster.partition import Partition, TopicImage
     from tablelayer.server.lake import LakeRounds
 
 
@@ -60,7 +62,17 @@ class LakeSubjects:
 
     def all_tiered(self) -> list[Subject]:
         found = [of_table(each) for each in self._catalog.all_tables()]
+        topics = self._catalog.context.metadata.topics()
+        found += [of_topic(topic) for topic in topics if _is_plain(topic) and is_tiered_topic(topic.config)]
         return [each for each in found if each.enabled]
+
+    def by_topic(self, name: str) -> Subject:
+        """A plain topic. Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
+        topic = self._catalog.context.metadata.topic(name)
+        if topic is None or not _is_plain(topic):
+            what = "does not exist" if topic is None else "is a table"
+            raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"plain topic {name} {what}")
+        return _enabled(of_topic(topic))
 
     def by_path(self, path: TablePath) -> Subject:
         """Raises TableError: the catalog's, or LAKE_NOT_ENABLED."""
@@ -68,6 +80,9 @@ class LakeSubjects:
 
     def by_id(self, table_id: UUID) -> Subject:
         """Raises TableError(TABLE_NOT_FOUND)."""
+        topic = self._catalog.context.metadata.topic_by_id(table_id)
+        if topic is not None and _is_plain(topic):
+            return of_topic(topic)
         return of_table(self._catalog.by_id(table_id))
 
     def tiered_by_id(self, table_id: UUID) -> Subject:
@@ -95,7 +110,7 @@ class LakeSubjects:
         record = self._lake.state(subject.table_id)
         ends, behind, oldest_ms = {}, 0, -1
         for place, partition in self.places(subject):
-            end = ends[place] = partition.high_watermark
+            end = ends[place] = _end(partition)
             tiered = record.offsets.get(place, 0)
             if end > tiered:
                 behind += end - tiered
@@ -112,13 +127,15 @@ class LakeSubjects:
     def has_more(self, subject: Subject) -> bool:
         """Whether there is anything that the lake does not have yet."""
         tiered = self._lake.state(subject.table_id).offsets
-        return any(part.high_watermark > tiered.get(place, 0) for place, part in self.places(subject))
+        return any(_end(part) > tiered.get(place, 0) for place, part in self.places(subject))
 
     def tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
         """How far the lake has a bucket of a topic; None if it is not tiered, so that nothing waits for it."""
         topic = self._catalog.context.metadata.topic_by_id(table_id)
-        if topic is None or not (is_table(topic.config) or is_partition(topic.config)):
+        if topic is None:
             return None
+        if _is_plain(topic):
+            return self._lake.tiered_offset(table_id, bucket) if is_tiered_topic(topic.config) else None
         try:
             definition = self._catalog.definition(topic)
         except TableError:
@@ -158,6 +175,20 @@ def of_table(definition: TableDefinition) -> Subject:
     )
 
 
+def of_topic(topic: TopicImage) -> Subject:
+    """A plain topic; one whose configuration nobody can read is not tiered."""
+    try:
+        lake = TopicLake.parse(topic.name, topic.config)
+    except TableError:
+        return Subject(topic.topic_id, topic.name, False, "", 0, None)
+    enabled = lake.enabled and not topic.internal
+    return Subject(topic.topic_id, topic.name, enabled, lake.format, lake.freshness_ms, None)
+
+
+def _is_plain(topic: TopicImage) -> bool:
+    return not (is_table(topic.config) or is_partition(topic.config))
+
+
 def _enabled(subject: Subject) -> Subject:
     definition = subject.definition
     if definition is not None and definition.path.partition is not None:
@@ -166,11 +197,22 @@ def _enabled(subject: Subject) -> Subject:
             f"{subject.name} is a partition: it is tiered together with its table {definition.path.whole}",
         )
     if not subject.enabled:
+        what, option = ("topic", ENABLED) if definition is None else ("table", DATALAKE_ENABLED)
         raise TableError(
             TableErrorCode.LAKE_NOT_ENABLED,
-            f"table {subject.name} is not tiered: its option 'table.datalake.enabled' is not 'true'",
+            f"{what} {subject.name} is not tiered: its option '{option}' is not 'true'",
         )
     return subject
+
+
+def _end(partition: Partition) -> int:
+    """Where the records end. Logs of plain topics are opened on first use, which this is."""
+    if not partition.is_open and partition.failure is None:
+        try:
+            partition.log  # noqa: B018 - opens it
+        except KafkaError:
+            return partition.high_watermark
+    return partition.high_watermark
 
 
 def _newest_ms(partition: Partition, offset: int) -> int:

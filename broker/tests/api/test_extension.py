@@ -147,6 +147,9 @@ class ShoutExtension:
         hooks = self.hooks[topic.name, partition.index] = Shouting(self, partition)
         return hooks
 
+    def retention_floor(self, partition: Partition) -> int | None:
+        return None
+
     async def start(self, context: BrokerContext) -> None:
         self.context = context
         self.log.append("start")

@@ -1,0 +1,168 @@
+"""Records of a plain topic as rows of its lake table, batch by batch: what fits, and what does not, with the reason.
+
+Nothing is lost: every record is a row, a delete, a tombstone after a Debezium delete (which says nothing new), or bad.
+This module is imported by executors: it knows neither Spark nor the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tablelayer.model.errors import RowError
+from tablelayer.model.options import UnknownFields
+from tablelayer.model.schema import Schema
+from tablelayer.model.topic_lake import TopicFormat
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """`rows`: of `places` (int64[n], ascending: which records), all columns nullable; `deleted` bool[n]: of these rows only
+    the key columns are set. `bad`: places of records that do not fit, with the reason.
+    """
+
+    rows: pa.RecordBatch
+    places: Indices
+    deleted: npt.NDArray[np.bool_]
+    bad: list[tuple[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDecoder:
+    """How the records of one topic are read; travels to the executors."""
+
+    value_format: TopicFormat
+    schema: Schema
+    unknown_fields: UnknownFields
+
+    def decode(self, keys: pa.Array, values: pa.Array) -> Decoded:
+        """n binary keys and values."""
+        work = _Work(self, keys, values)
+        given = np.flatnonzero(pc.is_valid(values).to_numpy(zero_copy_only=False))
+        if self.value_format is TopicFormat.DEBEZIUM_JSON:
+            work.tolerate(given, work.envelopes)
+        else:
+            work.tolerate(given, work.objects)
+            absent = np.setdiff1d(np.arange(len(values)), given)
+            if self.schema.primary_key:
+                work.tolerate(absent, work.deletes_by_key)
+            else:
+                work.bad += [(int(place), "its value is null") for place in absent]
+        return work.result()
+
+
+class _Work:
+    """One batch."""
+
+    def __init__(self, decoder: RecordDecoder, keys: pa.Array, values: pa.Array) -> None:
+        self.decoder = decoder
+        self.schema = decoder.schema.arrow()
+        self.keys, self.values = keys, values
+        self.parts: list[tuple[pa.RecordBatch, Indices, bool]] = []
+        self.bad: list[tuple[int, str]] = []
+
+    def tolerate(self, places: Indices, decode: Callable[[Indices], None]) -> None:
+        """Decode all of these records but the bad ones. `decode` raises RowError with the position of the first bad one,
+        having done nothing. Bad ones that come close together are looked for in ever shorter pieces.
+        """
+        position, size = 0, max(1, len(places))
+        while position < len(places):
+            piece = places[position : position + size]
+            try:
+                decode(piece)
+            except RowError as error:
+                if error.index:
+                    decode(piece[: error.index])
+                column = "" if error.column is None else f"column '{error.column}': "
+                self.bad.append((int(piece[error.index]), f"{column}{error.reason}"))
+                position += error.index + 1
+                size = max(1, size // 2)
+            else:
+                position += len(piece)
+                size *= 2
+
+    def objects(self, places: Indices) -> None:
+        from tablelayer.model.json_rows import json_to_rows
+
+        texts = self.values.take(pa.array(places))
+        rows = json_to_rows(texts, self.decoder.schema, unknown_fields=self.decoder.unknown_fields)
+        self._put(rows, places, deleted=False)
+
+    def deletes_by_key(self, places: Indices) -> None:
+        self._put(self._rows_of_keys(places), places, deleted=True)
+
+    def envelopes(self, places: Indices) -> None:
+        """Debezium's: what an envelope says, and what its key says where a delete has no `before`."""
+        from tablelayer.model.debezium import Conventions, read_envelopes
+        from tablelayer.model.json_rows import JsonTexts, json_to_rows
+
+        found = read_envelopes(JsonTexts.of(self.values.take(pa.array(places))))
+        if found.error is not None:
+            raise found.error
+        make = Conventions().field
+        schema, unknown = self.decoder.schema, self.decoder.unknown_fields
+        upserts = _at(
+            found.upserts,
+            lambda: json_to_rows(found.upserted, schema, unknown_fields=unknown, make_field=make),
+        )
+        deletes = _at(found.deletes, lambda: json_to_rows(found.deleted, schema.key_columns, make_field=make))
+        keyed = _at(found.keyed, lambda: self._rows_of_keys(places[found.keyed]))
+        self._put(upserts, places[found.upserts], deleted=False)
+        self._put(deletes, places[found.deletes], deleted=True)
+        self._put(keyed, places[found.keyed], deleted=True)
+
+    def _rows_of_keys(self, places: Indices) -> pa.RecordBatch:
+        """Key columns from records' keys: objects with these fields, or one bare value for a key of one column."""
+        from tablelayer.model.debezium import key_payloads
+        from tablelayer.model.json_rows import json_to_rows
+
+        keys = self.keys.take(pa.array(places))
+        if keys.null_count:
+            missing = int(pc.index(pc.is_null(keys), True).as_py())
+            raise RowError(missing, None, "its value and its key are null: which row is to be deleted?")
+        keys = key_payloads(keys)
+        columns = self.decoder.schema.key_columns
+        if len(columns) == 1:
+            bare = pc.invert(pc.match_substring_regex(keys, pattern=rb"^\s*\{"))
+            front = pa.scalar(b'{"' + columns[0].name.encode() + b'":', keys.type)
+            ends = pa.scalar(b"}", keys.type), pa.scalar(b"", keys.type)
+            keys = pc.if_else(bare, pc.binary_join_element_wise(front, keys, *ends), keys)
+        try:
+            return json_to_rows(keys, columns)
+        except RowError as error:
+            raise RowError(error.index, error.column, f"in the record's key, {error.reason}") from error
+
+    def _put(self, rows: pa.RecordBatch, places: Indices, *, deleted: bool) -> None:
+        if not len(places):
+            return
+        by_name = dict(zip(rows.schema.names, rows.columns, strict=True))
+        columns = [by_name.get(field.name, pa.nulls(len(places), field.type)) for field in self.schema]
+        nullable = pa.schema([pa.field(field.name, field.type) for field in self.schema])
+        self.parts.append((pa.RecordBatch.from_arrays(columns, schema=nullable), places, deleted))
+
+    def result(self) -> Decoded:
+        nullable = pa.schema([pa.field(field.name, field.type) for field in self.schema])
+        empty = pa.RecordBatch.from_pylist([], schema=nullable)
+        rows = pa.concat_batches([empty, *(part for part, _, _ in self.parts)])
+        places = np.concatenate([np.zeros(0, np.int64), *(places for _, places, _ in self.parts)])
+        deleted = np.concatenate(
+            [np.zeros(0, bool), *(np.full(len(places), gone) for _, places, gone in self.parts)]
+        )
+        order = np.argsort(places, kind="stable")
+        return Decoded(rows.take(pa.array(order)), places[order], deleted[order], sorted(self.bad))
+
+
+def _at(places: Indices, decode: Callable[[], Any]) -> Any:
+    """The rows of some of a batch's records; errors then name the record in the batch."""
+    try:
+        return decode() if len(places) else pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+    except RowError as error:
+        raise RowError(int(places[error.index]), error.column, error.reason) from error

@@ -1,0 +1,116 @@
+"""A partitioned table is one lake table: partitions come, go, and come again under their old names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tablelayer.client import Connection
+from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.coordinator import ServerCoordinator
+from tablelayer.lake.tier import open_lake, run_tiering
+from tablelayer.lake.union_read import union_read
+from tablelayer.model.lake_offsets import PartitionBucket
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+COLUMNS = "d DATE, r STRING, id INT, v INT"
+
+
+class Lake:
+    """One partitioned table, its lake, and what the table itself says that it is."""
+
+    def __init__(self, spark: Any, address: str, client: Connection, name: str, key: bool) -> None:
+        primary = ", PRIMARY KEY (d, r, id) NOT ENFORCED" if key else ""
+        client.execute(
+            f"CREATE TABLE {name} ({COLUMNS}{primary}) PARTITIONED BY (d, r) WITH ('bucket.num' = '2',"
+            f" 'bucket.key' = 'id', 'table.datalake.enabled' = 'true')"
+        )
+        self.table = client.table(name)
+        self.path = str(self.table.path)
+        self.spark, self.address, self.client = spark, address, client
+
+    def write(self, region: str, rows: list[tuple[int, int]]) -> None:
+        data = [{"d": "2024-01-01", "r": region, "id": key, "v": value} for key, value in rows]
+        if self.table.definition.is_primary_key_table:
+            self.table.upsert(data)
+        else:
+            self.table.append(data)
+
+    def tier(self) -> list[str]:
+        lines: list[str] = []
+        assert run_tiering(self.address, tables=[self.path], report=lines.append) == 0, lines
+        return lines
+
+    def rows(self, suffix: str = "") -> list[tuple[Any, ...]]:
+        return sorted(map(tuple, union_read(self.spark, self.address, self.path + suffix).collect()))
+
+    def truth(self) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row.values()) for row in self.table.to_arrow().to_pylist())
+
+    def status(self) -> Any:
+        return ServerCoordinator(self.client, "test").describe(self.table.definition.table_id)
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_partitions_come_go_and_come_again(spark: Any, address: str, client: Connection, key: bool) -> None:
+    lake = Lake(spark, address, client, f"lake_parts_{'pk' if key else 'log'}", key)
+    lake.write("eu", [(n, n) for n in range(20)])
+    lake.write("us", [(n, n) for n in range(5)])
+    assert lake.rows() == lake.truth(), "before the first round"
+    lake.tier()
+    assert lake.rows("$lake") == lake.truth()
+    status = lake.status()
+    assert {place.partition for place in status.offsets} == {"2024-01-01.eu", "2024-01-01.us"}
+    assert (status.behind, status.behind_ms, status.commits) == (0, 0, 1)
+
+    lake.write("asia", [(1, 1)])
+    lake.write("us", [(4, 44), (5, 5)])
+    if key:
+        lake.table.delete([{"d": "2024-01-01", "r": "eu", "id": 3}])
+    assert lake.status().behind > 0
+    assert lake.rows() == lake.truth(), "a new partition is in the log alone"
+    lake.tier()
+    assert lake.rows("$lake") == lake.truth() == lake.rows()
+
+    kept = [row for row in lake.truth() if row[1] == "us"]
+    client.admin.drop_partition(lake.path, {"d": "2024-01-01", "r": "us"})
+    lake.write("eu", [(100, 1)])
+    lake.tier()
+    assert [row for row in lake.rows("$lake") if row[1] == "us"] == kept, "the lake keeps what was dropped"
+    assert lake.rows() == sorted([*lake.truth(), *kept])
+    assert {place.partition for place in lake.status().offsets} == {"2024-01-01.eu", "2024-01-01.asia"}
+
+    lake.write("us", [(4, 7)])
+    assert lake.rows() == lake.truth(), "a partition made anew hides what the lake has of the old one"
+    lake.tier()
+    assert lake.rows("$lake") == lake.truth() == lake.rows()
+
+    last = lake.client.admin.describe_table(lake.path)
+    table = open_lake(spark.newSession(), last, lake.status(), None)
+    fields = [field.name() for field in table._load().spec().fields()]  # type: ignore[attr-defined]
+    assert fields == ["d", "r", "id_bucket"]
+    offsets = table.find_committed().offsets
+    assert dict(offsets) == dict(lake.status().offsets)
+    assert all(isinstance(place, PartitionBucket) for place in offsets)
+    newest = union_read(spark, address, f"{lake.path}$lake$snapshots").collect()[-1]
+    us = {p.bucket: o for p, o in offsets.items() if p.partition.endswith(".us")}
+    assert newest.offsets["2024-01-01.us"] == us
+    client.admin.drop_table(lake.path)
+
+
+def test_a_partition_alone_is_not_tiered(address: str, client: Connection, spark: Any) -> None:
+    lake = Lake(spark, address, client, "lake_parts_one", True)
+    lake.write("eu", [(1, 1)])
+    lines: list[str] = []
+    assert run_tiering(address, tables=[f"{lake.path}.2024-01-01.eu"], report=lines.append) == 1
+    assert "tiered together with its table" in lines[0]
+    with pytest.raises(LakeError, match="tiered together"):
+        union_read(spark, address, f"{lake.path}.2024-01-01.eu$lake")
+    client.admin.drop_table(lake.path)
