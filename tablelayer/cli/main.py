@@ -158,9 +158,16 @@ def tier(
     warehouse: Annotated[
         str | None, typer.Option(metavar="URI", help="The lake's root; default: the server's configuration.")
     ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic", metavar="TOPIC", help="Only this plain topic; may be repeated.", show_default=False
+        ),
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Move tables with 'table.datalake.enabled'='true' into the lake (a PySpark job in this process).
+    """Move tables with 'table.datalake.enabled'='true', and plain topics with 'datalake.enabled'='true', into the lake
+    (a PySpark job in this process).
 
     Needs Java 17 or 21 and the `spark` extra. Tiered offsets are inside the lake's own snapshots: running it
     twice, or two of them at once, changes nothing.
@@ -168,10 +175,11 @@ def tier(
     \b
       headrace tier --once
       headrace tier default.enriched_orders --interval 30
+      headrace tier --topic clicks --once
     """
     from tablelayer.cli.tier import run
 
-    run(server, names or [], once=once, interval_s=interval, warehouse=warehouse)
+    run(server, names or [], topics or [], once=once, interval_s=interval, warehouse=warehouse)
 
 
 @app.command("warm-up", hidden=True)

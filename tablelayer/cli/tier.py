@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import typer
 
 
-def run(server: str, tables: Sequence[str], *, once: bool, interval_s: float, warehouse: str | None) -> None:
+def run(
+    server: str,
+    tables: Sequence[str],
+    topics: Sequence[str],
+    *,
+    once: bool,
+    interval_s: float,
+    warehouse: str | None,
+) -> None:
     """Run the job; a non-zero result becomes the exit code."""
     from tablelayer.cli.errors import CommandError
 
@@ -23,6 +31,7 @@ def run(server: str, tables: Sequence[str], *, once: bool, interval_s: float, wa
     code = run_tiering(
         server,
         tables=tables,
+        topics=topics,
         once=once,
         interval_s=interval_s,
         warehouse=warehouse,

@@ -1,4 +1,4 @@
-"""`headrace top`: rates from the log end offsets of all topics, look after look."""
+"""`headrace top`: rates from the log end offsets of all topics, and how far the lake is, look after look."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from tablelayer.cli.connect import open_connection
+from tablelayer.cli.lake import span_text, state_text
 from tablelayer.cli.output import console
 from tablelayer.client import Connection, KafkaError
+from tablelayer.lake.coordinator import list_lake
+from tablelayer.model.messages import ListedLake
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +52,26 @@ def watch(server: str, *, interval_s: float, looks: int | None, internal: bool) 
     from rich.live import Live
     from rich.table import Table
 
-    def render(listed: list[Rate]) -> Table:
+    def render(listed: list[Rate], tiered: dict[str, ListedLake]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("topic or table")
-        for name in ("partitions", "end offsets", "records/s"):
+        titles = ["partitions", "end offsets", "records/s"]
+        for name in [*titles, "lake behind", "lake lag"] if tiered else titles:
             table.add_column(name, justify="right")
+        if tiered:
+            table.add_column("lake")
         for rate in listed:
-            table.add_row(
-                rate.topic, str(rate.partition_count), f"{rate.end_offset_sum:,}", f"{rate.per_second:,.0f}"
-            )
+            row = [
+                rate.topic,
+                str(rate.partition_count),
+                f"{rate.end_offset_sum:,}",
+                f"{rate.per_second:,.0f}",
+            ]
+            lake = tiered.get(rate.topic)
+            if lake is not None:
+                lag = "?" if lake.behind_ms < 0 else span_text(lake.behind_ms)
+                row += [f"{lake.behind:,}", lag, state_text(lake)]
+            table.add_row(*row)
         return table
 
     out = console()
@@ -68,7 +82,8 @@ def watch(server: str, *, interval_s: float, looks: int | None, internal: bool) 
         while looks is None or done < looks:
             time.sleep(interval_s)
             after, now = end_offsets(connection, internal=internal), time.monotonic()
-            table = render(rates(before, after, now - at))
+            tiered = {each.name: each for each in list_lake(connection)}
+            table = render(rates(before, after, now - at), tiered)
             if live is None:
                 out.print(table)
             else:

@@ -657,9 +657,11 @@ class KafkaAdmin:
         """A topic with its explicit configuration."""
         return self._loop.run(self._admin.describe_topic(name))
 
-    def offsets(self, topic: str, at: int = LATEST) -> dict[int, int]:
-        """Offsets of all partitions: -1 the end, -2 the beginning, or a time in milliseconds."""
-        return self._loop.run(self._admin.offsets(topic, at))
+    def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
+        """Offsets of all partitions: -1 the end (with `committed`: of what transactions have decided), -2 the
+        beginning, or a time in milliseconds.
+        """
+        return self._loop.run(self._admin.offsets(topic, at, committed=committed))
 
     def read(
         self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20

@@ -187,9 +187,9 @@ class AsyncKafkaAdmin:
         leaders = {p.partition_index: p.leader_id for p in topics[0].partitions}
         return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit)
 
-    async def offsets(self, topic: str, at: int = LATEST) -> dict[int, int]:
+    async def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
         """Offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in
-        ms (-1: none).
+        ms (-1: none). With `committed` the end is where the first transaction begins that is not decided yet.
         """
 
         async def attempt(deadline: Deadline) -> dict[int, int]:
@@ -198,7 +198,9 @@ class AsyncKafkaAdmin:
             for leader, partitions in (
                 await self._cluster.by_leader(topic, sorted(routes.leaders), deadline)
             ).items():
-                answers = await list_offsets(self._cluster, topic, at, leader, partitions, deadline)
+                answers = await list_offsets(
+                    self._cluster, topic, at, leader, partitions, deadline, committed=committed
+                )
                 for partition, answer in answers.items():
                     raise_for(answer.error_code, None, doing=f"find offsets of {topic}")
                     found[partition] = answer.offset

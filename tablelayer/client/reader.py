@@ -468,11 +468,19 @@ class OffsetAnswer(NamedTuple):
 
 
 async def list_offsets(
-    cluster: Cluster, topic: str, timestamp: int, leader: int, partitions: list[int], deadline: Deadline
+    cluster: Cluster,
+    topic: str,
+    timestamp: int,
+    leader: int,
+    partitions: list[int],
+    deadline: Deadline,
+    *,
+    committed: bool = False,
 ) -> dict[int, OffsetAnswer]:
-    """Kafka's ListOffsets to one leader. One attempt."""
+    """Kafka's ListOffsets to one leader, for readers of committed records or of all. One attempt."""
     request = ListOffsetsRequest(
         replica_id=-1,
+        isolation_level=1 if committed else 0,
         topics=[
             ListOffsetsTopic(
                 name=topic,

@@ -29,15 +29,18 @@ from tablelayer.model.messages import (
     LakeHeartbeatRequest,
     LakeHeartbeatResponse,
     LakeOffset,
+    ListedLake,
+    ListLakeRequest,
+    ListLakeResponse,
 )
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table import TablePath
 
 
 @dataclass(frozen=True, slots=True)
 class TieringRound:
-    """Leave to tier one table until the lease ends; every heartbeat renews it."""
+    """Leave to tier one table, or the plain topic of that name, until the lease ends; every heartbeat renews it."""
 
-    path: TablePath
+    path: TablePath | str
     table_id: UUID
     epoch: int
     lease_ms: int
@@ -81,8 +84,8 @@ class LakeStatus:
 class Coordinator(Protocol):
     """Who gives out rounds."""
 
-    def begin(self, path: TablePath | None, *, force: bool) -> TieringRound | None:
-        """A round of this table, or of the one that needs it most; None if there is none to be had now."""
+    def begin(self, path: TablePath | str | None, *, force: bool) -> TieringRound | None:
+        """A round of this table or plain topic, or of what needs it most; None if there is none to be had now."""
 
     def heartbeat(self, granted: TieringRound, changes: int = 0, doing: str = "") -> bool:
         """Renew the lease and tell of the progress; whether the round is to finish with what is in hand.
@@ -111,18 +114,17 @@ class ServerCoordinator:
         self._connection = connection
         self._worker = worker
 
-    def begin(self, path: TablePath | None, *, force: bool) -> TieringRound | None:
-        request = LakeBeginRequest(
-            worker=self._worker,
-            database=None if path is None else path.database,
-            table=None if path is None else path.table,
-            force=force,
-        )
+    def begin(self, path: TablePath | str | None, *, force: bool) -> TieringRound | None:
+        request = LakeBeginRequest(worker=self._worker, force=force)
+        if isinstance(path, TablePath):
+            request.database, request.table = path.database, path.table
+        else:
+            request.topic = path
         answer = self._connection.call(request, LakeBeginResponse, doing="begin a tiering round")
         if not answer.granted:
             return None
-        path = TablePath(answer.database, answer.table)
-        return TieringRound(path, answer.table_id, answer.epoch, answer.lease_ms)
+        name = answer.topic or TablePath(answer.database, answer.table)
+        return TieringRound(name, answer.table_id, answer.epoch, answer.lease_ms)
 
     def heartbeat(self, granted: TieringRound, changes: int = 0, doing: str = "") -> bool:
         request = LakeHeartbeatRequest(
@@ -181,15 +183,10 @@ class ServerCoordinator:
         )
 
 
-def lake_tables(connection: Any) -> list[TableDefinition]:
-    """Definitions of all tables that are tiered."""
-    admin = connection.admin
-    found = [
-        admin.describe_table(TablePath(database, table))
-        for database in admin.list_databases()
-        for table in admin.list_tables(database)
-    ]
-    return [definition for definition in found if definition.settings.datalake_enabled]
+def list_lake(connection: Any) -> list[ListedLake]:
+    """How far the lake of everything that is tiered is: tables, then plain topics."""
+    answer = connection.call(ListLakeRequest(), ListLakeResponse, doing="list what is tiered")
+    return list(answer.entries)
 
 
 class Heartbeats:

@@ -33,6 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from tablelayer.lake.adapter import (
     LakeError,
@@ -43,6 +44,7 @@ from tablelayer.lake.adapter import (
     touched_partitions,
 )
 from tablelayer.lake.iceberg_columns import (
+    DEFINITION_PROPERTY,
     evolve_columns,
     needs_evolution,
     new_table_properties,
@@ -52,6 +54,7 @@ from tablelayer.lake.iceberg_columns import (
 from tablelayer.lake.iceberg_maintenance import compact, expire
 from tablelayer.model.lake_offsets import Offsets, offsets_from_json, offsets_to_json
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.topic_lake import from_stored
 from tablelayer.model.types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
 from tablelayer.spark.splits import DELETED_COLUMN
@@ -134,7 +137,7 @@ class IcebergTable:
             TABLE_ID_PROPERTY: self.table_id,
             **new_table_properties(self.definition),
         }
-        properties = ", ".join(f"'{name}'='{value}'" for name, value in listed.items())
+        properties = ", ".join(f"'{name}'='{_escaped(value)}'" for name, value in listed.items())
         with self._turn():
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.namespace}")
             self.spark.sql(
@@ -152,6 +155,15 @@ class IcebergTable:
         with self._turn():
             evolve_columns(self.spark, self._load(), self.definition)
             self.spark.sql(f"REFRESH TABLE {self.name}")
+
+    def stored_definition(self) -> TableDefinition | None:
+        """See `LakeTable`."""
+        table = self._load()
+        text = None if table is None else table.properties().get(DEFINITION_PROPERTY)
+        if text is None:
+            return None
+        table_id = UUID(str(table.properties().get(TABLE_ID_PROPERTY)))  # type: ignore[union-attr]
+        return from_stored(text, self.definition.path, table_id)
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
         """See `LakeTable`. One read of the table's metadata, so head and offsets belong together."""
@@ -428,6 +440,11 @@ class IcebergTable:
 
     def _row_schema(self) -> Any:
         return spark_schema(self.definition.schema.columns)
+
+
+def _escaped(text: str) -> str:
+    """As it stands between the quotes of a literal of Spark."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _lock_file(properties: Mapping[str, str], definition: TableDefinition) -> Path | None:

@@ -5,6 +5,7 @@ table's properties, in the same commit as every change of its schema:
 
     headrace.columns      {"0": 1, ...}   our column id -> Iceberg's field id
     headrace.schema-id    the table's schema that the fields were made from
+    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/topic_lake.py`)
 
 So a column that was dropped and added again is a new field, and old values stay behind. A column that was added
 with a default for the rows that were there has it as Iceberg's initial default, for which the lake table's format
@@ -24,12 +25,14 @@ from typing import Any
 from tablelayer.lake.adapter import LakeError, RoundLostError
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.topic_lake import stored_text
 from tablelayer.model.types import DataType, TypeKind
 from tablelayer.model.values import literal_sql
 from tablelayer.spark.types import spark_type
 
 COLUMNS_PROPERTY = "headrace.columns"
 SCHEMA_ID_PROPERTY = "headrace.schema-id"
+DEFINITION_PROPERTY = "headrace.definition"
 _FORMAT_PROPERTY = "format-version"
 _FORMAT_WITH_DEFAULTS = 3
 
@@ -86,6 +89,7 @@ def _properties(definition: TableDefinition, fields: Mapping[int, int]) -> dict[
     return {
         COLUMNS_PROPERTY: json.dumps(listed, separators=(",", ":")),
         SCHEMA_ID_PROPERTY: str(definition.schema.schema_id),
+        DEFINITION_PROPERTY: stored_text(definition),
     }
 
 

@@ -24,7 +24,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -38,13 +39,14 @@ from tablelayer.lake.coordinator import (
     LakeStatus,
     ServerCoordinator,
     TieringRound,
-    lake_tables,
+    list_lake,
 )
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order, without_dropped
 from tablelayer.model.options import ChangelogImage
 from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.topic_lake import TopicLake
 
 ROUND_ROWS_MAX = 2_000_000
 """Offsets per bucket and commit: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""
@@ -67,7 +69,7 @@ class Outcome(StrEnum):
 class RoundResult:
     """What one round did. `changes`: offsets moved into the lake, over all buckets."""
 
-    path: TablePath | None
+    path: TablePath | str | None
     outcome: Outcome
     changes: int = 0
     snapshot: int | None = None
@@ -205,11 +207,17 @@ def with_state(
 
 
 def tier_round(
-    granted: TieringRound, coordinator: Coordinator, lake: LakeTable, source: ChangeSource, spark: Any
+    granted: TieringRound,
+    coordinator: Coordinator,
+    lake: LakeTable,
+    source: ChangeSource,
+    spark: Any,
+    before_commit: Callable[[Offsets, Offsets], None] = lambda _start, _end: None,
 ) -> RoundResult:
     """Carry out one round, up to the log's end as it is now; its holder ends it, with the coordinator.
 
-    Raises LakeError for what a person must mend, and the source's errors.
+    `before_commit` is told of each piece, from where to where, when it is written and nobody sees it yet. Raises
+    LakeError for what a person must mend, and the source's errors.
     """
     started = time.monotonic()
     with Heartbeats(coordinator, granted) as heartbeats:
@@ -241,6 +249,7 @@ def tier_round(
                 if heartbeats.fenced.is_set():
                     return RoundResult(granted.path, Outcome.FENCED)
                 heartbeats.doing = "committing"
+                before_commit(start, upto)
                 lake.commit(base, snapshot, granted.epoch)
             except RoundLostError as error:
                 return RoundResult(granted.path, Outcome.LOST, detail=str(error))
@@ -260,7 +269,9 @@ def tier_round(
         )
 
 
-def _plan(path: TablePath, base: LakeState, source: ChangeSource) -> tuple[dict[Any, int], dict[Any, int]]:
+def _plan(
+    path: TablePath | str, base: LakeState, source: ChangeSource
+) -> tuple[dict[Any, int], dict[Any, int]]:
     """(start, end) by place: from what is tiered to what is there now. What was never tiered begins with the log."""
     earliest, latest = source.earliest(), source.latest()
     start = {place: base.offsets.get(place, earliest.get(place, 0)) for place in latest}
@@ -312,6 +323,7 @@ def run_tiering(
     bootstrap: str,
     *,
     tables: Sequence[str] = (),
+    topics: Sequence[str] = (),
     once: bool = True,
     interval_s: float = 10.0,
     warehouse: str | None = None,
@@ -321,7 +333,8 @@ def run_tiering(
 ) -> int:
     """What `headrace tier` does; the exit code: 0, or 1 if a table could not be tiered.
 
-    `tables`: "db.t" each, default all with `table.datalake.enabled`. `once`: bring each up to what is there
+    `tables`: "db.t" each, and plain `topics`; without either all that have `table.datalake.enabled`, or
+    `datalake.enabled`. `once`: bring each up to what is there
     now and return; otherwise go on for ever, taking rounds as they fall due, asking every `interval_s`
     seconds when none is.
     `warehouse` overrides the server's `datalake.<format>.warehouse`. `report` is told one line per round.
@@ -331,10 +344,11 @@ def run_tiering(
 
     with connect(bootstrap) as connection:
         job = _Job(connection, bootstrap, warehouse, report, cores, memory)
+        named: list[TablePath | str] = [*(TablePath.parse(table) for table in tables), *topics]
         try:
             if once:
-                return job.run_once([TablePath.parse(table) for table in tables])
-            return job.run_forever([TablePath.parse(table) for table in tables], interval_s)
+                return job.run_once(named)
+            return job.run_forever(named, interval_s)
         except SparkSetupError as error:
             report(str(error))
             return 1
@@ -361,11 +375,15 @@ class _Job:
         self._coordinator = ServerCoordinator(connection, f"{socket.gethostname()}-{os.getpid()}")
         self._spark: Any = None
 
-    def run_once(self, paths: Sequence[TablePath]) -> int:
+    def run_once(self, paths: Sequence[TablePath | str]) -> int:
         failures = 0
-        chosen = list(paths) or [table.path for table in lake_tables(self._connection)]
+        chosen = list(paths) or [
+            each.name if each.is_topic else TablePath.parse(each.name) for each in list_lake(self._connection)
+        ]
         if not chosen:
-            self._report("no table has 'table.datalake.enabled'='true': nothing to tier")
+            self._report(
+                "no table has 'table.datalake.enabled'='true' and no topic 'datalake.enabled'='true': nothing to tier"
+            )
         for path in chosen:
             more = True
             while more:
@@ -374,17 +392,17 @@ class _Job:
                 more = result is not None and result.more
         return 1 if failures else 0
 
-    def run_forever(self, paths: Sequence[TablePath], interval_s: float) -> int:
+    def run_forever(self, paths: Sequence[TablePath | str], interval_s: float) -> int:
         """Ends with KeyboardInterrupt. A table that cannot be tiered is reported and does not hold up the
         others.
         """
-        wanted: list[TablePath | None] = list(paths) or [None]
+        wanted: list[TablePath | str | None] = list(paths) or [None]
         while True:
             results = [self._attempt(path, force=False) for path in wanted]
             if not any(result is not None and result.outcome is Outcome.COMMITTED for result in results):
                 time.sleep(interval_s)
 
-    def _attempt(self, path: TablePath | None, *, force: bool) -> RoundResult | None:
+    def _attempt(self, path: TablePath | str | None, *, force: bool) -> RoundResult | None:
         """One round, reported; None if it failed. Without `force`, that none is due is not worth a line."""
         named = path
         try:
@@ -414,6 +432,8 @@ class _Job:
             self._coordinator.release(granted, failure)
 
     def _tier(self, granted: TieringRound) -> RoundResult:
+        if isinstance(granted.path, str):
+            return self._tier_topic(granted, granted.path)
         definition = self._connection.admin.describe_table(granted.path)
         if definition.table_id != granted.table_id:
             raise LakeError(
@@ -421,16 +441,60 @@ class _Job:
             )
         status = self._coordinator.describe(granted.table_id)
         check_lake(status, self._warehouse, granted.path)
+        with self._spark_of(granted) as spark:
+            lake = open_lake(spark, definition, status, self._warehouse)
+            source = TableChanges(self._connection, self._bootstrap, definition)
+            return tier_round(granted, self._coordinator, lake, source, spark)
+
+    def _tier_topic(self, granted: TieringRound, name: str) -> RoundResult:
+        """See `topics.py`."""
+        from tablelayer.lake.topics import Topic, TopicSource
+
+        described = self._connection.kafka.describe_topic(name)
+        if described.topic_id != granted.table_id:
+            raise LakeError(
+                f"topic {name} was deleted and created again while its round began: tier it again"
+            )
+        config = TopicLake.parse(name, described.configs)
+        topic = Topic(name, described.topic_id, len(described.leaders), config)
+        status = self._coordinator.describe(granted.table_id)
+        check_lake(status, self._warehouse, name)
+        with self._spark_of(granted) as spark:
+            provisional = config.undefined(topic.topic_id)
+            lake = open_lake(spark, provisional, status, self._warehouse)
+            stored = lake.stored_definition()
+            with Heartbeats(self._coordinator, granted) as heartbeats:
+                heartbeats.doing = "looking"
+                source = TopicSource(self._connection, self._bootstrap, topic)
+                definition = source.define(spark, stored, lake.find_committed(status.snapshot_id))
+            if definition is None:
+                return RoundResult(name, Outcome.NOTHING_NEW)
+            lake = open_lake(spark, definition, status, self._warehouse)
+
+            def dead_letters() -> LakeTable:
+                letters = config.dead_letters(topic.topic_id)
+                return open_lake(spark.newSession(), letters, status, self._warehouse)
+
+            def put_away(start: Offsets, end: Offsets) -> None:
+                source.before_commit(spark, dead_letters, start, end, granted.epoch)
+
+            result = tier_round(granted, self._coordinator, lake, source, spark, put_away)
+            if result.outcome is Outcome.COMMITTED and source.dead_letters:
+                told = f"{source.dead_letters:,} records do not fit and went to {config.dead_letters_path}"
+                result = replace(result, detail="; ".join(each for each in (result.detail, told) if each))
+            return result
+
+    @contextmanager
+    def _spark_of(self, granted: TieringRound) -> Iterator[Any]:
+        """A session for one round, with heartbeats while Spark starts, which takes seconds."""
         with Heartbeats(self._coordinator, granted) as heartbeats:
-            heartbeats.doing = "starting Spark"  # which takes seconds
+            heartbeats.doing = "starting Spark"
             from tablelayer.spark.session import activate
 
             root = self._session()
             spark = root.newSession()
-            lake = open_lake(spark, definition, status, self._warehouse)
-        source = TableChanges(self._connection, self._bootstrap, definition)
         try:
-            return tier_round(granted, self._coordinator, lake, source, spark)
+            yield spark
         finally:
             activate(root)
 
@@ -456,7 +520,7 @@ def open_lake(
     return IcebergTable(spark, definition, properties)
 
 
-def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath) -> dict[str, str]:
+def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath | str) -> dict[str, str]:
     """The lake catalog's properties: the server's `datalake.<format>.*`, the warehouse given by hand first.
 
     Raises LakeError when the table is not tiered, or nobody says where to.
@@ -464,7 +528,8 @@ def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath) -> di
     from tablelayer.spark.session import iceberg_catalog_properties
 
     if not status.enabled:
-        raise LakeError(f"{path} is not tiered: it was created without 'table.datalake.enabled'='true'")
+        option = "datalake.enabled" if isinstance(path, str) else "table.datalake.enabled"
+        raise LakeError(f"{path} is not tiered: it was created without '{option}'='true'")
     prefix = CATALOG_PROPERTY_PREFIX.format(format=status.format)
     given = {
         name.removeprefix(prefix): value

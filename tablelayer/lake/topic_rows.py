@@ -25,8 +25,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """`rows`: of `places` (int64[n], ascending: which records), all columns nullable; `deleted` bool[n]: of these rows only
-    the key columns are set. `bad`: places of records that do not fit, with the reason.
+    """`rows`: of `places` (int64[n], ascending: which records), all columns nullable; `deleted` bool[n]: of these rows
+    only the key columns are set. `bad`: places of records that do not fit, with the reason.
     """
 
     rows: pa.RecordBatch
@@ -70,23 +70,28 @@ class _Work:
         self.bad: list[tuple[int, str]] = []
 
     def tolerate(self, places: Indices, decode: Callable[[Indices], None]) -> None:
-        """Decode all of these records but the bad ones. `decode` raises RowError with the position of the first bad one,
-        having done nothing. Bad ones that come close together are looked for in ever shorter pieces.
+        """Decode all of these records but the bad ones.
+
+        `decode` raises RowError with the position of a bad one, having done nothing. Bad ones that come close together
+        are looked for in ever shorter pieces.
         """
-        position, size = 0, max(1, len(places))
-        while position < len(places):
-            piece = places[position : position + size]
+        pieces, size = [(0, len(places))], max(1, len(places))
+        while pieces:
+            begin, end = pieces.pop()
+            stop = min(end, begin + size)
+            if stop < end:
+                pieces.append((stop, end))
+            if begin == stop:
+                continue
             try:
-                decode(piece)
+                decode(places[begin:stop])
             except RowError as error:
-                if error.index:
-                    decode(piece[: error.index])
+                at = begin + error.index
                 column = "" if error.column is None else f"column '{error.column}': "
-                self.bad.append((int(piece[error.index]), f"{column}{error.reason}"))
-                position += error.index + 1
+                self.bad.append((int(places[at]), f"{column}{error.reason}"))
+                pieces += [(at + 1, stop), (begin, at)]
                 size = max(1, size // 2)
             else:
-                position += len(piece)
                 size *= 2
 
     def objects(self, places: Indices) -> None:

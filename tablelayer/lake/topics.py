@@ -1,13 +1,13 @@
 """Plain topics as sources of tiering rounds: their records through Spark's Kafka source, decoded in the executors.
 
-A round of a topic is a round like any other (`tier.py`): its lake table carries the offsets, committed with the rows. Only
-committed records are read, and offsets that compaction or aborted transactions left out are no gap.
+A round of a topic is a round like any other (`tier.py`): its lake table carries the offsets, committed with the rows.
+Only committed records are read, and offsets that compaction or aborted transactions left out are no gap.
 
 Where the columns are inferred, they are those of the records up to the round's end, which is pinned first; fields that
 earlier rounds did not know become new columns of the lake table. The lake table keeps its definition in a property.
 
-Records that do not fit go to a lake table of their own, which has its own offsets in its snapshots. It is committed before
-the rows are, so that none is lost; a round that is repeated finds there how far it was, so that none comes twice.
+Records that do not fit go to a lake table of their own, which has its own offsets in its snapshots. It is committed
+before the rows are, so that none is lost; a round that is repeated finds there how far it was: none comes twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -94,6 +94,8 @@ class TopicSource:
             raise LakeError(
                 f"topic {topic.name} cannot be lake table {lake.path}: {error.message}"
             ) from error
+        if self.definition is not None:
+            self.definition = replace(self.definition, options=lake.options)
         return self.definition
 
     def _inferred(self, spark: Any, base: LakeState) -> list[Column]:
@@ -276,7 +278,7 @@ def inferred_columns(shape: str) -> list[Column]:
     match = re.fullmatch(r"OBJECT<(.*)>", shape.strip(), re.DOTALL)
     if match is None:
         return []
-    found = []
+    found: list[Column] = []
     for field in _split(match.group(1)):
         name, kind = _named(field)
         data_type = _column_type(kind)
@@ -287,7 +289,8 @@ def inferred_columns(shape: str) -> list[Column]:
 
 def _split(text: str) -> list[str]:
     """At the commas that are not inside of brackets or backquotes."""
-    parts, depth, quoted, begin = [], 0, False, 0
+    parts: list[str] = []
+    depth, quoted, begin = 0, False, 0
     for at, character in enumerate(text):
         if character == "`":
             quoted = not quoted

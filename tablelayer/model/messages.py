@@ -623,8 +623,8 @@ class LakeFinishResponse(ApiMessage, key=10051, kind="response", versions="0", f
 
 
 class ListedLake(Struct):
-    """How far the lake of one table or plain topic is; the fields are those of DescribeLakeResponse, `behind` is the number
-    of offsets that the lake does not have.
+    """How far the lake of one table or plain topic is; the fields are those of DescribeLakeResponse, and ``behind`` is
+    the number of offsets that the lake does not have.
     """
 
     table_id: UUID = uuid()
@@ -643,6 +643,7 @@ class ListedLake(Struct):
     worker: str | None = string(nullable="0+", default=None)
     doing: str = string()
     changes: int = int64()
+    round_ms: int = int64()
 
 
 class ListLakeRequest(ApiMessage, key=10052, kind="request", versions="0", flexible="0+"):

@@ -2,7 +2,7 @@
 
 | format | the lake table |
 |---|---|
-| `raw` | `key`, `value`, `headers` (JSON: names and base64 values in order), `timestamp`, `partition`, `offset`; appended |
+| `raw` | `key`, `value`, `headers` (JSON: names and base64 values), `timestamp`, `partition`, `offset`; appended |
 | `json` | the fields of the value's object; with a primary key, upserts, and a null value deletes what the key names |
 | `debezium-json` | the rows in the envelopes, as upserts and deletes by primary key |
 
@@ -149,29 +149,45 @@ class TopicLake:
             return None
         return self.definition(self.schema or RAW_COLUMNS, topic_id, partitions)
 
-    def definition(self, schema: str, topic_id: UUID | None, partitions: int) -> TableDefinition:
-        """The lake table with these columns. Raises TableError(INVALID_TABLE)."""
-        config = {
-            SCHEMA_CONFIG: schema,
+    def undefined(self, topic_id: UUID) -> TableDefinition:
+        """Of the right name and id, to look for the lake table before its columns are known."""
+        config = {SCHEMA_CONFIG: RAW_COLUMNS, **self.options}
+        return TableDefinition.from_topic_config(self.path, topic_id, 1, config)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of the lake table's definition."""
+        return {
             table_options.DATALAKE_ENABLED: "true",
             table_options.DATALAKE_FORMAT: self.format,
             table_options.DATALAKE_COMPACTION: str(self.compaction).lower(),
             table_options.DATALAKE_EXPIRY: str(self.expiry).lower(),
         }
+
+    def definition(self, schema: str, topic_id: UUID | None, partitions: int) -> TableDefinition:
+        """The lake table with these columns. Raises TableError(INVALID_TABLE)."""
+        config = {SCHEMA_CONFIG: schema, **self.options}
         if self.primary_key:
             config[PRIMARY_KEY_CONFIG] = ",".join(self.primary_key)
             config["table.bucket-key"] = self.primary_key[0]
-        return TableDefinition.from_topic_config(self.path, topic_id, partitions, config)
+        found = TableDefinition.from_topic_config(self.path, topic_id, partitions, config)
+        for column in found.schema.columns:
+            if self.primary_key and not column.nullable and column.name not in self.primary_key:
+                raise _invalid(
+                    f"'{SCHEMA}': column '{column.name}' is NOT NULL, but of a deleted row only the primary key is"
+                    " known: leave NOT NULL out"
+                )
+        return found
+
+    @property
+    def dead_letters_path(self) -> TablePath:
+        """Where records that do not fit go."""
+        return TablePath(self.path.database, self.path.table + DEAD_LETTERS_SUFFIX)
 
     def dead_letters(self, topic_id: UUID) -> TableDefinition:
         """The lake table of the records that do not fit."""
-        path = TablePath(self.path.database, self.path.table + DEAD_LETTERS_SUFFIX)
-        config = {
-            SCHEMA_CONFIG: DEAD_LETTER_COLUMNS,
-            table_options.DATALAKE_ENABLED: "true",
-            table_options.DATALAKE_FORMAT: self.format,
-        }
-        return TableDefinition.from_topic_config(path, topic_id, 1, config)
+        config = {SCHEMA_CONFIG: DEAD_LETTER_COLUMNS, **self.options}
+        return TableDefinition.from_topic_config(self.dead_letters_path, topic_id, 1, config)
 
 
 def is_tiered_topic(config: Mapping[str, str]) -> bool:
@@ -180,8 +196,10 @@ def is_tiered_topic(config: Mapping[str, str]) -> bool:
 
 
 def successor(stored: TableDefinition, wanted: Sequence[Column], *, keep: bool) -> TableDefinition:
-    """The lake table after its columns became `wanted`: matched by name, ids kept. With `keep`, as for inferred columns,
-    none is dropped and a type changes only to a wider one; otherwise TableError(INVALID_TABLE) says what cannot be.
+    """The lake table after its columns became `wanted`: matched by name, ids kept.
+
+    With `keep`, as for inferred columns, none is dropped and a type changes only to a wider one; otherwise
+    TableError(INVALID_TABLE) says what cannot be.
     """
     changes: list[Change] = []
     known = {column.name: column for column in stored.schema.columns}

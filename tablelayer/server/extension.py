@@ -218,7 +218,7 @@ class TableExtension:
         self._lake = LakeRounds(context.store, context.clock, timing)
         await self._lake.load()
         self.lake_subjects = LakeSubjects(self.catalog, self._lake)
-        context.metrics.add(TABLE_METRICS, TableCollector(context, self.catalog, self._lake).collect)
+        context.metrics.add(TABLE_METRICS, TableCollector(context, self.catalog, self.lake_subjects).collect)
         self._services = Services(
             context,
             self.limits,

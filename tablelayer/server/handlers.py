@@ -559,6 +559,8 @@ class Handlers:
             )
             if running is not None:
                 entry.worker, entry.doing, entry.changes = running.worker, running.doing, running.changes
+                now_ms = self._services.context.clock.time_ms()
+                entry.round_ms = max(0, now_ms - running.started.time_ms)
             listed.append(entry)
             await asyncio.sleep(0)  # there may be many
         return m.ListLakeResponse(entries=listed)

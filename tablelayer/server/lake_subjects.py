@@ -53,6 +53,7 @@ class LakeProgress:
     commits: int
     failures: int
     snapshot_id: int
+    committed_at_ms: int
 
 
 class LakeSubjects:
@@ -121,7 +122,14 @@ class LakeSubjects:
             behind_ms = max(0, self._catalog.context.clock.time_ms() - oldest_ms) if oldest_ms >= 0 else -1
         failures = self._lake.trouble(subject.table_id).failures
         return LakeProgress(
-            subject.name, ends, behind, behind_ms, record.commits, failures, record.snapshot_id
+            subject.name,
+            ends,
+            behind,
+            behind_ms,
+            record.commits,
+            failures,
+            record.snapshot_id,
+            record.committed_at_ms,
         )
 
     def has_more(self, subject: Subject) -> bool:

@@ -15,7 +15,7 @@ from tablelayer.model.errors import TableError
 if TYPE_CHECKING:
     from broker.extension import BrokerContext
     from tablelayer.server.catalog import Catalog
-    from tablelayer.server.lake import LakeRounds
+    from tablelayer.server.lake_subjects import LakeSubjects
 
 _GAUGE: Final = MetricKind.GAUGE
 _TABLE: Final = ("table",)
@@ -54,35 +54,49 @@ SNAPSHOT_AGE = Metric(
 LAKE_LAG = Metric(
     "headrace_lake_lag_records",
     _GAUGE,
-    "Records of a tiered table's log that are not in the lake; of buckets that are in use since the start.",
+    "Records of a tiered table or topic that are not in the lake.",
+    _TABLE,
+)
+LAKE_LAG_SECONDS = Metric(
+    "headrace_lake_lag_seconds",
+    _GAUGE,
+    "Age of the oldest record of a tiered table or topic that is not in the lake; 0: it has all.",
+    _TABLE,
+)
+LAKE_COMMITS = Metric(
+    "headrace_lake_commits_total",
+    MetricKind.COUNTER,
+    "Commits to the lake that tiering jobs reported since the server started.",
     _TABLE,
 )
 LAKE_AGE = Metric(
     "headrace_lake_age_seconds",
     _GAUGE,
-    "Seconds since something of a table was committed to the lake.",
+    "Seconds since something of a table or topic was committed to the lake.",
     _TABLE,
 )
 LAKE_FAILURES = Metric(
-    "headrace_lake_failures", _GAUGE, "Tiering rounds of a table that failed since the last commit.", _TABLE
+    "headrace_lake_failures", _GAUGE, "Tiering rounds in a row that failed since the last commit.", _TABLE
 )
 TABLE_METRICS: Final = (
-    TABLES, ROWS_WRITTEN, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_AGE, LAKE_FAILURES,
+    TABLES, ROWS_WRITTEN, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_LAG_SECONDS,
+    LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES,
 )  # fmt: skip
 
 
 class TableCollector:
     """Collects them (`broker.metrics.model`)."""
 
-    def __init__(self, context: BrokerContext, catalog: Catalog, lake: LakeRounds) -> None:
+    def __init__(self, context: BrokerContext, catalog: Catalog, subjects: LakeSubjects) -> None:
         self._context = context
         self._catalog = catalog
-        self._lake = lake
+        self._subjects = subjects
         self._totals = Totals(1)
 
     async def collect(self, gathering: Gathering) -> None:
         tables = self._catalog.all_tables()
         gathering.put(TABLES, len(tables))
+        await self._collect_lake(gathering)
         if not tables:
             return
         from tablelayer.server.bucket import TableBucket
@@ -120,15 +134,17 @@ class TableCollector:
         self._totals.keep(names, buckets)
         for label, (rows,) in self._totals.sums():
             gathering.put(ROWS_WRITTEN, rows, label)
-        for definition in tables:
-            if definition.settings.datalake_enabled and definition.table_id is not None:
-                await gathering.breathe()
-                state = self._lake.state(definition.table_id)
-                label = self._totals.label(str(definition.path))
-                for partition in self._context.metadata.partitions(definition.path.topic):
-                    if partition.is_open:
-                        behind = partition.high_watermark - state.offsets.get(partition.index, 0)
-                        gathering.add(LAKE_LAG, max(0, behind), label)
-                gathering.add(LAKE_FAILURES, self._lake.trouble(definition.table_id).failures, label)
-                if state.committed_at_ms >= 0:
-                    gathering.put(LAKE_AGE, (now_ms - state.committed_at_ms) / 1000, label)
+
+    async def _collect_lake(self, gathering: Gathering) -> None:
+        now_ms = self._context.clock.time_ms()
+        for subject in self._subjects.all_tiered():
+            await gathering.breathe()
+            progress = self._subjects.progress(subject)
+            label = self._totals.label(subject.name)
+            gathering.add(LAKE_LAG, progress.behind, label)
+            if progress.behind_ms >= 0:
+                gathering.put(LAKE_LAG_SECONDS, progress.behind_ms / 1000, label)
+            gathering.add(LAKE_COMMITS, progress.commits, label)
+            gathering.add(LAKE_FAILURES, progress.failures, label)
+            if progress.committed_at_ms >= 0:
+                gathering.put(LAKE_AGE, (now_ms - progress.committed_at_ms) / 1000, label)
