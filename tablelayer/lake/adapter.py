@@ -52,9 +52,6 @@ class LakeTable(Protocol):
         history no longer says what was tiered.
         """
 
-    def stored_definition(self) -> TableDefinition | None:
-        """The definition that the lake table was made or last changed from; None if there is no such table."""
-
     def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
         """Write a round where no reader sees it, on top of `base`, `offsets` with it; the new snapshot's id.
 

@@ -448,6 +448,7 @@ class _Job:
 
     def _tier_topic(self, granted: TieringRound, name: str) -> RoundResult:
         """See `topics.py`."""
+        from tablelayer.lake.iceberg import IcebergTable  # the only lake of topics
         from tablelayer.lake.topics import Topic, TopicSource
 
         described = self._connection.kafka.describe_topic(name)
@@ -461,12 +462,12 @@ class _Job:
         check_lake(status, self._warehouse, name)
         with self._spark_of(granted) as spark:
             provisional = config.undefined(topic.topic_id)
-            lake = open_lake(spark, provisional, status, self._warehouse)
-            stored = lake.stored_definition()
+            found = IcebergTable(spark, provisional, check_lake(status, self._warehouse, name))
+            stored = found.stored_definition()
             with Heartbeats(self._coordinator, granted) as heartbeats:
                 heartbeats.doing = "looking"
                 source = TopicSource(self._connection, self._bootstrap, topic)
-                definition = source.define(spark, stored, lake.find_committed(status.snapshot_id))
+                definition = source.define(spark, stored, found.find_committed(status.snapshot_id))
             if definition is None:
                 return RoundResult(name, Outcome.NOTHING_NEW)
             lake = open_lake(spark, definition, status, self._warehouse)

@@ -1,4 +1,4 @@
-"""Plain topics in the lake: raw, JSON by a declared and by an inferred schema, Debezium; what does not fit, beside them."""
+"""Plain topics in the lake: raw, JSON by a declared and by an inferred schema, Debezium; and what does not fit."""
 
 from __future__ import annotations
 
