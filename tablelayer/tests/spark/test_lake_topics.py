@@ -107,7 +107,7 @@ def test_json_by_a_schema_and_what_does_not_fit(spark: Any, server: Server, clie
     assert {row["id"]: row["note"] for row in topic.lake(spark)}[99] == "x"
     assert len(topic.lake(spark, "_dead_letters")) == 5
     with pytest.raises(RuntimeError, match="while it is tiered"):
-        alter(client, topic.name, "datalake.value-format", "debezium-json")
+        alter(client, topic.name, "datalake.primary-key", "id")
     client.kafka.delete_topic(topic.name)
 
 
