@@ -105,11 +105,21 @@ def test_snappy_is_read_raw_and_in_java_framing():
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_decompression_bomb_stops_at_the_bound(codec):
+def test_f7_a_decompression_bomb_stops_at_the_bound(codec):
     bomb = compress(codec, bytes(8 << 20))
     with pytest.raises(DecodeError, match="more than the allowed 1048576 bytes"):
         decompress(codec, bomb, max_bytes=1 << 20)
     assert len(decompress(codec, bomb, max_bytes=8 << 20)) == 8 << 20
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_f7_the_check_notices_a_missing_bound(codec, monkeypatch):
+    def unbounded(codec, data, *, max_bytes, bounded=decompress):
+        return bounded(codec, data)
+
+    monkeypatch.setitem(globals(), "decompress", unbounded)
+    with pytest.raises(pytest.fail.Exception):
+        test_f7_a_decompression_bomb_stops_at_the_bound(codec)
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
