@@ -1,4 +1,4 @@
-"""`python -m bench [kafka] [tables] [--rounds N] [--scale X] [--quick] [--only GROUP] [--json FILE]`.
+"""`python -m bench [kafka] [tables] [transcode] [--rounds N] [--scale X] [--quick] [--only GROUP] [--json FILE]`.
 
 Kafka and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs both
 alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import tables
+from bench import tables, transcode
 from bench.figures import GROUPS, Size, chosen
 from bench.peers import Peer, both, start_headrace
-from bench.report import Samples, show_comparison, show_tables
+from bench.report import Samples, show_comparison, show_rates, show_tables
 
 WORK = Path(".bench")
 
@@ -42,19 +42,19 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="*", choices=["kafka", "tables", []], help="default: both")
+    parser.add_argument("what", nargs="*", choices=["kafka", "tables", "transcode", []], help="default: all")
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument("--scale", type=float, help="1.0 = 400,000 records and 1,000,000 rows a run")
     parser.add_argument("--quick", action="store_true", help="fewer kinds, shorter runs: a few minutes")
     parser.add_argument("--only", action="append", default=[], choices=list(GROUPS), help="of kafka's groups")
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
     arguments = parser.parse_args()
-    what = arguments.what or ["kafka", "tables"]
+    what = arguments.what or ["kafka", "tables", "transcode"]
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
     console = Console(width=170)
     WORK.mkdir(exist_ok=True)
-    samples, rows = Samples(), {}
+    samples, rows, rates = Samples(), {}, {}
     if "kafka" in what:
         peers = both(WORK)
         try:
@@ -74,8 +74,13 @@ def main() -> None:
         finally:
             server.stop()
         show_tables(console, rows)
+    if "transcode" in what:
+        rates = transcode.measure(rounds, scale)
+        show_rates(console, rates, transcode.GOALS)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"kafka": samples.as_json(), "tables": rows}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"kafka": samples.as_json(), "tables": rows, "transcode": rates}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -110,3 +110,16 @@ def show_tables(console: Console, figures: dict[str, list[float]]) -> None:
     for figure, values in figures.items():
         table.add_row(figure, spread(values))
     console.print(table)
+
+
+def show_rates(console: Console, figures: dict[str, list[float]], goals: dict[str, int]) -> None:
+    table = Table(
+        title="Rows to Kafka records and back, ten columns: rows per CPU second, median (lowest-highest)"
+    )
+    for heading in ("format", "rows a second", "goal", ""):
+        table.add_column(heading, justify="left" if heading == "format" else "right")
+    for figure, values in figures.items():
+        goal = goals.get(figure)
+        met = "" if goal is None else ("met" if statistics.median(values) >= goal else "missed")
+        table.add_row(figure, spread(values), "" if goal is None else f"{goal:,}", met)
+    console.print(table)

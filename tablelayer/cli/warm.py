@@ -18,6 +18,8 @@ KERNEL_MODULES = (
     "tablelayer.model.buckets",
     "tablelayer.model.json_rows",
     "tablelayer.model.debezium",
+    "tablelayer.model.avro_write",
+    "tablelayer.model.avro_read",
     "tablelayer.server.aggregate",
     "tablelayer.server.roaring",
 )

@@ -1,6 +1,6 @@
 """How the rows of a table look in the values of Kafka records: the formats, their parameters, what goes with what.
 
-Declared as options in `options.py`; what a format does is in `json_rows`, `json_path` and `debezium`.
+Declared as options in `options.py`; what a format does is in `json_rows`, `json_path`, `debezium` and `avro_*`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from urllib.parse import urlsplit
 
 VALUE_FORMAT = "table.kafka.value-format"
 VALUE_PATH = "table.kafka.value-path"
 DEBEZIUM_TIME = "table.kafka.debezium.time-precision-mode"
 DEBEZIUM_DECIMALS = "table.kafka.debezium.decimal-handling-mode"
+AVRO_SCHEMA = "table.kafka.avro.schema"
+AVRO_REGISTRY = "table.kafka.avro.registry-url"
 
 VALUE_PATH_LEVELS_MAX = 32  # far beyond any envelope that is in use; every level is a pass over the batch
 
@@ -23,6 +26,7 @@ class KafkaValueFormat(StrEnum):
 
     JSON = "json"
     DEBEZIUM_JSON = "debezium-json"
+    AVRO = "avro"
 
 
 class DebeziumTime(StrEnum):
@@ -41,10 +45,19 @@ class DebeziumDecimals(StrEnum):
     PRECISE = "precise"
 
 
+class AvroSchemaPlace(StrEnum):
+    """Where a reader of an Avro value finds the schema it was written with."""
+
+    REGISTRY = "registry"
+    RECORD = "record"
+
+
 FORMAT_OF_OPTION: Mapping[str, KafkaValueFormat] = {
     VALUE_PATH: KafkaValueFormat.JSON,
     DEBEZIUM_TIME: KafkaValueFormat.DEBEZIUM_JSON,
     DEBEZIUM_DECIMALS: KafkaValueFormat.DEBEZIUM_JSON,
+    AVRO_SCHEMA: KafkaValueFormat.AVRO,
+    AVRO_REGISTRY: KafkaValueFormat.AVRO,
 }
 """Options that only one format has."""
 
@@ -55,6 +68,8 @@ def complaint(options: Mapping[str, str]) -> str | None:
     for name, wanted in FORMAT_OF_OPTION.items():
         if name in options and chosen != wanted:
             return f"option '{name}' is for '{VALUE_FORMAT}' = '{wanted}'; this table has '{chosen}'"
+    if AVRO_REGISTRY in options and options.get(AVRO_SCHEMA) == AvroSchemaPlace.RECORD:
+        return f"option '{AVRO_REGISTRY}' is of no use with '{AVRO_SCHEMA}' = '{AvroSchemaPlace.RECORD}': leave one out"
     return None
 
 
@@ -90,3 +105,23 @@ def parse_value_path(text: str) -> tuple[str, ...]:
 
 def render_value_path(names: tuple[str, ...]) -> str:
     return ".".join(names)
+
+
+def parse_registry_url(text: str) -> str:
+    """The URL of a schema registry without a slash at its end. Raises ValueError."""
+    url = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"the value must be a URL such as 'http://registry:8081': {error}") from error
+    if parts.scheme not in ("http", "https") or not host or re.search(r"\s", url):
+        raise ValueError("the value must be a URL such as 'http://registry:8081'")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(
+            "a URL with credentials would be shown to everybody who may describe the table: give them to the server "
+            "('schema.registry.basic.auth.user.info', 'schema.registry.bearer.auth.token')"
+        )
+    if parts.query or parts.fragment:
+        raise ValueError("the URL of a registry has no query and no fragment")
+    return url

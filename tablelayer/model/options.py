@@ -19,15 +19,19 @@ from typing import Any
 from tablelayer.model.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.kafka_formats import (
+    AVRO_REGISTRY,
+    AVRO_SCHEMA,
     DEBEZIUM_DECIMALS,
     DEBEZIUM_TIME,
     VALUE_FORMAT,
     VALUE_PATH,
+    AvroSchemaPlace,
     DebeziumDecimals,
     DebeziumTime,
     KafkaValueFormat,
     complaint,
     one_of,
+    parse_registry_url,
     parse_value_path,
     render_value_path,
 )
@@ -440,7 +444,7 @@ DECLARED: Mapping[str, TableOption] = {
             VALUE_FORMAT,
             "json",
             KafkaValueFormat,
-            "What the value of a record looks like: the row as JSON, or a Debezium envelope of it.",
+            "What the value of a record looks like: the row as JSON, a Debezium envelope of it in JSON, or Avro.",
         ),
         TableOption(
             VALUE_PATH,
@@ -466,6 +470,20 @@ DECLARED: Mapping[str, TableOption] = {
             "What texts in DECIMAL columns are, as the connector's decimal.handling.mode: 'string' the number, "
             "'precise' base64 of the unscaled value. Numbers (its 'double') are read in any case.",
             alterable=True,
+        ),
+        _declare(
+            AVRO_SCHEMA,
+            "registry",
+            AvroSchemaPlace,
+            "Where the schema of an Avro value is: 'registry', by an id in front of the value (Confluent's wire "
+            "format), or 'record': each value is an Avro object container file.",
+        ),
+        TableOption(
+            AVRO_REGISTRY,
+            None,
+            parse_registry_url,
+            str,
+            "The schema registry of the table; without it the server's 'schema.registry.url'.",
         ),
         _declare(
             KAFKA_CHANGELOG,
@@ -535,6 +553,8 @@ class TableOptions:
     kafka_value_path: tuple[str, ...] | None
     debezium_time: DebeziumTime
     debezium_decimals: DebeziumDecimals
+    avro_schema: AvroSchemaPlace
+    avro_registry: str | None
     kafka_changelog: KafkaChangelog
     kafka_unknown_fields: UnknownFields
     kafka_creates_partitions: bool
@@ -669,6 +689,8 @@ def effective(options: Mapping[str, str]) -> TableOptions:
         kafka_value_path=value(VALUE_PATH),
         debezium_time=value(DEBEZIUM_TIME),
         debezium_decimals=value(DEBEZIUM_DECIMALS),
+        avro_schema=value(AVRO_SCHEMA),
+        avro_registry=value(AVRO_REGISTRY),
         kafka_changelog=value(KAFKA_CHANGELOG),
         kafka_unknown_fields=value("table.kafka.unknown-fields"),
         kafka_creates_partitions=value(KAFKA_CREATES_PARTITIONS),

@@ -17,13 +17,17 @@ from broker.extension import FetchedRecords
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
+from tablelayer.model.avro_schema import schema_text
+from tablelayer.model.avro_write import Frame
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.buckets import bucket_of
 from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import kafka_face
 from tablelayer.server.merge import Operations
+from tablelayer.server.schema_registry import REGISTRY_URL
 from tablelayer.server.services import Services
 from tablelayer.server.transcode import to_kafka
 from tablelayer.server.writes import OperationSource, Writer, made_for
@@ -120,17 +124,24 @@ class TableBucket:
 
     async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
         self.check_open()
+        definition = self.definition
+        frame = await self._avro_frame(definition)
         async with self._transcoding:  # who comes second finds the first one's work in the cache
             found = self.partition.read(offset, max(1, max_bytes // _EXPANSION), True)
             if found.region is None:
                 return FetchedRecords()
             parts, size, records = await self.services.run(
-                self._transcode, self.definition, found.region, max_bytes, min_one
+                self._transcode, definition, frame, found.region, max_bytes, min_one
             )
         return FetchedRecords(tuple(parts), size, records)
 
     def _transcode(
-        self, definition: TableDefinition, region: FileRegion, max_bytes: int, min_one: bool
+        self,
+        definition: TableDefinition,
+        frame: Frame | None,
+        region: FileRegion,
+        max_bytes: int,
+        min_one: bool,
     ) -> tuple[list[bytes], int, int]:
         cache = self.services.transcoded
         parts: list[bytes] = []
@@ -145,7 +156,7 @@ class TableBucket:
             batch = cache.get(key)
             if batch is None:
                 stored = region.read_at(position, header.size)
-                batch = to_kafka(ArrowBatch.parse(stored), definition)
+                batch = to_kafka(ArrowBatch.parse(stored), definition, frame)
                 cache.put(key, batch)
             if total + len(batch) > max_bytes and (parts or not min_one):
                 break
@@ -153,6 +164,37 @@ class TableBucket:
             total += len(batch)
             records += header.record_count
         return parts, total, records
+
+    async def _avro_frame(self, definition: TableDefinition) -> Frame | None:
+        """What stands around this table's Avro values; None if it has others. Raises KafkaError."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            return None
+        whole = definition.path.whole
+        text = schema_text(definition.schema, whole.database, whole.table)
+        if settings.avro_schema is AvroSchemaPlace.RECORD:
+            return Frame.container(text)
+        registries = self.services.registries
+        url = settings.avro_registry or registries.own_url
+        if url is None:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{self.name} has Avro values, but the server has no '{REGISTRY_URL}' now",
+            )
+        return Frame.confluent(await registries.id_of(url, f"{whole.topic}-value", text))
+
+    async def opened(
+        self, definition: TableDefinition, batch: memoryview
+    ) -> memoryview | kafka_face.AvroBatch:
+        """A producer's batch with what it takes to decode it: the schemas of its Avro values. Raises KafkaError."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            return batch
+        records, ids = await self.services.run(kafka_face.avro_ids, definition, batch)
+        registries = self.services.registries
+        url = settings.avro_registry or registries.own_url
+        schemas = {} if url is None else await registries.schemas(url, ids)
+        return kafka_face.AvroBatch(records, schemas)
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         """R17.2: forward rows of other buckets, then log the own ones under the producer's own sequence."""
@@ -163,12 +205,13 @@ class TableBucket:
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
         writer, size = Writer.of(header), len(batch)
+        opened = await self.opened(definition, batch)
         try:
             if definition.bucket_count == 1 or not definition.bucket_key:
                 return await self.write_rows(
-                    lambda now: kafka_face.decode_produced(now, batch), writer, size, acks, timeout_ms
+                    lambda now: kafka_face.decode_produced(now, opened), writer, size, acks, timeout_ms
                 )
-            operations = await self.services.run(kafka_face.decode_produced, definition, batch)
+            operations = await self.services.run(kafka_face.decode_produced, definition, opened)
             by_bucket = await self.services.run(split, definition, operations)
             forwarded = kafka_face.forwarded(header, index)
             for bucket, part in by_bucket.items():

@@ -20,6 +20,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import Change, changed_topic_config, evolve
+from tablelayer.model.kafka_formats import AVRO_REGISTRY, AVRO_SCHEMA, AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.options import DATALAKE_ENABLED, is_table_option
 from tablelayer.model.partitions import check_partitioned, spec_texts, values_of
 from tablelayer.model.schema import FIRST_SCHEMA_ID
@@ -33,6 +34,7 @@ from tablelayer.model.table import (
     TablePath,
     check_name,
 )
+from tablelayer.server.schema_registry import REGISTRY_URL
 
 if TYPE_CHECKING:
     from broker.cluster.partition import TopicImage
@@ -140,9 +142,22 @@ class Catalog:
                     TableErrorCode.INVALID_TABLE,
                     f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
                 )
+            self._check_registry(definition)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return definition.to_topic_config()
+
+    def _check_registry(self, definition: TableDefinition) -> None:
+        """Avro values by a registry's ids need a registry."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO or settings.avro_registry is not None:
+            return
+        if settings.avro_schema is AvroSchemaPlace.REGISTRY and not self.context.config[REGISTRY_URL]:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"table {definition.path} has Avro values, but no schema registry: give it one ('{AVRO_REGISTRY}'), or "
+                f"the server ('{REGISTRY_URL}'), or say '{AVRO_SCHEMA}' = '{AvroSchemaPlace.RECORD}'",
+            )
 
     def _validate_partition(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         """A new partition's topic: the table must be there, and must be the one that is meant."""

@@ -28,6 +28,7 @@ from tablelayer.server.lake_machine import Timing
 from tablelayer.server.lake_subjects import LakeSubjects
 from tablelayer.server.limits import Limits
 from tablelayer.server.metrics import TABLE_METRICS, TableCollector
+from tablelayer.server.schema_registry import REGISTRY_CONFIGS
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ _BROKER_CONFIGS = (
         "A property of the Iceberg catalog, as Iceberg's documentation names it: type, uri, table-default.*",
     ),
     *SNAPSHOT_CONFIGS,
+    *REGISTRY_CONFIGS,
     ConfigKey(
         MAX_PARTITIONS_CONFIG,
         ConfigType.INT,

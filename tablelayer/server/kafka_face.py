@@ -6,14 +6,17 @@ executor threads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from broker.extension import RecordErrors
 from protocol.errors import DecodeError, ErrorCode, KafkaError
-from protocol.records.decode import decode_records
+from protocol.records.decode import RecordColumns, decode_records
 from protocol.records.header import BatchHeader, read_header, verify_crc
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.partitions import check_rows_of_partition
 from tablelayer.model.table import TableDefinition
+from tablelayer.server.avro_face import Schemas, schema_ids
 from tablelayer.server.merge import Operations
 from tablelayer.server.transcode import from_kafka
 from tablelayer.server.writes import Writer, admit
@@ -71,16 +74,43 @@ def forwarded(header: BatchHeader, source_partition: int, *, by_whole_table: boo
     )
 
 
-def decode_produced(definition: TableDefinition, batch: memoryview) -> Operations:
+def open_batch(batch: memoryview) -> RecordColumns:
+    """The records of a producer's batch. Raises KafkaError."""
+    if not verify_crc(batch):
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
+    try:
+        return decode_records(batch)
+    except DecodeError as error:
+        raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class AvroBatch:
+    """The records of a producer's batch, and the schemas of the ids in them."""
+
+    records: RecordColumns
+    schemas: Schemas
+
+
+def avro_ids(definition: TableDefinition, batch: memoryview) -> tuple[RecordColumns, list[int]]:
+    """The records of a batch of Avro values, and the ids of schemas in them. Raises KafkaError."""
+    records = open_batch(batch)
+    try:
+        return records, schema_ids(records)
+    except RowError as error:
+        raise refused_record(definition, error) from None
+
+
+def decode_produced(definition: TableDefinition, batch: memoryview | AvroBatch) -> Operations:
     """The rows of a producer's batch, in order: values are upserts (appends), null values deletes by key.
 
     Raises RecordErrors (INVALID_RECORD) naming record and column, or KafkaError.
     """
-    if not verify_crc(batch):
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
     try:
-        records = decode_records(batch)
-        write = from_kafka(records, definition)
+        if isinstance(batch, AvroBatch):
+            write = from_kafka(batch.records, definition, batch.schemas)
+        else:
+            write = from_kafka(open_batch(batch), definition)
     except DecodeError as error:
         raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
     except RowError as error:

@@ -47,8 +47,9 @@ class PartitionedBucket(LogBucket):
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
         writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
+        opened = await self.opened(definition, batch)
         try:
-            operations = await self.services.run(kafka_face.decode_produced, definition, batch)
+            operations = await self.services.run(kafka_face.decode_produced, definition, opened)
             parts = await self.services.run(_split, definition, operations, self.partition.index)
             await self._make_partitions(definition, list(parts))
             for name, by_bucket in parts.items():

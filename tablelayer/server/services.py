@@ -18,6 +18,7 @@ from tablelayer.model.options import parse_duration_ms
 from tablelayer.server.auto_increment import AutoIncrement
 from tablelayer.server.limits import Limits
 from tablelayer.server.remote_files import RemoteFiles, open_files
+from tablelayer.server.schema_registry import SchemaRegistries
 
 if TYPE_CHECKING:
     from broker.extension import BrokerContext
@@ -164,6 +165,7 @@ class Services:
         self.auto_increment = AutoIncrement(context.store)
         self.transcoded = TranscodedCache(limits.transcoded_cache_bytes)
         self.snapshot_config = SnapshotConfig.of(context)
+        self.registries = SchemaRegistries(context.config, context.clock)
         self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
         """Ends the snapshot scans of a bucket, whose store is about to be closed."""
         self._background: ThreadPoolExecutor | None = None

@@ -30,6 +30,7 @@ from protocol.records.decode import RecordColumns
 from protocol.records.encode import EncodedHeaders, encode_batch
 from protocol.records.gather import gather
 from tablelayer.model.arrays import Bytes, Mask, Offsets, binary_array, variable_values
+from tablelayer.model.avro_write import Frame, rows_to_avro
 from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.debezium import (
     CREATED,
@@ -44,10 +45,12 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.json_path import descend, wrap
 from tablelayer.model.json_rows import JsonTexts, json_to_rows, rows_to_json
 from tablelayer.model.kafka_formats import KafkaValueFormat
-from tablelayer.model.options import KafkaChangelog
+from tablelayer.model.options import KafkaChangelog, UnknownFields
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
+from tablelayer.server import avro_face
+from tablelayer.server.avro_face import Schemas
 
 Indices = npt.NDArray[np.int64]
 
@@ -55,8 +58,10 @@ CHANGE_TYPE_HEADER: Final = "change-type"
 _LOG_APPEND_TIME: Final = 0x08
 
 
-def to_kafka(batch: ArrowBatch, table: TableDefinition) -> bytes:
-    """One Arrow batch of the log as one record batch v2 over the same offsets. Raises DecodeError."""
+def to_kafka(batch: ArrowBatch, table: TableDefinition, avro: Frame | None = None) -> bytes:
+    """One Arrow batch of the log as one record batch v2 over the same offsets. avro: what stands around an Avro value;
+    None for other formats. Raises DecodeError.
+    """
     header, settings = batch.header, table.settings
     rows = batch.to_record_batch(table.versions.get(batch.schema_id).arrow())
     rows = table.versions.conversion(batch.schema_id).of(rows)
@@ -64,7 +69,7 @@ def to_kafka(batch: ArrowBatch, table: TableDefinition) -> bytes:
     if settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
         shown = _envelopes(rows, batch.change_types, full, header.max_timestamp)
     else:
-        shown = _images(rows, batch.change_types, full, table)
+        shown = _images(rows, batch.change_types, full, table, avro)
     key_offsets = key_data = None
     if table.bucket_key:
         names = list(table.schema.primary_key or table.bucket_key)
@@ -99,7 +104,11 @@ class _Shown:
 
 
 def _images(
-    rows: pa.RecordBatch, changes: npt.NDArray[np.uint8] | None, full: bool, table: TableDefinition
+    rows: pa.RecordBatch,
+    changes: npt.NDArray[np.uint8] | None,
+    full: bool,
+    table: TableDefinition,
+    avro: Frame | None,
 ) -> _Shown:
     """Every row by itself; a -D has no value, unless all images are wanted."""
     offsets: Indices = np.arange(rows.num_rows)
@@ -112,17 +121,18 @@ def _images(
         valid = changes != ChangeType.DELETE
         if valid.all():
             valid = None
-    texts = _encode(rows if valid is None else rows.filter(pa.array(valid)), table)
-    value_offsets, value_data = variable_values(texts)
+    value_offsets, value_data = _encode(rows if valid is None else rows.filter(pa.array(valid)), table, avro)
     if valid is not None:
         value_offsets = _spread(value_offsets, valid)
     return _Shown(rows, (value_offsets, value_data), valid, changes, offsets)
 
 
-def _encode(rows: pa.RecordBatch, table: TableDefinition) -> pa.Array:
+def _encode(rows: pa.RecordBatch, table: TableDefinition, avro: Frame | None) -> tuple[Offsets, Bytes]:
+    if avro is not None:
+        return rows_to_avro(rows, table.schema, avro)
     texts = rows_to_json(rows)
     path = table.settings.kafka_value_path
-    return texts if path is None else wrap(texts, path)
+    return variable_values(texts if path is None else wrap(texts, path))
 
 
 def _envelopes(
@@ -181,8 +191,11 @@ class KafkaWrite:
     change_types: npt.NDArray[np.uint8] | None
 
 
-def from_kafka(records: RecordColumns, table: TableDefinition) -> KafkaWrite:
-    """The rows that a Kafka client's records stand for. Raises RowError naming the first record that is bad."""
+def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas | None = None) -> KafkaWrite:
+    """The rows that a Kafka client's records stand for. schemas: those of the ids in Avro values and keys
+    (`avro_face.schema_ids`). Raises RowError naming the first record that is bad.
+    """
+    known: Schemas = {} if schemas is None else schemas
     parts = _Parts(len(records))
     nulls = np.flatnonzero(records.value_length < 0)
     given = np.flatnonzero(records.value_length >= 0) if len(nulls) else np.arange(len(records))
@@ -190,13 +203,20 @@ def from_kafka(records: RecordColumns, table: TableDefinition) -> KafkaWrite:
         what = f"its value is null, and {table.path} is a log table: nothing to delete"
         parts.failures.append(RowError(int(nulls[0]), None, what))
     elif len(nulls):
-        parts.add(nulls, lambda: _deleted_rows(records, nulls, table), deletes=True)
+        _add_deletes(parts, records, nulls, table, known)
     if len(given):
         match table.settings.kafka_value_format:
             case KafkaValueFormat.JSON:
                 _add_json(parts, records, given, table)
             case KafkaValueFormat.DEBEZIUM_JSON:
                 _add_envelopes(parts, records, given, table)
+            case KafkaValueFormat.AVRO:
+                start, length = records.value_start[given], records.value_length[given]
+                unknown = table.settings.kafka_unknown_fields
+                avro_face.add_rows(
+                    records.payload, start, length, table.schema.columns, known, unknown,
+                    lambda at, decode: parts.add(given[at], decode),
+                )  # fmt: skip
     return parts.write(table)
 
 
@@ -306,6 +326,32 @@ def _key_rows(decoded: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
         ],
         schema=schema.arrow(),
     )
+
+
+def _add_deletes(
+    parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition, schemas: Schemas
+) -> None:
+    """Null values. Of a table with Avro values, keys may be Avro by a registry's schema too."""
+    start, length = records.key_start[at], records.key_length[at]
+    if table.settings.kafka_value_format is KafkaValueFormat.AVRO:
+        encoded = avro_face.has_id(records.payload, start, length)
+        keyed = at[encoded]
+        avro_face.add_rows(
+            records.payload, start[encoded], length[encoded], _key_columns(table), schemas, UnknownFields.IGNORE,
+            lambda part, decode: parts.add(
+                keyed[part], lambda: _key_rows(_of_key(decode), table.schema), deletes=True
+            ),
+            bare=True,
+        )  # fmt: skip
+        at = at[~encoded]
+    parts.add(at, lambda: _deleted_rows(records, at, table), deletes=True)
+
+
+def _of_key(decode: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+    try:
+        return decode()
+    except RowError as error:
+        raise RowError(error.index, error.column, f"in the record's key, {error.reason}") from error
 
 
 def _deleted_rows(records: RecordColumns, at: Indices, table: TableDefinition) -> pa.RecordBatch:

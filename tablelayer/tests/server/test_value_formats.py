@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.records.decode import RecordColumns, decode_records
@@ -21,7 +21,8 @@ from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.json_rows import rows_to_json
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import BIGINT, parse_type
+from tablelayer.model.type_text import parse_type
+from tablelayer.model.types import BIGINT
 from tablelayer.server.transcode import from_kafka, to_kafka
 from tablelayer.tests.model.random_rows import batches
 
@@ -122,6 +123,7 @@ def test_r17_3_the_first_bad_record_is_named_whatever_is_wrong_with_later_ones()
     assert (caught.value.index, caught.value.column) == (0, "k")
 
 
+@settings(max_examples=50)
 @given(
     batches(),
     st.lists(
@@ -360,6 +362,7 @@ def test_r17_1_full_envelopes_have_both_images() -> None:
     ]
 
 
+@settings(max_examples=60)
 @given(batches(), st.data())
 def test_r17_every_type_comes_back_from_its_envelope(
     made: tuple[Schema, pa.RecordBatch], data: st.DataObject
@@ -400,7 +403,7 @@ def test_r17_every_type_comes_back_from_its_envelope(
     ("options", "reason"),
     [
         ({"table.kafka.value-format": "debezium"}, "did you mean 'debezium-json'"),
-        ({"table.kafka.value-format": "csv"}, "must be 'json' or 'debezium-json'"),
+        ({"table.kafka.value-format": "csv"}, "must be 'json' or 'debezium-json' or 'avro'"),
         ({"table.kafka.value-formt": "json"}, "did you mean 'table.kafka.value-format'"),
         ({"table.kafka.value-path": "a..b"}, "names of fields"),
         ({"table.kafka.value-path": "$"}, "names of fields"),
@@ -409,6 +412,26 @@ def test_r17_every_type_comes_back_from_its_envelope(
         ({**DEBEZIUM, "table.kafka.value-path": "a"}, "is for 'table.kafka.value-format' = 'json'"),
         ({"table.kafka.debezium.time-precision-mode": "connect"}, "this table has 'json'"),
         ({**DEBEZIUM, "table.kafka.debezium.time-precision-mode": "adaptiv"}, "did you mean 'adaptive'"),
+        ({**DEBEZIUM, "table.kafka.avro.schema": "record"}, "is for 'table.kafka.value-format' = 'avro'"),
+        (
+            {"table.kafka.value-format": "avro", "table.kafka.avro.registry-url": "registry:8081"},
+            "must be a URL such as",
+        ),
+        (
+            {
+                "table.kafka.value-format": "avro",
+                "table.kafka.avro.registry-url": "http://me:secret@registry",
+            },
+            "schema.registry.basic.auth.user.info",
+        ),
+        (
+            {
+                "table.kafka.value-format": "avro",
+                "table.kafka.avro.schema": "record",
+                "table.kafka.avro.registry-url": "http://registry",
+            },
+            "leave one out",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused_by_name(options: dict[str, str], reason: str) -> None:

@@ -1,0 +1,317 @@
+"""Avro tables with a schema registry: what is asked, with which credentials, and what if it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model.avro_schema import AvroSchema
+from tablelayer.server.schema_registry import SchemaRegistries
+from tablelayer.tests.server.tables import Table, run, tables
+from tablelayer.tests.server.test_kafka_face import batch, consume, row
+
+COLUMNS = "id INT, name STRING, price DECIMAL(10, 2), PRIMARY KEY (id) NOT ENFORCED"
+WRITER = {
+    "type": "record", "name": "w",
+    "fields": [{"name": "name", "type": ["null", "string"]}, {"name": "id", "type": "int"}],
+}  # fmt: skip
+
+
+@dataclass
+class Registry:
+    """A small schema registry: what it was asked, and how it answers."""
+
+    url: str = ""
+    schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
+    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
+    status: int = 200
+    delay_seconds: float = 0.0
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        time.sleep(self.delay_seconds)
+        if self.status != 200:
+            return self.status, {"error_code": self.status, "message": "as told"}
+        parts = path.strip("/").split("/")
+        if method == "GET" and parts[:2] == ["schemas", "ids"]:
+            found = self.schemas.get(int(parts[2]))
+            return (
+                (404, {"error_code": 40403, "message": "Schema not found"}) if found is None else (200, found)
+            )
+        assert (method, parts[0], parts[2]) == ("POST", "subjects", "versions")
+        for known, each in self.schemas.items():
+            if each["schema"] == body["schema"]:
+                return 200, {"id": known}
+        number = 100 + len(self.schemas)
+        self.schemas[number] = {"schema": body["schema"], "subject": parts[1]}
+        return 200, {"id": number}
+
+
+@contextmanager
+def registry() -> Iterator[Registry]:
+    state = Registry()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_one(self, method: str) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(size)) if size else None
+            state.asked.append((method, self.path, self.headers.get("Authorization")))
+            status, value = state.answer(method, self.path.removeprefix("/api"), body)
+            data = json.dumps(value).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:
+                pass  # who asked is gone
+
+        def do_GET(self) -> None:
+            self.handle_one("GET")
+
+        def do_POST(self) -> None:
+            self.handle_one("POST")
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_port}/api"
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def registries(url: str | None = None, clock: Clock | None = None, **config: Any) -> SchemaRegistries:
+    given = {
+        "schema.registry.url": url, "schema.registry.basic.auth.user.info": None,
+        "schema.registry.bearer.auth.token": None, "schema.registry.request.timeout.ms": 2000,
+    }  # fmt: skip
+    for name, value in config.items():
+        given[f"schema.registry.{name.replace('_', '.')}"] = value
+    return SchemaRegistries(given, clock or Clock())  # type: ignore[arg-type]
+
+
+def wire(schema_id: int, *rows: dict[str, Any]) -> list[tuple[None, bytes]]:
+    values: list[tuple[None, bytes]] = []
+    for each in rows:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, fastavro.parse_schema(WRITER), each)
+        values.append((None, b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()))
+    return values
+
+
+async def avro_table(all_tables: Any, url: str, columns: str = COLUMNS, **options: Any) -> Table:
+    given = {"kafka_value-format": "avro", "kafka_avro_registry-url": url, **options}
+    return await all_tables.create(columns, **given)
+
+
+async def produce(table: Table, *pairs: tuple[Any, Any], **options: Any) -> Any:
+    return await table.broker.produce(table.definition.path.topic, batch(*pairs, **options), partition=0)
+
+
+def test_r17_avro_through_the_broker_both_ways(tmp_path: Path) -> None:
+    async def work(known: Registry) -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await avro_table(all_tables, known.url)
+            answer = await produce(
+                table, *wire(7, {"id": 1, "name": "a"}, {"id": 2, "name": None}), (b"2", None)
+            )
+            assert answer.error_code == 0, answer.error_message
+            assert await table.state() == [row(1, "a")]
+            await produce(table, *wire(7, {"id": 3, "name": "é"}))
+            found = await consume(table)
+            (own,) = [number for number in known.schemas if number != 7]
+            assert known.schemas[own]["subject"] == "default.t-value"
+            schema = fastavro.parse_schema(json.loads(known.schemas[own]["schema"]))
+            values = [None if each[2] is None else each[2] for each in found]
+            assert all(value is None or value[:5] == b"\0" + own.to_bytes(4, "big") for value in values)
+            rows = [value and fastavro.schemaless_reader(io.BytesIO(value[5:]), schema) for value in values]
+            assert rows == [row(1, "a"), row(2), None, row(3, "é")]
+            assert [each[:2] for each in known.asked] == [
+                ("GET", "/api/schemas/ids/7"), ("POST", "/api/subjects/default.t-value/versions"),
+            ]  # fmt: skip
+
+    with registry() as known:
+        known.schemas[7] = {"schema": json.dumps(WRITER)}
+        run(lambda: work(known))
+
+
+def test_r17_3_bad_avro_is_named_and_a_silent_registry_is_for_later(tmp_path: Path) -> None:
+    async def work(known: Registry) -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await avro_table(all_tables, known.url)
+            good = wire(7, {"id": 1, "name": "a"})
+            for bad, reason in (
+                (wire(8, {"id": 2, "name": ""})[0], "Schema not found"),
+                ((None, b"{}"), "no Avro value"),
+            ):
+                answer = await produce(table, *good, bad)
+                assert answer.error_code == ErrorCode.INVALID_RECORD
+                assert "record 1" in answer.error_message
+                assert reason in answer.error_message
+                assert [each.batch_index for each in answer.record_errors] == [1]
+            assert await table.state() == []
+            known.status = 503
+            known.schemas[9] = {"schema": json.dumps(WRITER)}
+            answer = await produce(table, *wire(9, {"id": 3, "name": "x"}))
+            assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
+            assert (await table.broker.fetch("default.t", 0)).error_code == 0, (
+                "nothing is in the log: nothing to say"
+            )
+            answer = await produce(table, *good)
+            assert answer.error_code == 0, "the schema is known: the registry is not asked"
+            assert (await table.broker.fetch("default.t", 0)).error_code == ErrorCode.REPLICA_NOT_AVAILABLE
+            known.status = 200
+            assert (await produce(table, *wire(9, {"id": 3, "name": "x"}))).error_code == 0
+            assert [each[0] for each in await consume(table)] == [0, 1]
+
+    with registry() as known:
+        known.schemas[7] = {"schema": json.dumps(WRITER)}
+        run(lambda: work(known))
+
+
+def test_a_table_with_avro_values_needs_a_registry(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            with pytest.raises(AssertionError, match=r"schema\.registry\.url"):
+                await all_tables.create(COLUMNS, **{"kafka_value-format": "avro"})
+            table = await all_tables.create(
+                COLUMNS, **{"kafka_value-format": "avro", "kafka_avro_schema": "record"}
+            )
+            await table.put(("+", row(1, "a")))
+            ((_, _, value, _),) = await consume(table)
+            assert list(fastavro.reader(io.BytesIO(value or b""))) == [row(1, "a")]
+
+    run(work)
+
+
+def test_credentials_go_to_the_servers_own_registry_only() -> None:
+    async def work(own: Registry, other: Registry) -> None:
+        for config, wanted in (
+            ({"basic_auth_user_info": "me:pass:word"}, "Basic " + base64.b64encode(b"me:pass:word").decode()),
+            ({"bearer_auth_token": "abc"}, "Bearer abc"),
+            ({}, None),
+        ):
+            asked = registries(own.url + "/", **config)
+            for each in (own, other):
+                found = await asked.schemas(each.url, [7])
+                assert isinstance(found[7], AvroSchema)
+            assert own.asked.pop() == ("GET", "/api/schemas/ids/7", wanted)
+            assert other.asked.pop() == ("GET", "/api/schemas/ids/7", None)
+
+    with registry() as own, registry() as other:
+        for each in (own, other):
+            each.schemas[7] = {"schema": '"string"'}
+        asyncio.run(work(own, other))
+
+
+def test_what_is_known_is_not_asked_again_and_what_is_asked_at_once_is_asked_once() -> None:
+    async def work(known: Registry) -> None:
+        clock = Clock()
+        asked = registries(known.url, clock)
+        known.delay_seconds = 0.05
+        await asyncio.gather(*(asked.schemas(known.url, [7, 8]) for _ in range(5)))
+        assert sorted(path for _, path, _ in known.asked) == ["/api/schemas/ids/7", "/api/schemas/ids/8"]
+        assert "Schema not found (40403)" in str((await asked.schemas(known.url, [8]))[8])
+        assert len(known.asked) == 2
+        known.schemas[8] = {"schema": '"string"'}
+        clock.now += 60.0
+        found = await asked.schemas(known.url, [7, 8])
+        assert isinstance(found[8], AvroSchema)
+        assert len(known.asked) == 3
+
+    with registry() as known:
+        known.schemas[7] = {"schema": '"string"'}
+        asyncio.run(work(known))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"schema": "{}", "schemaType": "PROTOBUF"}, "is PROTOBUF, not Avro"),
+        ({"schema": '"string"', "references": [{"name": "x"}]}, "refers to other schemas"),
+        ({"schema": "nonsense"}, "not JSON"),
+        ({}, "not JSON"),
+    ],
+)
+def test_schemas_that_cannot_be_used(answer: dict[str, Any], reason: str) -> None:
+    with registry() as known:
+        known.schemas[7] = answer
+        found = asyncio.run(registries(known.url).schemas(known.url, [7]))
+        assert reason in str(found[7])
+
+
+def test_a_registry_that_does_not_answer_holds_nobody_up() -> None:
+    async def work(known: Registry) -> None:
+        known.delay_seconds = 0.6
+        asked = registries(known.url, request_timeout_ms=100)
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.005)
+                turns += 1
+
+        counting = asyncio.create_task(count())
+        with pytest.raises(KafkaError, match=r"did not answer within 0.1 s|timed out") as caught:
+            await asked.schemas(known.url, [7])
+        counting.cancel()
+        assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
+        assert turns >= 3
+
+    with registry() as known:
+        asyncio.run(work(known))
+    with pytest.raises(KafkaError, match="cannot be asked"):
+        asyncio.run(registries().id_of("http://127.0.0.1:1", "s", '"string"'))
+
+
+def test_a_refusal_to_register_says_why() -> None:
+    with registry() as known:
+        known.status = 409
+        with pytest.raises(KafkaError, match=r"as told \(409\)") as caught:
+            asyncio.run(registries(known.url).id_of(known.url, "db.t-value", '"string"'))
+        assert caught.value.code == ErrorCode.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("url", "config", "reason"),
+    [
+        (None, {"basic_auth_user_info": "a:b"}, "is of no use without schema.registry.url"),
+        ("http://r", {"basic_auth_user_info": "ab"}, "no colon"),
+        ("http://r", {"basic_auth_user_info": "a:b", "bearer_auth_token": "c"}, "leave one out"),
+    ],
+)
+def test_configurations_that_contradict_each_other(
+    url: str | None, config: dict[str, str], reason: str
+) -> None:
+    from broker.config_key import ConfigError
+
+    with pytest.raises(ConfigError, match=reason):
+        registries(url, **config)
