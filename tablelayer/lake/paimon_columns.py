@@ -6,6 +6,7 @@
 | BINARY(n), BYTES | BYTES |
 | TIMESTAMP(p), TIMESTAMP_LTZ(p) | TIMESTAMP(6), TIMESTAMP(6) WITH LOCAL TIME ZONE: Spark's own |
 | TIME(p) | none: Spark does not read Paimon's |
+| ARRAY, MAP, ROW | not in this release |
 
 The others have the same name on both sides. Which field is which column stands in the lake table's options, in the
 same commit as every change of its schema:
@@ -53,13 +54,18 @@ _SIMPLE = {
 
 
 def paimon_type(jvm: Jvm, column: Column) -> Any:
-    """The column's type as Paimon's `DataType`. Raises LakeError for TIME."""
+    """The column's type as Paimon's `DataType`. Raises LakeError for TIME and for nested types."""
     types = jvm.paimon.types.DataTypes
     kind = column.type.kind
     if kind is TypeKind.TIME:
         raise LakeError(
             f"column '{column.name}' is {column.type}: Spark does not read Paimon's TIME,"
             " so the table cannot be tiered"
+        )
+    if column.type.is_nested:
+        raise LakeError(
+            f"column '{column.name}' is {kind.value}: nested columns are not tiered into Paimon in this release; "
+            "'table.datalake.format' = 'iceberg' has them"
         )
     if kind is TypeKind.DECIMAL:
         made = types.DECIMAL(column.type.precision, column.type.scale)

@@ -173,7 +173,8 @@ class _Translation:
 
         if not isinstance(tree, sql.Column) or tree.table:
             return None
-        return self._by_name.get(tree.name.lower())
+        column = self._by_name.get(tree.name.lower())
+        return None if column is None or column.type.is_nested else column
 
     def _literal(self, tree: Any, column: Column) -> Any:
         """The literal as JSON, if it is one of the column's own kind; else None."""

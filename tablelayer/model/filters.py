@@ -79,6 +79,9 @@ class Filter:
         data = bytes(data)
         try:
             parsed = substrait.parse(data)
+            nested = [name for name in parsed.names if name in schema and schema.column(name).type.is_nested]
+            if nested:  # the names of a ROW's fields stand among those of the columns
+                raise ValueError(f"column '{nested[0]}' is nested, and nested columns cannot be in a filter")
             unknown = [name for name in parsed.names if name not in schema]
             if unknown or len(set(parsed.names)) != len(parsed.names):
                 raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.model.ddl.render import create_table_sql
+from tablelayer.model.errors import TableError
 from tablelayer.model.json_rows import json_to_rows, rows_to_json
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition, TablePath
@@ -145,6 +147,11 @@ def test_nested_values_in_sql_and_pandas(connection: Connection, make_table: Cal
     assert query(f"SELECT id FROM {name} WHERE who.id < 2") == []
     assert query(f"SELECT p.who.id AS x FROM {name} AS p WHERE p.id = 1") == [{"x": 7}]
     assert query(f"SELECT unnest(tags) AS t FROM {name} WHERE id = 2") == [{"t": "z"}]
+    assert query(f"SELECT id FROM {name} WHERE who IS NULL") == [{"id": 2}]
+    assert query(f"SELECT count(*) AS n FROM {name} WHERE attrs['x'] > 1 AND id < 9") == [{"n": 1}]
+    for condition in ("tags IS NULL", pc.field("who").is_valid(), pc.field("tags").is_null()):
+        with pytest.raises(TableError, match=r"cannot say tags IS NULL|is nested, and nested columns cannot"):
+            table.count(condition)
     frame = table.to_arrow().to_pandas()
     table.upsert(frame)
     assert [frame["tags"][i].tolist() for i in range(2)] == [["a", "b"], ["z"]]
