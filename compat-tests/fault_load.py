@@ -50,7 +50,7 @@ def outcome_of(error: KafkaError | None) -> Outcome:
 
 
 def read_all(address: str, topic: str, reader: str, *, committed: bool = False) -> list[Poll]:
-    """Everything in the topic, to the ends as they are now."""
+    """Everything in the topic, to the ends as they are now, as long as there is something new once a minute."""
     consumer = Consumer(
         {
             **CONNECTION,
@@ -69,6 +69,7 @@ def read_all(address: str, topic: str, reader: str, *, committed: bool = False) 
             raise AssertionError(f"the ends of {topic} were not reached; {len(polls)} records were read")
         for message in consumer.consume(1000, 0.5):
             if message.error() is None:
+                deadline = time.monotonic() + DEADLINE_SECONDS
                 place = (topic, message.partition())
                 polls.append(Poll(reader, place, message.offset(), message.value()))
             elif message.error().code() == KafkaError._PARTITION_EOF:
