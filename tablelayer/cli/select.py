@@ -6,12 +6,18 @@ a limit scan. Everything else reads the columns that it names, of the rows that 
 DuckDB's: the server applies what it can of WHERE, of a keyed table it reads only between the bounds of the first key
 column, and with FOR SYSTEM_TIME (or VERSION) AS OF as it was. `db.t$changelog` is the table's log with
 `_change_type`, `_bucket`, `_log_offset` and `_commit_timestamp` in front.
+
+`db.t$lake` is what is in the lake, `db.t$lake$snapshots` its snapshots. A log table whose log does not reach back to
+its beginning any more, and that is tiered, is read from the lake and the log together; a keyed table is whole on the
+server always. What comes from the lake goes through a temporary table of DuckDB's, batch by batch, which may be larger
+than memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,12 +25,14 @@ import pyarrow as pa
 from tablelayer.cli.changes import as_changes
 from tablelayer.cli.errors import CommandError
 from tablelayer.client import Connection, DataError, Table
+from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from tablelayer.model.conditions import DUCKDB, arrow_expression, push_down
 from tablelayer.model.ddl import Select
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.types import TypeKind
 
-CHANGELOG = "$changelog"
+_SUFFIX = "$"
+"""What a table's name cannot have in it, and the names of its other views have."""
 _INEXACT = (TypeKind.FLOAT, TypeKind.DOUBLE)
 """A decimal literal is rounded to them in more than one way."""
 
@@ -33,12 +41,14 @@ def run_select(connection: Connection, select: Select) -> pa.Table:
     """The rows of a query. Raises TableError for a table that is not there, CommandError for what DuckDB
     refuses.
     """
-    if select.table is not None and not select.table.endswith(CHANGELOG):
+    if select.table is not None and _SUFFIX not in select.table:
         answer = _without_scan(connection.table(select.table), select)
         if answer is not None:
             return answer
-    if select.counts is not None and not select.counts.endswith(CHANGELOG):
+    if select.counts is not None and _SUFFIX not in select.counts:
         table = connection.table(select.counts)
+        if _begins_in_lake(table):
+            return _in_duckdb(connection, select)
         pushed = push_down(select.conditions.get(select.counts, ()), table.definition.schema, DUCKDB)
         if pushed.predicate is not None and pushed.complete:
             return _counted(table.count(arrow_expression(pushed.predicate, table.arrow_schema)))
@@ -66,7 +76,7 @@ def _without_scan(table: Table, select: Select) -> pa.Table | None:
             return pruned.limit(select.limit, select.columns)
         return None
     if select.is_count:
-        if select.equals or select.limit is not None:
+        if select.equals or select.limit is not None or _begins_in_lake(table):
             return None
         return _counted(table.count())
     if not select.equals:
@@ -92,12 +102,23 @@ def _first(rows: pa.Table, limit: int | None) -> pa.Table:
 def _in_duckdb(connection: Connection, select: Select) -> pa.Table:
     import duckdb
 
-    with duckdb.connect() as database:
+    with duckdb.connect() as database, contextlib.ExitStack() as stack:
         database.execute("SET TimeZone = 'UTC'")
         names = {}
         for index, name in enumerate(select.tables):
             names[name] = f"table_{index}"
-            database.register(names[name], _read(connection, name, select))
+            rows = _read(connection, name, select)
+            if isinstance(rows, pa.Table):
+                database.register(names[name], rows)
+                continue
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-sql-"))
+            database.execute("SET temp_directory = $folder", {"folder": folder})
+            database.register("arriving", rows)
+            try:
+                database.execute(f"CREATE TEMP TABLE {names[name]} AS SELECT * FROM arriving")
+            except duckdb.Error as error:
+                raise CommandError(f"{name} cannot be read from the lake: {error}") from error
+            database.unregister("arriving")
         try:
             return database.sql(select.to_duckdb(names)).to_arrow_table()
         except duckdb.Error as error:
@@ -120,21 +141,39 @@ def _pruned(table: Table, select: Select) -> Table | None:
         return None
 
 
-def _read(connection: Connection, name: str, select: Select) -> pa.Table:
+def _begins_in_lake(table: Table) -> bool:
+    """Whether rows of a log table have left the log, and are to be found in the lake."""
+    definition = table.definition
+    if (
+        definition.is_primary_key_table
+        or definition.is_partitioned
+        or not definition.settings.datalake_enabled
+    ):
+        return False
+    return any(table.offsets("earliest").values())
+
+
+def _read(connection: Connection, name: str, select: Select) -> pa.Table | pa.RecordBatchReader:
     """A table's rows, now or as they were, or its changelog, of the columns and partitions that the query needs. Of a
     keyed table only the rows between the bounds that the query sets to the first column of the key.
     """
     past = select.moments.get(name)
     path, moment = (name, None) if past is None else (past.table, past.moment)
-    is_changelog = path.endswith(CHANGELOG)
-    if is_changelog and moment is not None:
-        raise CommandError(f"{path} has every change with its time: it cannot be read AS OF a moment")
-    table = connection.table(path.removesuffix(CHANGELOG))
+    is_changelog = path.endswith(CHANGELOG_SUFFIX)
+    if _SUFFIX in path and moment is not None:
+        raise CommandError(f"{path} cannot be read AS OF a moment: name the table itself")
+    if path.endswith(SNAPSHOTS_SUFFIX):
+        return _of_lake(lambda scans: scans.lake_snapshots(connection, path))
+    table = connection.table(path.removesuffix(CHANGELOG_SUFFIX).removesuffix(LAKE_SUFFIX))
     columns = _columns(table, select.columns_read.get(name))
     if select.is_simple and table.definition.is_partitioned:
         table = _pruned(table, select) or table
     pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
     wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
+    if path.endswith(LAKE_SUFFIX) or (not is_changelog and moment is None and _begins_in_lake(table)):
+        return _of_lake(
+            lambda scans: scans.union_scan(connection, path, columns, wanted, predicate=pushed).reader()
+        )
     if is_changelog:
         with table.scan(columns, start="earliest", until="latest", filter=wanted) as scan:
             return as_changes(list(scan), table.arrow_schema, columns)
@@ -154,6 +193,17 @@ def _read(connection: Connection, name: str, select: Select) -> pa.Table:
         if moment is None:
             raise
         raise CommandError(f"{error}; write FOR VERSION AS OF '0:17,1:20', offsets by bucket") from error
+
+
+def _of_lake(read: Callable[[Any], Any]) -> Any:
+    """With the module that reads it, which only who asks for the lake waits for. Raises CommandError."""
+    from tablelayer.lake import union_scan
+    from tablelayer.lake.adapter import LakeError
+
+    try:
+        return read(union_scan)
+    except LakeError as error:
+        raise CommandError(str(error)) from error
 
 
 def _columns(table: Table, wanted: Collection[str] | None) -> Sequence[str] | None:

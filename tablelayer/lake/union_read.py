@@ -16,15 +16,13 @@ from typing import Any
 
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, new_partitions, partition_condition
 from tablelayer.lake.coordinator import ServerCoordinator
+from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from tablelayer.lake.tier import TableChanges, open_lake, with_state
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.spark.builder import table as open_builder
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.worker import connection
 
-LAKE_SUFFIX = "$lake"
-SNAPSHOTS_SUFFIX = "$lake$snapshots"
-CHANGELOG_SUFFIX = "$changelog"
 BROADCAST_KEYS_MAX = 1_000_000
 """Up to so many keys every task gets all of them (some ten megabytes); beyond, both sides are sorted."""
 

@@ -1,0 +1,258 @@
+"""A table streamed by Spark into two others that are tiered into the lake, while everything is killed at random.
+
+Server, tierer, Spark driver (with its JVM) and single Python workers die by kill -9 and are started again. At the end
+the input, the tables on the server and their copies in the lake are compared, row by row.
+
+HEADRACE_SOAK_SECONDS (7200), HEADRACE_SOAK_SEED (1) and HEADRACE_SOAK_PAUSE (10,60) say how long, which and how often.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tablelayer.client import ClientConfig, connect
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = float(os.environ.get("HEADRACE_SOAK_SECONDS", "7200"))
+SEED = int(os.environ.get("HEADRACE_SOAK_SEED", "1"))
+PAUSE = tuple(float(each) for each in os.environ.get("HEADRACE_SOAK_PAUSE", "10,60").split(","))
+"""Seconds between two kills, the least and the most. A driver that is always killed while it starts shows nothing."""
+SETTLE_SECONDS = 1800
+KEYS = 500
+
+pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(0)]
+
+LAKE = "'table.datalake.enabled'='true', 'table.datalake.format'='iceberg', 'table.datalake.freshness'='10 s'"
+TABLES = f"""
+CREATE TABLE src (n BIGINT, k BIGINT) WITH ('bucket.num'='3');
+CREATE TABLE copy (n BIGINT, k BIGINT) WITH ('bucket.num'='2', {LAKE}, 'table.datalake.auto-compaction'='true');
+CREATE TABLE sums (k BIGINT, total BIGINT, PRIMARY KEY (k) NOT ENFORCED) WITH ('bucket.num'='2', {LAKE},
+    'table.merge-engine'='aggregation', 'fields.total.agg'='sum')
+"""
+
+
+class Kept:
+    """A process with all that it starts, which is started again whenever it has ended."""
+
+    def __init__(self, name: str, command: list[str], folder: Path) -> None:
+        self.name, self.starts, self.ended_by_itself = name, 0, 0
+        self._command, self._log = command, folder / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def keep(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            return
+        if self.process is not None:
+            self.ended_by_itself += 1
+            self.kill()  # what it has left behind
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, cwd=ROOT, env=environment, start_new_session=True
+            )
+        self.starts += 1
+
+    def kill(self) -> None:
+        """kill -9 of the process and of everything in its session."""
+        assert self.process is not None
+        for pid in self._session():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(30)
+        self.process = None
+
+    def kill_a_worker(self, rng: random.Random) -> bool:
+        """kill -9 of one Python worker of Spark; whether there was one."""
+        workers = [pid for pid in self._session() if b"pyspark.daemon" in _command_of(pid)]
+        if not workers:
+            return False
+        try:
+            os.kill(rng.choice(workers), signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:] if self._log.exists() else ""
+
+    def _session(self) -> list[int]:
+        assert self.process is not None
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+                except (OSError, IndexError, ValueError):
+                    continue
+                if session == self.process.pid:
+                    found.append(int(entry.name))
+        return found
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+class Input(threading.Thread):
+    """Appends rows until it is told to stop; every one is acknowledged, or retried until it is."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(name="input", daemon=True)
+        self.count, self.failure, self.done = 0, None, threading.Event()
+        self._address = address
+
+    def run(self) -> None:
+        config = ClientConfig(delivery_timeout_ms=600_000)
+        try:
+            with connect(self._address, config) as connection:
+                table = connection.table("default.src")
+                while not self.done.wait(0.2):
+                    rows = [{"n": n, "k": n % KEYS} for n in range(self.count, self.count + 200)]
+                    table.append(rows)
+                    self.count += len(rows)
+        except Exception as error:  # noqa: BLE001 - told to the test
+            self.failure = error
+
+
+def sql(address: str, text: str) -> list[list[str]]:
+    """What `headrace sql` answers, as texts."""
+    command = [
+        sys.executable,
+        "-m",
+        "tablelayer.cli.main",
+        "sql",
+        "--server",
+        address,
+        "--output",
+        "csv",
+        "-e",
+        text,
+    ]
+    answer = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return list(csv.reader(io.StringIO(answer.stdout)))[1:]
+
+
+@pytest.mark.parametrize(
+    "victims", [("worker",), ("server", "tierer", "driver", "worker")], ids=["tasks", "all"]
+)
+def test_r3_5_c7_nothing_is_lost_or_doubled_on_the_way_into_the_lake(
+    tmp_path, server_process_class, victims
+) -> None:
+    rng = random.Random(SEED)
+    server = server_process_class(
+        tmp_path, **{"datalake.iceberg.warehouse": str(tmp_path / "warehouse")}
+    ).start()
+    with connect(server.address) as connection:
+        connection.execute(TABLES)
+    module = [sys.executable, "-m", "tablelayer.cli.main"]
+    tierer = Kept("tierer", [*module, "tier", "--server", server.address, "--interval", "2"], tmp_path)
+    script = str(Path(__file__).with_name("pipeline.py"))
+    driver = Kept("driver", [sys.executable, script, server.address, str(tmp_path / "checkpoints")], tmp_path)
+    source, kills = Input(server.address), Counter()
+    started = time.monotonic()
+    try:
+        source.start()
+        while time.monotonic() - started < SECONDS or not source.count:
+            assert source.failure is None, source.failure
+            for each in (tierer, driver):
+                each.keep()
+            time.sleep(rng.uniform(*PAUSE))
+            victim = rng.choice(victims)
+            if victim == "server":
+                server.restart()
+            elif victim == "worker":
+                if driver.process is None or not driver.kill_a_worker(rng):
+                    continue
+            else:
+                each = tierer if victim == "tierer" else driver
+                if each.process is not None:
+                    each.kill()
+            kills[victim] += 1
+        source.done.set()
+        source.join(700)
+        assert source.failure is None, source.failure
+        settle(server.address, source.count, [tierer, driver])
+        driver.kill()
+        tierer.kill()
+        finished = subprocess.run(
+            [*module, "tier", "--once", "--server", server.address],
+            capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        differences = compare(server.address, source.count)
+        print(
+            f"victims={'+'.join(victims)} seed={SEED}: {time.monotonic() - started:.0f} s, kills {dict(kills)}, the"
+            f" driver was started {driver.starts} times ({driver.ended_by_itself} after it had ended by itself), the"
+            f" tierer {tierer.starts}; {source.count:,} rows, {len(differences)} differences"
+        )
+        assert not differences, differences[:10]
+    finally:
+        source.done.set()
+        for each in (tierer, driver):
+            if each.process is not None:
+                each.kill()
+        server.kill()
+
+
+def settle(address: str, count: int, kept: list[Kept]) -> None:
+    """Wait until Spark has carried everything over."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    with connect(address) as connection:
+        copy, sums = connection.table("default.copy"), connection.table("default.sums")
+        total = count * (count - 1) // 2
+        while copy.count() < count or sum(sums.to_arrow(["total"]).column(0).to_pylist()) < total:
+            assert time.monotonic() < deadline, "\n".join(f"{each.name}:\n{each.log()}" for each in kept)
+            for each in kept:
+                each.keep()
+            time.sleep(2)
+
+
+def compare(address: str, count: int) -> list[str]:
+    """What differs between the input, the tables and the lake."""
+    expected = Counter(range(count))
+    sums = {key: sum(range(key, count, KEYS)) for key in range(min(KEYS, count))}
+    with connect(address) as connection:
+        log = Counter(connection.table("default.copy").to_arrow(["n"]).column(0).to_pylist())
+        state = {row["k"]: row["total"] for row in connection.table("default.sums").to_arrow().to_pylist()}
+    lake = Counter(int(n) for (n,) in sql(address, 'SELECT n FROM "copy$lake"'))
+    lake_sums = [(int(k), int(total)) for k, total in sql(address, 'SELECT k, total FROM "sums$lake"')]
+    found = []
+    for name, rows in (("log", log), ("lake", lake)):
+        missing, more = expected - rows, rows - expected
+        if missing or more:
+            found.append(
+                f"copy in the {name}: {missing.total()} missing, {more.total()} too many, such as"
+                f" {sorted(missing)[:3]}, {sorted(more)[:3]}"
+            )
+    for name, totals in (("state", state), ("lake", dict(lake_sums))):
+        wrong = {key for key in sums.keys() | totals.keys() if sums.get(key) != totals.get(key)}
+        if wrong:
+            found.append(f"sums in the {name}: {len(wrong)} keys differ, such as {sorted(wrong)[:3]}")
+    if len(lake_sums) != len(dict(lake_sums)):
+        found.append("sums in the lake: a key is there twice")
+    return found

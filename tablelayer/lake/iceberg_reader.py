@@ -1,0 +1,248 @@
+"""An Iceberg table read without Spark, by pyiceberg: for the table client's side of union read and for `headrace sql`.
+
+Position deletes and deletion vectors are honoured, which is what tiering writes; pyiceberg refuses equality deletes,
+which only others could have put there. The catalog is the server's: a Hadoop catalog is read through its folder's own
+version hint, every other one through pyiceberg's catalog of that type. One look at the metadata is the whole view:
+head, offsets and columns belong together however much is tiered meanwhile.
+
+Memory: one data file of one column selection at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tablelayer.lake.adapter import LakeError, LakeState
+from tablelayer.lake.iceberg import EPOCH_PROPERTY, OFFSETS_PROPERTY, TABLE_ID_PROPERTY, TIERED_TAG
+from tablelayer.lake.iceberg_columns import COLUMNS_PROPERTY
+from tablelayer.model.conditions import Predicate
+from tablelayer.model.filters import Filter
+from tablelayer.model.schema import Column
+from tablelayer.model.table import TableDefinition
+from tablelayer.model.types import TypeKind
+
+SNAPSHOTS_SCHEMA = pa.schema(
+    [
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("parent_id", pa.int64()),
+        pa.field("committed_at", pa.timestamp("ms", "UTC")),
+        pa.field("operation", pa.string()),
+        pa.field("epoch", pa.int64()),
+        pa.field("offsets", pa.map_(pa.int32(), pa.int64())),
+    ]
+)
+"""As `LakeTable.snapshots`."""
+_PRUNED_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT, TypeKind.STRING})
+_COMPARISONS = {
+    "=": "EqualTo", "<": "LessThan", "<=": "LessThanOrEqual", ">": "GreaterThan", ">=": "GreaterThanOrEqual",
+}  # fmt: skip
+
+
+class IcebergReader:
+    """A table's copy in an Iceberg catalog, as it was when this was made."""
+
+    def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
+        """`properties` as for `IcebergTable`. Raises LakeError: pyiceberg is missing, or cannot read the catalog."""
+        self.definition = definition
+        self._table: Any = _load(definition, properties)
+
+    def exists(self) -> bool:
+        return self._table is not None
+
+    def state(self, known_snapshot: int | None) -> LakeState:
+        """As `LakeTable.find_committed`."""
+        if self._table is None:
+            return LakeState()
+        owner = self._table.properties.get(TABLE_ID_PROPERTY)
+        if owner != str(self.definition.table_id):
+            raise LakeError(
+                f"the lake table of {self.definition.path} belongs to table id {owner}, not to"
+                f" {self.definition.table_id}: the table was dropped and created again"
+            )
+        head = self._table.current_snapshot()
+        if head is None:
+            return LakeState()
+        at = head
+        while at is not None:
+            found = self._state_of(at, head.snapshot_id)
+            if found is not None:
+                return found
+            if at.parent_snapshot_id is None:
+                return LakeState(head=head.snapshot_id)
+            at = self._table.snapshot_by_id(at.parent_snapshot_id)
+        tag = self._table.refs().get(TIERED_TAG)
+        if tag is not None and tag.snapshot_id == known_snapshot:
+            tagged = self._table.snapshot_by_id(tag.snapshot_id)
+            found = None if tagged is None else self._state_of(tagged, head.snapshot_id)
+            if found is not None:
+                return found
+        raise LakeError(
+            f"the history of the lake table of {self.definition.path} does not say any more what was tiered: the"
+            f" snapshots with {OFFSETS_PROPERTY} were expired"
+        )
+
+    def _state_of(self, snapshot: Any, head: int) -> LakeState | None:
+        summary = _summary(snapshot)
+        text = summary.get(OFFSETS_PROPERTY)
+        if text is None:
+            return None
+        offsets = {int(bucket): int(offset) for bucket, offset in json.loads(text).items()}
+        return LakeState(head, snapshot.snapshot_id, offsets, int(summary.get(EPOCH_PROPERTY) or -1))
+
+    def snapshots(self) -> pa.Table:
+        """A row for each snapshot that is left, the oldest first, in SNAPSHOTS_SCHEMA."""
+        rows = []
+        found = [] if self._table is None else self._table.metadata.snapshots
+        for snapshot in sorted(found, key=lambda each: (each.timestamp_ms, each.snapshot_id)):
+            summary = _summary(snapshot)
+            text, epoch = summary.get(OFFSETS_PROPERTY), summary.get(EPOCH_PROPERTY)
+            rows.append(
+                {
+                    "snapshot_id": snapshot.snapshot_id,
+                    "parent_id": snapshot.parent_snapshot_id,
+                    "committed_at": snapshot.timestamp_ms,
+                    "operation": None if snapshot.summary is None else snapshot.summary.operation.value,
+                    "epoch": None if epoch is None else int(epoch),
+                    "offsets": None
+                    if text is None
+                    else [(int(bucket), int(offset)) for bucket, offset in json.loads(text).items()],
+                }
+            )
+        return pa.Table.from_pylist(rows, schema=SNAPSHOTS_SCHEMA)
+
+    def read(
+        self,
+        snapshot: int,
+        columns: Sequence[Column],
+        wanted: Filter | None = None,
+        predicate: Predicate | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a snapshot for which `wanted` holds, in the table's own types; `columns` are all that are needed,
+        those of the filter included. `predicate`, no narrower than the filter, spares files that cannot have rows.
+        """
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        at = self._table.snapshot_by_id(snapshot)
+        schemas = self._table.schemas()
+        names = {field.field_id: field.name for field in schemas[at.schema_id].fields}
+        fields = self._fields()
+        sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}
+        selected = tuple(name for name in sources.values() if name is not None)
+        # Rows are counted by a column, whichever.
+        selected = selected or (next(iter(names.values())),)
+        row_filter = _pruning(predicate, {column.name: column for column in columns}, sources)
+        scan = self._table.scan(row_filter=row_filter, selected_fields=selected, snapshot_id=snapshot)
+        arrow = ArrowScan(self._table.metadata, self._table.io, scan.projection(), scan.row_filter)
+        positions = None
+        if wanted is not None:
+            filtered = [wanted.schema.columns[place].name for place in wanted.columns]
+            positions = [[column.name for column in columns].index(name) for name in filtered]
+        schema = pa.schema([column.field() for column in columns])
+        for task in scan.plan_files():
+            for batch in arrow.to_record_batches([task]):
+                if not batch.num_rows:
+                    continue
+                arrays = [self._in_our_type(batch, column, sources[column.name]) for column in columns]
+                rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                if wanted is not None and positions is not None:
+                    rows = rows.filter(pa.array(wanted.mask(rows.select(positions))))
+                if rows.num_rows:
+                    yield rows
+
+    def _fields(self) -> dict[int, int]:
+        """Iceberg's field id of each column that the lake table knows."""
+        text = self._table.properties.get(COLUMNS_PROPERTY)
+        if text is None:
+            first = self.definition.versions.schemas[0]
+            return {column.id: index + 1 for index, column in enumerate(first.columns)}
+        return {int(column): int(field) for column, field in json.loads(text).items()}
+
+    def _in_our_type(self, batch: pa.RecordBatch, column: Column, source: str | None) -> pa.Array:
+        target = column.type.arrow()
+        if source is None:  # added later than the snapshot
+            initial = column.initial_scalar()
+            return pa.nulls(batch.num_rows, target) if initial is None else pa.repeat(initial, batch.num_rows)
+        array = batch.column(source)
+        if column.type.kind is TypeKind.BINARY and array.type != target:
+            # In the lake it has no length, and what was written while it was shorter is shorter.
+            zeros = pa.scalar(bytes(target.byte_width), pa.binary())
+            padded = pc.binary_join_element_wise(array.cast(pa.binary()), zeros, pa.scalar(b"", pa.binary()))
+            array = pc.binary_slice(padded, 0, target.byte_width)
+        return array if array.type == target else array.cast(target)
+
+
+def _summary(snapshot: Any) -> Mapping[str, str]:
+    found: Mapping[str, str] = {} if snapshot.summary is None else snapshot.summary.additional_properties
+    return found
+
+
+def _load(definition: TableDefinition, properties: Mapping[str, str]) -> Any:
+    """pyiceberg's table; None if there is none yet."""
+    path = definition.path
+    try:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+        from pyiceberg.table import StaticTable
+    except ImportError as error:
+        raise LakeError(
+            f"the lake of {path} is read by pyiceberg, which is not installed: pip install 'headrace[lake]'"
+        ) from error
+    try:
+        if properties.get("type", "hadoop") == "hadoop" and "catalog-impl" not in properties:
+            folder = f"{properties['warehouse'].rstrip('/')}/{path.database}/{path.table}"
+            metadata = _newest_metadata(folder, properties)
+            return None if metadata is None else StaticTable.from_metadata(metadata, dict(properties))
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog("lake", **properties).load_table((path.database, path.table))
+    except (NoSuchNamespaceError, NoSuchTableError):
+        return None
+    except Exception as error:
+        raise LakeError(f"the lake table of {path} cannot be read: {error}") from error
+
+
+def _newest_metadata(folder: str, properties: Mapping[str, str]) -> str | None:
+    """Of a Hadoop catalog's table. The hint may be behind: whoever died between commit and hint left it so."""
+    from pyiceberg.io import load_file_io
+
+    hint = f"{folder}/metadata/version-hint.text"
+    files = load_file_io(dict(properties), hint)
+    try:
+        with files.new_input(hint).open() as stream:
+            version = int(stream.read())
+    except FileNotFoundError:
+        version = 0
+    found = None
+    while files.new_input(f"{folder}/metadata/v{version or 1}.metadata.json").exists():
+        version = version or 1
+        found = f"{folder}/metadata/v{version}.metadata.json"
+        version += 1
+    return found
+
+
+def _pruning(
+    predicate: Predicate | None, columns: Mapping[str, Column], sources: Mapping[str, str | None]
+) -> Any:
+    """As much of a predicate as Iceberg's statistics are sure to understand alike; never narrower."""
+    from pyiceberg import expressions as e
+
+    if predicate is None:
+        return e.AlwaysTrue()
+    word, *parts = predicate
+    if word in ("and", "or"):
+        combined = e.And if word == "and" else e.Or
+        found = [_pruning(part, columns, sources) for part in parts]
+        result = found[0]
+        for other in found[1:]:
+            result = combined(result, other)
+        return result
+    if word in _COMPARISONS and parts[0] in columns and columns[parts[0]].type.kind in _PRUNED_KINDS:
+        source, value = sources[parts[0]], parts[1]
+        wanted: type = str if columns[parts[0]].type.kind is TypeKind.STRING else int
+        if source is not None and type(value) is wanted:
+            return getattr(e, _COMPARISONS[word])(source, value)
+    return e.AlwaysTrue()
