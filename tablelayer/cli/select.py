@@ -160,6 +160,8 @@ def _read(connection: Connection, name: str, select: Select) -> pa.Table | pa.Re
     past = select.moments.get(name)
     path, moment = (name, None) if past is None else (past.table, past.moment)
     is_changelog = path.endswith(CHANGELOG_SUFFIX)
+    if is_changelog and moment is not None:
+        raise CommandError(f"{path} has every change with its time: it cannot be read AS OF a moment")
     if _SUFFIX in path and moment is not None:
         raise CommandError(f"{path} cannot be read AS OF a moment: name the table itself")
     if path.endswith(SNAPSHOTS_SUFFIX):

@@ -91,6 +91,11 @@ def open_reader(
     if definition.table_id is None:
         raise LakeError(f"{definition.path} has no id")
     status = ServerCoordinator(connection, "union read").describe(definition.table_id)
+    if status.enabled and status.format != "iceberg":
+        raise LakeError(
+            f"the lake of {definition.path} is {status.format}: only Iceberg is read here; Spark reads both"
+            " (tablelayer.lake.union_read)"
+        )
     reader = IcebergReader(definition, check_lake(status, warehouse, definition.path))
     return definition, reader, status.snapshot_id
 
