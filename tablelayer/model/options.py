@@ -29,7 +29,6 @@ from tablelayer.model.kafka_formats import (
     DebeziumDecimals,
     DebeziumTime,
     KafkaValueFormat,
-    complaint,
     one_of,
     parse_registry_url,
     parse_value_path,
@@ -583,7 +582,7 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
     """Options in canonical writing, sorted by name.
 
     Raises TableError(INVALID_TABLE) for a ``table.*`` name that is not declared, a value that does not
-    parse, an option of primary-key tables on a log table, and options of different value formats.
+    parse, and an option of primary-key tables on a log table.
     """
     normal: dict[str, str] = {}
     for name in sorted(options):
@@ -604,9 +603,6 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
     if normal.get(DATALAKE_ENABLED) == "true":
         # Recorded at creation: the format has chosen the bucket function from here on.
         normal.setdefault(DATALAKE_FORMAT, DatalakeFormat.ICEBERG.value)
-    wrong = complaint(normal)
-    if wrong is not None:
-        raise _invalid(wrong)
     return dict(sorted(normal.items()))
 
 

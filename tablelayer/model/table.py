@@ -21,7 +21,7 @@ from tablelayer.model import options as table_options
 from tablelayer.model.aggregates import Aggregate, check_type, is_aggregate_option, parse_options
 from tablelayer.model.avro_schema import complaint_about
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.kafka_formats import KafkaValueFormat
+from tablelayer.model.kafka_formats import KafkaValueFormat, complaint
 from tablelayer.model.options import ChangelogImage, DatalakeFormat, DeleteBehavior, MergeEngine, TableOptions
 from tablelayer.model.partitions import (
     check_auto_partition,
@@ -449,6 +449,9 @@ def _validate(definition: TableDefinition) -> None:
         raise _invalid(f"option '{unused[0]}' is for tables with PARTITIONED BY; {definition.path} has none")
     check_partition_keys(str(definition.path), schema, definition.partition_keys, bucket_key)
     check_auto_partition(str(definition.path), schema, definition.partition_keys, definition.settings)
+    wrong = complaint(definition.options)
+    if wrong is not None:
+        raise _invalid(wrong)
     if definition.settings.kafka_value_format is KafkaValueFormat.AVRO:
         wrong = complaint_about(schema.columns)
         if wrong is not None:

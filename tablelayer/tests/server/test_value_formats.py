@@ -437,3 +437,17 @@ def test_r17_every_type_comes_back_from_its_envelope(
 def test_options_that_do_not_fit_are_refused_by_name(options: dict[str, str], reason: str) -> None:
     with pytest.raises(TableError, match=reason):
         table("id BIGINT", (), **options)
+
+
+def test_options_of_a_format_are_written_with_it_in_a_statement() -> None:
+    from tablelayer.model.ddl import create_table_sql, parse
+
+    text = (
+        "CREATE TABLE t (id BIGINT) WITH ('table.kafka.debezium.decimal-handling-mode' = 'precise', "
+        "'table.kafka.value-format' = 'debezium-json')"
+    )
+    (create,) = parse(text)
+    (again,) = parse(create_table_sql(create.definition))
+    assert again.definition.settings == create.definition.settings
+    with pytest.raises(TableError, match="this table has 'json'"):
+        parse("CREATE TABLE t (id BIGINT) WITH ('table.kafka.avro.schema' = 'record')")
