@@ -241,11 +241,11 @@ class Broker:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
         self._metadata.check_defaults(config.topic_defaults())
 
-    def _config_changed(self) -> None:
+    async def _config_changed(self) -> None:
         """Those that are not read where they are used."""
         config = self.config
-        self._metadata.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
         self._network.limits = self._network_limits()
+        await self._metadata.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 
     def _declarations(
         self,

@@ -3,7 +3,8 @@
 Record data is never copied or looked into here: a batch goes from the frame to the log as a view. Plain
 partitions are appended to at once, on the event loop; the answer is made in the same call. Partitions with
 hooks are awaited, all of a request together; so are large batches of topics that look into what they are sent,
-and, unless acks is 0, the fsync that `durability=power` asks for.
+the announcement of a partition to a transaction whose journal takes its time, and, unless acks is 0, the fsync that
+`durability=power` asks for.
 
 Version 0 is advertised and never accepted: old clients take the advertised minimum as a sign of what the
 broker can do (KAFKA-18659), and send 3 or newer.
@@ -93,13 +94,18 @@ class ProduceApi:
                 try:
                     partition = self._admit(name, data, context.api_version, acks)
                     if data.records[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
-                        admit_batch(
+                        admission = admit_batch(
                             self._transactions,
                             request.transactional_id,
                             partition,
                             data.records,
                             context.api_version,
                         )
+                        if admission is not None:
+                            waiting.append(
+                                self._append_admitted(admission, partition, data.records, request, answer)
+                            )
+                            continue
                     if partition.hooks is None:
                         if len(data.records) > _INLINE_BYTES_MAX and partition.log.config.looks_into_batches:
                             waiting.append(self._prepare_and_append(partition, data.records, request, answer))
@@ -202,6 +208,28 @@ class ProduceApi:
             loop = asyncio.get_running_loop()
             prepared = await loop.run_in_executor(self._executor, partition.log.prepare, records)
             info = partition.append(prepared, AppendOrigin.CLIENT, prepared=True)
+            _fill(answer, info)
+        except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
+            _refuse(answer, error, partition.topic.name)
+            return
+        if request.acks and partition.high_watermark <= info.last_offset:
+            await _wait_durable(partition, info, request.timeout_ms, answer)
+
+    async def _append_admitted(
+        self,
+        admission: Awaitable[None],
+        partition: Partition,
+        records: memoryview,
+        request: ProduceRequest,
+        answer: PartitionProduceResponse,
+    ) -> None:
+        """The journal of transactions has to know of the partition before anything is written to it."""
+        try:
+            await admission
+            if len(records) > _INLINE_BYTES_MAX and partition.log.config.looks_into_batches:
+                await self._prepare_and_append(partition, records, request, answer)
+                return
+            info = partition.append(records, AppendOrigin.CLIENT)
             _fill(answer, info)
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
             _refuse(answer, error, partition.topic.name)

@@ -4,6 +4,9 @@ transactional id, whose earlier owners are fenced by it (rules P1, T1).
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import InitProducer
@@ -32,7 +35,7 @@ class ProducerIdsApi:
         if not transactional_id or has_id != has_epoch:
             return _refused(ErrorCode.INVALID_REQUEST)
         coordinator = self._transactions
-        await coordinator.ensure_topic()
+        await coordinator.journal.ensure()
         error = coordinator.unavailable(transactional_id)
         if error is not ErrorCode.NONE:
             return _refused(error)
@@ -40,7 +43,10 @@ class ProducerIdsApi:
         event = InitProducer(0, request.transaction_timeout_ms, expected)
         if needs_producer_id(coordinator.transaction(transactional_id), event):
             event = InitProducer(0, request.transaction_timeout_ms, expected, await self._allocate())
-        result = coordinator.submit(transactional_id, lambda _: event)
+        outcome = coordinator.submit(
+            transactional_id, lambda token: replace(event, token=token), lambda result: result
+        )
+        result = await outcome if isinstance(outcome, asyncio.Future) else outcome
         if result.error is ErrorCode.PRODUCER_FENCED and context.api_version < _FIRST_VERSION_WITH_FENCED:
             return _refused(ErrorCode.INVALID_PRODUCER_EPOCH)
         return InitProducerIdResponse(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from broker.config_key import ConfigError, unknown_name
@@ -34,7 +34,7 @@ class BrokerConfigs:
 
     def __init__(self, store: CoordinationStore, config: BrokerConfig, broker_id: int) -> None:
         self.checks: list[Callable[[BrokerConfig], None]] = []
-        self.listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[], Awaitable[None]]] = []
         self._store = store
         self._config = config
         self._own = str(broker_id)
@@ -78,7 +78,7 @@ class BrokerConfigs:
             self._explicit[name] = new
             self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
             for listener in self.listeners:
-                listener()
+                await listener()
 
     def _check(self, name: str, changes: Mapping[str, str | None], config: Mapping[str, str]) -> None:
         known = self._config.keys

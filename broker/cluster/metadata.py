@@ -316,8 +316,9 @@ class TopicManager:
             self._put(image)
             for partition in self._partitions[name]:
                 partition.topic = image
-                if partition.is_open:
-                    partition.log.reconfigure(log_config)
+                partition.reconfigure(log_config)
+            for partition in self._partitions[name]:
+                await partition.settled()
             return image
 
     def check_defaults(self, broker_defaults: Mapping[str, str]) -> None:
@@ -330,8 +331,12 @@ class TopicManager:
                 except KafkaError as error:
                     raise KafkaError(error.code, f"topic {image.name}: {error.message}") from None
 
-    def defaults_changed(self, broker_defaults: Mapping[str, str], producer_id_expiration_ms: int) -> None:
-        """The broker's configuration gives topics other defaults from now on; open logs follow at once."""
+    async def defaults_changed(
+        self, broker_defaults: Mapping[str, str], producer_id_expiration_ms: int
+    ) -> None:
+        """The broker's configuration gives topics other defaults from now on; open logs follow at once. Over when
+        what a stricter durability asks for is on disk.
+        """
         self.topic_configs.defaults_changed(broker_defaults, producer_id_expiration_ms)
         parsed: dict[tuple[bool, tuple[tuple[str, str], ...]], LogConfig] = {}
         for image in self._topics.values():
@@ -340,9 +345,10 @@ class TopicManager:
             if config is None:
                 config = parsed[key] = self.topic_configs.log_config(image)
             for partition in self._partitions[image.name]:
-                if partition.is_open:
-                    partition.log.reconfigure(config)
+                partition.reconfigure(config)
         self.version += 1
+        for partition in self.all_partitions():
+            await partition.settled()
 
     # -- start and stop ------------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ Invariants
 - Without hooks the high watermark follows each append at once (one replica: what is appended is replicated).
   With hooks it moves only when they publish it. Both hear of an append only when it is as durable as the topic
   wants it: with `durability=power` that is after an fsync, in a thread, one at a time and for everything that was
-  appended before it began. So what was acknowledged or read is on disk. The broker's own records are few, and
-  synced before `append` returns.
+  appended before it began. So what was acknowledged or read is on disk. The broker's own records, and the markers
+  of transactions, are no exception. A topic that becomes `power` is synced once, so that what it had acknowledged
+  before is safe from then on.
 - The log is opened on first use: a broker with thousands of idle partitions starts and creates topics
   quickly. A log that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR;
   the others live on.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.extension import PartitionHooks
+    from broker.log.config import LogConfig
     from broker.log.partition_log import AppendInfo, PartitionLog
     from broker.log.slice import LogSlice
 
@@ -74,10 +77,13 @@ class Partition:
 
     __slots__ = (
         "_committing",
+        "_ending",
         "_executor",
         "_flushing",
+        "_is_telling",
         "_log",
         "_open_log",
+        "_promises",
         "_waiters",
         "changes",
         "closed",
@@ -117,6 +123,9 @@ class Partition:
         self.traffic = Traffic()
         self._flushing: asyncio.Future[None] | None = None
         self._committing: asyncio.Future[None] | None = None
+        self._promises: deque[tuple[int, Callable[[KafkaError | None], None]]] = deque()
+        self._is_telling = False
+        self._ending: deque[tuple[int, int]] = deque()
 
     def __repr__(self) -> str:
         return f"<Partition {self.topic.name}-{self.index} high watermark {self.high_watermark}>"
@@ -133,14 +142,12 @@ class Partition:
         return self._log is not None and self.failure is None
 
     def _open(self) -> PartitionLog:
-        name = f"{self.topic.name}-{self.index}"
-        if self.failure is not None:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"partition {name} is offline: {self.failure}")
-        if self.closed:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is closed")
+        if (gone := self._why_gone()) is not None:
+            raise gone
         try:
             log = self._open_log(self)
         except Exception as error:
+            name = f"{self.topic.name}-{self.index}"
             logger.error("partition %s cannot be opened", name, exc_info=error)
             self.fail(f"its log cannot be opened: {error}")
             raise KafkaError(
@@ -151,6 +158,14 @@ class Partition:
         if self.hooks is None:
             self.high_watermark = log.log_end_offset
         return log
+
+    def _why_gone(self) -> KafkaError | None:
+        name = f"{self.topic.name}-{self.index}"
+        if self.failure is not None:
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"partition {name} is offline: {self.failure}")
+        if self.closed:
+            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is closed")
+        return None
 
     def append(
         self, batch: bytes | bytearray | memoryview, origin: AppendOrigin, *, prepared: bool = False
@@ -169,7 +184,7 @@ class Partition:
                 self.traffic.records_in += _RECORD_COUNT.unpack_from(batch, _RECORD_COUNT_POSITION)[0]
             if log.must_commit:
                 executor = self._executor
-                if executor is not None and origin is not AppendOrigin.COORDINATOR:
+                if executor is not None:
                     if self._committing is None:
                         self._commit(log, executor)
                     return info
@@ -180,6 +195,14 @@ class Partition:
             raise
         if not info.duplicate:
             self._replicated(info.last_offset + 1)
+        return info
+
+    def append_end(self, marker: bytes, producer_id: int) -> AppendInfo:
+        """Append the marker that ends the producer's transaction, which is unstable until the marker is published."""
+        first_offset = self.log.open_transactions().get(producer_id)
+        info = self.append(marker, AppendOrigin.COORDINATOR)
+        if first_offset is not None and self.high_watermark <= info.last_offset:
+            self._ending.append((info.last_offset + 1, first_offset))
         return info
 
     def _replicated(self, offset: int) -> None:
@@ -207,6 +230,20 @@ class Partition:
         if waits:
             self._commit(log, executor)
 
+    def reconfigure(self, config: LogConfig) -> None:
+        """Use another configuration from now on. What a stricter durability asks for is begun (`settled`)."""
+        if not self.is_open:
+            return
+        log = self.log
+        log.reconfigure(config)
+        if self._executor is not None and self._committing is None and log.must_commit:
+            self._commit(log, self._executor)
+
+    async def settled(self) -> None:
+        """Wait until no fsync is wanted or under way; a failure has taken the partition offline then."""
+        while self._committing is not None:
+            await asyncio.wait([self._committing])
+
     def publish_high_watermark(self, offset: int) -> None:
         """Let readers see what is below `offset`. Going back is ignored; past the log's end is an error."""
         if offset <= self.high_watermark:
@@ -222,6 +259,11 @@ class Partition:
     def last_stable_offset(self) -> int:
         """Below it every transaction has ended; at most the high watermark (rule T5). Raises KafkaError."""
         unstable = self.log.first_unstable_offset
+        if self._ending:
+            while self._ending and self._ending[0][0] <= self.high_watermark:
+                self._ending.popleft()
+            firsts = [first_offset for _, first_offset in self._ending]
+            unstable = min(firsts if unstable is None else [*firsts, unstable], default=unstable)
         return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
 
     def read(self, offset: int, max_bytes: int, min_one: bool = True, up_to: int | None = None) -> LogSlice:
@@ -240,10 +282,38 @@ class Partition:
     def remove_waiter(self, callback: Callable[[], None]) -> None:
         self._waiters.discard(callback)
 
+    def is_published(self, offset: int) -> bool:
+        """Everything below `offset` is published, and nobody is still to be told of anything (`when_published`)."""
+        return self.high_watermark >= offset and not self._promises
+
+    def when_published(self, offset: int, tell: Callable[[KafkaError | None], None]) -> None:
+        """Have `tell` called when everything below `offset` is published, or with an error once that is not going to
+        happen: the partition failed or was closed. Those who asked are called in the order in which they did, which
+        must be that of their offsets; never within this call.
+        """
+        self._promises.append((offset, tell))
+        if self.high_watermark >= offset or self._why_gone() is not None:
+            asyncio.get_running_loop().call_soon(self._keep_promises)
+
+    def _keep_promises(self) -> None:
+        if self._is_telling:
+            return  # by one of those who are told
+        self._is_telling = True
+        try:
+            while self._promises:
+                offset, tell = self._promises[0]
+                error = None if offset <= self.high_watermark else self._why_gone()
+                if error is None and offset > self.high_watermark:
+                    return
+                self._promises.popleft()
+                tell(error)
+        finally:
+            self._is_telling = False
+
     def _moved(self) -> None:
         """The same as `wake`, where most of the time nobody waits."""
         changes = self.changes
-        if self._waiters or changes.watchers:
+        if self._waiters or changes.watchers or self._promises:
             self.wake()
         else:
             changes.count += 1
@@ -251,6 +321,8 @@ class Partition:
     def wake(self) -> None:
         changes = self.changes
         changes.count += 1
+        if self._promises:
+            self._keep_promises()
         for callback in tuple(self._waiters):
             callback()
         for watcher in tuple(changes.watchers):

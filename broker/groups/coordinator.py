@@ -5,14 +5,10 @@ resolves the request that waits for it, an append goes to the journal before any
 happens.
 
 Invariants
-- Nothing is acknowledged before its journal record is appended; a failed append changes nothing but the
-  answer.
-- A group is served only after its journal partition has been read in full (COORDINATOR_LOAD_IN_PROGRESS until
-  then). A partition that cannot be read answers COORDINATOR_NOT_AVAILABLE: to show its groups as empty would
-  send consumers back to the beginning.
+- Nothing is acknowledged, or shown, before its journal record is stored as `JournalTopic` promises; a failed append
+  changes nothing but the answer.
+- A group is served only after its journal partition has been read (`JournalTopic`).
 - A waiting request is an entry in `_waiting`; it goes with its answer or with its client.
-- The journal is rewritten (live content appended again, what is before it deleted) when it has grown to
-  several times its live content, after loading and while running, so it does not grow for ever.
 
 Everything runs on the event loop; only reading the journal at start runs in the executor.
 """
@@ -21,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from broker.cluster.journal_topic import JournalTopic, Later
 from broker.groups import journal
 from broker.groups.deadlines import Deadlines
 from broker.groups.events import (
@@ -53,11 +50,9 @@ from broker.groups.model import (
     CommittedOffset,
     DropOffset,
     Group,
-    JournalRecord,
     Limits,
     Now,
     Phase,
-    invariant,
 )
 from broker.groups.modern.patterns import PatternResolver
 from broker.groups.replay import Replay, live_records
@@ -74,11 +69,6 @@ logger = logging.getLogger("headrace.groups")
 
 R = TypeVar("R")
 
-# Kafka's own settings for this topic, as far as they apply: whole groups must fit into one record, and small
-# segments let a rewrite give disk space back.
-TOPIC_CONFIG = {"segment.bytes": str(16 << 20), "max.message.bytes": str(64 << 20)}
-REWRITE_RECORDS_MIN = 10_000
-REWRITE_FACTOR = 4
 GROUPS_PER_TURN = 100
 
 
@@ -120,12 +110,8 @@ class GroupCoordinator:
         self.patterns = PatternResolver(self)
         self.groups: dict[str, Group] = {}
         self.transactional = TransactionalOffsets()
-        self._partitions: Sequence[Partition] = ()
-        self._loading: set[int] = set()
-        self._failed: set[int] = set()
-        self._rewrite_at: dict[int, int] = {}
-        self._rewriting: set[int] = set()
-        self._creation: asyncio.Task[None] | None = None
+        self.journal = JournalTopic(context, journal.TOPIC, "offsets.topic.num.partitions", self)
+        self._storing: Counter[str] = Counter()
         self._deadlines = Deadlines(context.clock, self._tick)
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: dict[int, _Waiter] = {}
@@ -144,10 +130,7 @@ class GroupCoordinator:
     async def start(self) -> None:
         """Begin to load the journal in the background; returns before it is loaded."""
         await self.configs.load()
-        if self.context.metadata.topic(journal.TOPIC) is not None:
-            self._partitions = self.context.metadata.partitions(journal.TOPIC)
-            self._loading = set(range(len(self._partitions)))
-            self.context.start_task(self._load_all(), "load consumer groups")
+        self.journal.start()
         self._arm_expiry()
 
     async def stop(self) -> None:
@@ -156,8 +139,7 @@ class GroupCoordinator:
         self._deadlines.close()
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._creation is not None:
-            await asyncio.wait([self._creation])
+        await self.journal.stop()
         for waiter in self._waiting.values():
             if waiter.future is not None and not waiter.future.done():
                 waiter.future.set_exception(
@@ -165,36 +147,9 @@ class GroupCoordinator:
                 )
         self._waiting.clear()
 
-    async def ensure_topic(self) -> None:
-        """Create `__consumer_offsets` if this is its first use. Raises KafkaError.
-
-        The creation goes on when the client that caused it hangs up, and everybody who needs it shares it.
-        """
-        if self._partitions:
-            return
-        if self._creation is None:
-            self._creation = asyncio.get_running_loop().create_task(
-                self._create_topic(), name="create journal"
-            )
-            self._creation.add_done_callback(self._created)
-        await asyncio.shield(self._creation)
-
-    async def _create_topic(self) -> None:
-        metadata = self.context.metadata
-        if metadata.topic(journal.TOPIC) is None:
-            count = self.context.config["offsets.topic.num.partitions"]
-            await metadata.create_topic(journal.TOPIC, count, TOPIC_CONFIG)
-        await asyncio.get_running_loop().run_in_executor(self.context.executor, journal.warm)
-        self._partitions = metadata.partitions(journal.TOPIC)
-
-    def _created(self, creation: asyncio.Task[None]) -> None:
-        self._creation = None  # after a failure the next client tries again
-        if not creation.cancelled() and (error := creation.exception()) is not None:
-            logger.error("%s cannot be created: %s", journal.TOPIC, error)
-
     @property
     def has_journal(self) -> bool:
-        return bool(self._partitions)
+        return bool(self.journal.partitions)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -208,16 +163,7 @@ class GroupCoordinator:
         """NONE, or why the group cannot be served now."""
         if self._stopped:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if not self._loading and not self._failed:
-            return ErrorCode.NONE
-        index = journal.partition_of(group_id, len(self._partitions))
-        if index in self._loading:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE if index in self._failed else ErrorCode.NONE
-
-    @property
-    def is_loading(self) -> bool:
-        return bool(self._loading)
+        return self.journal.unavailable(group_id)
 
     def submit(
         self, group_id: str, event_for: Callable[[int], Event], respond: Callable[[Any], R]
@@ -269,14 +215,6 @@ class GroupCoordinator:
 
     # -- transactions ----------------------------------------------------------------------------------------
 
-    def is_loaded(self, index: int) -> bool:
-        """Whether a journal partition has been read, so that what is appended to it is not missed."""
-        return index not in self._loading and index not in self._failed and not self._stopped
-
-    def journal_partition(self, group_id: str) -> tuple[str, int]:
-        """Where the group's offsets are written; the topic must be there."""
-        return journal.TOPIC, journal.partition_of(group_id, len(self._partitions))
-
     def commit_in_transaction(
         self,
         group_id: str,
@@ -286,20 +224,34 @@ class GroupCoordinator:
         instance_id: str | None,
         generation: int,
         offsets: Mapping[tuple[str, int], CommittedOffset],
-    ) -> OffsetsResult:
+    ) -> OffsetsResult | asyncio.Future[OffsetsResult]:
         """Commit as part of the transaction of `producer` (id and epoch)."""
 
         def event(token: int) -> Event:
             commit = Commit(token, member_id, instance_id, generation, offsets)
             return TransactionalCommit(commit, *producer)
 
-        result: Any = self.submit(group_id, event, _as_it_is)
-        invariant(isinstance(result, OffsetsResult), f"group {group_id}: the answer was put off")
-        committed: OffsetsResult = result
-        return committed
+        return self.submit(group_id, event, _as_it_is)
 
-    def end_transaction(self, index: int, producer_id: int, *, commit: bool) -> None:
-        """The marker of a producer's transaction is on journal partition `index`: its offsets count, or not."""
+    def end_transaction(
+        self, index: int, producer_id: int, marker: bytes, later: Later, *, commit: bool
+    ) -> bool:
+        """Put the marker of a producer's transaction on journal partition `index`; then its offsets count, or not.
+
+        True if that is done, False if `later` will be told. Raises KafkaError like `JournalTopic.append`.
+        """
+
+        def ended(error: KafkaError | None) -> None:
+            if error is None:
+                self._ended(index, producer_id, commit=commit)
+            later(error)
+
+        if not self.journal.append(index, marker, ended):
+            return False
+        self._ended(index, producer_id, commit=commit)
+        return True
+
+    def _ended(self, index: int, producer_id: int, *, commit: bool) -> None:
         for group_id, offsets in self.transactional.end(index, producer_id).items():
             if commit:
                 self._run(group_id, TransactionCommitted(offsets))
@@ -316,11 +268,11 @@ class GroupCoordinator:
             effect = effects.popleft()
             if isinstance(effect, Reply):
                 self._answer(effect.token, effect.result)
-            else:
+            elif (error := self._append(group_id, effect)) is not None:
                 # The append may have taken a while: sessions begin when their members are answered.
-                appended = Appended(effect.pending, self._append_effect(group_id, effect))
+                appended = Appended(effect.pending, error)
                 effects.extendleft(reversed(step(group, appended, self.now(), limits, topics)))
-        if group.phase is Phase.DEAD or group.is_disposable:
+        if (group.phase is Phase.DEAD or group.is_disposable) and not self._storing[group_id]:
             self.groups.pop(group_id, None)
             self._deadlines.forget(group_id)
         elif group.next_wake != NEVER:
@@ -341,110 +293,73 @@ class GroupCoordinator:
 
     # -- the journal -----------------------------------------------------------------------------------------
 
-    def _append_effect(self, group_id: str, effect: Append) -> ErrorCode:
-        pending = effect.pending
-        if not isinstance(pending, PendingTransactionalCommit):
-            error = self._append(group_id, effect.records)
-            if error is ErrorCode.NONE and isinstance(pending, (PendingGroupDeletion, PendingOffsetDeletion)):
+    def _append(self, group_id: str, effect: Append) -> ErrorCode | None:
+        """The outcome, or None if it takes its time: then the group hears of it later."""
+        pending, producer = effect.pending, None
+        if isinstance(pending, PendingTransactionalCommit):
+            producer = (pending.producer_id, pending.producer_epoch)
+        if not self.has_journal:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+        def later(error: KafkaError | None) -> None:
+            self._storing[group_id] -= 1
+            if not self._storing[group_id]:
+                del self._storing[group_id]
+            code = self._appended(group_id, effect) if error is None else self._failed(group_id, error)
+            self._run(group_id, Appended(pending, code))
+
+        try:
+            batch = journal.encode_journal_batch(effect.records, self.context.clock.time_ms(), producer)
+            if self.journal.append(self.journal.index_of(group_id), batch, later):
+                return self._appended(group_id, effect)
+        except KafkaError as error:
+            return self._failed(group_id, error)
+        self._storing[group_id] += 1
+        return None
+
+    def _appended(self, group_id: str, effect: Append) -> ErrorCode:
+        match effect.pending:
+            case PendingTransactionalCommit(commit, producer_id):
+                index = self.journal.index_of(group_id)
+                self.transactional.add(index, producer_id, group_id, commit.offsets)
+            case PendingGroupDeletion() | PendingOffsetDeletion():
                 dropped = [record for record in effect.records if isinstance(record, DropOffset)]
                 self.transactional.drop(group_id, [(drop.topic, drop.partition) for drop in dropped])
-            return error
-        error = self._append(group_id, effect.records, (pending.producer_id, pending.producer_epoch))
-        if error is ErrorCode.NONE:
-            index = journal.partition_of(group_id, len(self._partitions))
-            self.transactional.add(index, pending.producer_id, group_id, pending.commit.offsets)
-        return error
-
-    def _append(
-        self, group_id: str, records: Sequence[JournalRecord], producer: tuple[int, int] | None = None
-    ) -> ErrorCode:
-        if not self._partitions:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        index = journal.partition_of(group_id, len(self._partitions))
-        partition = self._partitions[index]
-        try:
-            journal.append(partition, records, self.context.clock.time_ms(), producer)
-        except KafkaError as error:
-            logger.error("group %s: its change cannot be stored: %s", group_id, error)
-            return _answer_for(error.code)
-        if partition.high_watermark - partition.log.log_start_offset >= self._rewrite_at.get(
-            index, REWRITE_RECORDS_MIN
-        ):
-            self._rewrite_if_worth_it(index)
         return ErrorCode.NONE
 
-    async def _load_all(self) -> None:
-        started = self.context.clock.monotonic()
-        await asyncio.get_running_loop().run_in_executor(self.context.executor, journal.warm)
-        for index in sorted(self._loading):
-            await self._load(index)
-        logger.info(
-            "loaded %d consumer groups from %d partitions in %.0f ms",
-            len(self.groups),
-            len(self._partitions),
-            (self.context.clock.monotonic() - started) * 1000,
+    def _failed(self, group_id: str, error: KafkaError) -> ErrorCode:
+        logger.error("group %s: its change cannot be stored: %s", group_id, error)
+        return _answer_for(error.code)
+
+    def read(self, index: int, partition: Partition) -> Replay:
+        """For the journal, like what follows (`broker.cluster.journal_topic.Contents`)."""
+        replay = Replay(index)
+        replay.apply(journal.read_partition(partition))
+        return replay
+
+    async def adopt(self, index: int, read: Replay) -> None:
+        groups = await asyncio.get_running_loop().run_in_executor(
+            self.context.executor, read.groups, self.now(), self.limits
         )
+        self.groups.update(groups)
+        self.transactional.take_over(read.transactional)
+        for group_id, group in groups.items():
+            if group.next_wake != NEVER:
+                self._deadlines.wake(group_id, group.next_wake)
 
-    async def _load(self, index: int) -> None:
-        partition = self._partitions[index]
-        try:
-            partition.log  # noqa: B018  opened here, on the event loop, which owns it
-            replay = Replay(index)
-            groups = await asyncio.get_running_loop().run_in_executor(
-                self.context.executor, _read_groups, replay, partition, self.now(), self.limits
-            )
-        except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
-            logger.error("%s-%d cannot be read; its groups are not served: %s", journal.TOPIC, index, error)
-            self._failed.add(index)
-        else:
-            self.groups.update(groups)
-            self.transactional.take_over(replay.transactional)
-            for group_id, group in groups.items():
-                if group.next_wake != NEVER:
-                    self._deadlines.wake(group_id, group.next_wake)
-            self._rewrite_if_worth_it(index)
-        finally:
-            self._loading.discard(index)
+    def _groups_of(self, index: int) -> list[Group]:
+        return [group for name, group in self.groups.items() if self.journal.index_of(name) == index]
 
-    def _groups_of(self, index: int) -> Iterable[Group]:
-        count = len(self._partitions)
-        return [group for name, group in self.groups.items() if journal.partition_of(name, count) == index]
+    def live_keys(self, index: int) -> list[str]:
+        return [group.group_id for group in self._groups_of(index)]
 
-    def _rewrite_if_worth_it(self, index: int) -> None:
-        live = sum(sum(1 for _ in live_records(group)) for group in self._groups_of(index))
-        threshold = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * live)
-        partition = self._partitions[index]
-        kept = partition.high_watermark - partition.log.log_start_offset
-        self._rewrite_at[index] = max(threshold, 2 * kept)
-        if kept >= threshold and index not in self._rewriting:
-            self._rewriting.add(index)
-            self.context.start_task(self._rewrite(index), f"rewrite {journal.TOPIC}-{index}")
+    def live_count(self, index: int) -> int:
+        return sum(sum(1 for _ in live_records(group)) for group in self._groups_of(index))
 
-    async def _rewrite(self, index: int) -> None:
-        """Append the live content again, then delete everything before it.
-
-        A crash in between leaves some records twice, which says the same. Each group is written in one turn
-        of the event loop, from its state at that time, so its records are never older than what precedes
-        them.
-        """
-        partition = self._partitions[index]
-        start = partition.high_watermark
-        try:
-            for turn, group in enumerate(self._groups_of(index)):
-                if self.groups.get(group.group_id) is group and (records := list(live_records(group))):
-                    journal.append(partition, records, self.context.clock.time_ms())
-                if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
-                    await asyncio.sleep(0)
-            # What open transactions have committed is nowhere else.
-            partition.delete_records(min(start, partition.last_stable_offset))
-        except KafkaError as error:
-            logger.warning("%s-%d cannot be rewritten now: %s", journal.TOPIC, index, error)
-            return
-        finally:
-            self._rewriting.discard(index)
-        kept = partition.high_watermark - start
-        self._rewrite_at[index] = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * kept)
-        logger.info("rewrote %s-%d: %d records are left of %d", journal.TOPIC, index, kept, start + kept)
+    def live_batch(self, key: str) -> bytes | None:
+        group = self.groups.get(key)
+        records = [] if group is None else list(live_records(group))
+        return journal.encode_journal_batch(records, self.context.clock.time_ms()) if records else None
 
     # -- expiry ----------------------------------------------------------------------------------------------
 
@@ -465,11 +380,6 @@ class GroupCoordinator:
                 await asyncio.sleep(0)
         if not self._stopped:
             self._arm_expiry()
-
-
-def _read_groups(replay: Replay, partition: Partition, now: Now, limits: Limits) -> dict[str, Group]:
-    replay.apply(journal.read_partition(partition))
-    return replay.groups(now, limits)
 
 
 def _as_it_is(result: Any) -> Any:

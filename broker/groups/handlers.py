@@ -13,9 +13,7 @@ from broker.extension import ApiDeclaration, RequestContext
 from broker.groups.events import (
     Commit,
     DeleteGroup,
-    DeleteGroupResult,
     DeleteOffsets,
-    Event,
     Heartbeat,
     Join,
     JoinResult,
@@ -26,7 +24,7 @@ from broker.groups.events import (
     Sync,
     SyncResult,
 )
-from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase, invariant
+from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase
 from broker.groups.modern.positions import fetch_error
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -118,7 +116,7 @@ class GroupHandlers:
             return handler(context, request) if self._coordinator.has_journal else first(context, request)
 
         async def first(context: RequestContext, request: Any) -> Any:
-            await self._coordinator.ensure_topic()
+            await self._coordinator.journal.ensure()
             answer = handler(context, request)
             return await answer if isinstance(answer, Awaitable) else answer
 
@@ -233,19 +231,15 @@ class GroupHandlers:
             lambda result: _leave_response(result, context.api_version),
         )
 
-    def _at_once(self, group_id: str, event_for: Callable[[int], Event]) -> Any:
-        """The result of an event that never waits for other members."""
-        result = self._coordinator.submit(group_id, event_for, lambda result: result)
-        invariant(not isinstance(result, asyncio.Future), f"group {group_id}: the answer was put off")
-        return result
-
     def _refusal(self, group_id: str) -> ErrorCode:
         """Why no member of this group can be served at all, or NONE."""
         return self._coordinator.unavailable(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
 
     # -- offsets -------------------------------------------------------------------------------------------
 
-    def offset_commit(self, context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    def offset_commit(
+        self, context: RequestContext, request: OffsetCommitRequest
+    ) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]:
         if context.api_version >= _FIRST_VERSION_WITH_IDS:
             self._name_topics(request.topics)
         error = self._coordinator.unavailable(request.group_id)
@@ -253,23 +247,21 @@ class GroupHandlers:
         if error is ErrorCode.NONE and generation >= 0 and request.group_id not in self._coordinator.groups:
             is_new_client = context.api_version >= 9
             error = ErrorCode.GROUP_ID_NOT_FOUND if is_new_client else ErrorCode.ILLEGAL_GENERATION
-        errors: dict[tuple[str, int], ErrorCode] = {}
-        if error is ErrorCode.NONE:
-            offsets, errors = self._committed(context, request)
-            result: OffsetsResult = self._at_once(
-                request.group_id,
-                lambda token: Commit(
-                    token,
-                    request.member_id,
-                    request.group_instance_id,
-                    generation,
-                    offsets,
-                    knows_epochs=context.api_version >= 9,
-                ),
-            )
-            error = result.error
-            errors.update(result.errors)
-        return _commit_response(request, error, errors)
+        if error is not ErrorCode.NONE:
+            return _commit_response(request, error, {})
+        offsets, errors = self._committed(context, request)
+        return self._coordinator.submit(
+            request.group_id,
+            lambda token: Commit(
+                token,
+                request.member_id,
+                request.group_instance_id,
+                generation,
+                offsets,
+                knows_epochs=context.api_version >= 9,
+            ),
+            lambda result: _commit_response(request, result.error, {**errors, **result.errors}),
+        )
 
     def _committed(
         self, context: RequestContext, request: OffsetCommitRequest
@@ -407,7 +399,9 @@ class GroupHandlers:
             topics.append(OffsetFetchResponseTopics(name=topic, partitions=positions))
         return OffsetFetchResponseGroup(group_id=group_id, topics=topics)
 
-    def offset_delete(self, context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    def offset_delete(
+        self, context: RequestContext, request: OffsetDeleteRequest
+    ) -> OffsetDeleteResponse | asyncio.Future[OffsetDeleteResponse]:
         error = self._refusal(request.group_id)
         if error is ErrorCode.NONE and not self._exists(request.group_id):
             error = ErrorCode.GROUP_ID_NOT_FOUND
@@ -418,10 +412,13 @@ class GroupHandlers:
             for topic in request.topics
             for partition in topic.partitions
         )
-        result: OffsetsResult = self._at_once(
+        return self._coordinator.submit(
             request.group_id,
             lambda token: DeleteOffsets(token, partitions, self._in_transactions(request.group_id)),
+            lambda result: self._deletion_response(request, result),
         )
+
+    def _deletion_response(self, request: OffsetDeleteRequest, result: OffsetsResult) -> OffsetDeleteResponse:
         if result.error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=result.error)
         return OffsetDeleteResponse(
@@ -482,28 +479,35 @@ class GroupHandlers:
             for group in self._coordinator.groups.values()
             if (not states or group.state_name.lower() in states) and (not types or _type_of(group) in types)
         ]
-        loading = self._coordinator.is_loading
+        loading = self._coordinator.journal.is_loading
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if loading else ErrorCode.NONE
         return ListGroupsResponse(error_code=error, groups=groups)
 
-    def delete_groups(self, context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+    async def delete_groups(
+        self, context: RequestContext, request: DeleteGroupsRequest
+    ) -> DeleteGroupsResponse:
+        outcomes = [(group_id, self._delete(group_id)) for group_id in request.groups_names]
         return DeleteGroupsResponse(
             results=[
-                DeletableGroupResult(group_id=group_id, error_code=self._delete(group_id))
-                for group_id in request.groups_names
+                DeletableGroupResult(
+                    group_id=group_id,
+                    error_code=await outcome if isinstance(outcome, asyncio.Future) else outcome,
+                )
+                for group_id, outcome in outcomes
             ]
         )
 
-    def _delete(self, group_id: str) -> ErrorCode:
+    def _delete(self, group_id: str) -> ErrorCode | asyncio.Future[ErrorCode]:
         error = self._coordinator.unavailable(group_id)
         if error is not ErrorCode.NONE:
             return error
         if not self._exists(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
-        result: DeleteGroupResult = self._at_once(
-            group_id, lambda token: DeleteGroup(token, self._in_transactions(group_id))
+        return self._coordinator.submit(
+            group_id,
+            lambda token: DeleteGroup(token, self._in_transactions(group_id)),
+            lambda result: result.error,
         )
-        return result.error
 
     def _exists(self, group_id: str) -> bool:
         """A group is there as soon as a transaction has committed offsets to it, though it has not ended."""
@@ -515,6 +519,18 @@ class GroupHandlers:
 
 def _type_of(group: Group) -> str:
     return "classic" if group.consumer is None else "consumer"
+
+
+def _leave_response(result: LeaveResult, version: int) -> LeaveGroupResponse:
+    if version < 3:
+        return LeaveGroupResponse(error_code=result.members[0][1] if result.members else result.error)
+    return LeaveGroupResponse(
+        error_code=result.error,
+        members=[
+            MemberResponse(member_id=leaver.member_id, group_instance_id=leaver.instance_id, error_code=error)
+            for leaver, error in result.members
+        ],
+    )
 
 
 def _commit_response(
@@ -577,18 +593,6 @@ def _join_response(result: JoinResult, version: int) -> JoinGroupResponse:
         members=[
             JoinGroupResponseMember(member_id=member_id, group_instance_id=instance_id, metadata=metadata)
             for member_id, instance_id, metadata in result.members
-        ],
-    )
-
-
-def _leave_response(result: LeaveResult, version: int) -> LeaveGroupResponse:
-    if version < 3:
-        return LeaveGroupResponse(error_code=result.members[0][1] if result.members else result.error)
-    return LeaveGroupResponse(
-        error_code=result.error,
-        members=[
-            MemberResponse(member_id=leaver.member_id, group_instance_id=leaver.instance_id, error_code=error)
-            for leaver, error in result.members
         ],
     )
 

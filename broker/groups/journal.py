@@ -1,20 +1,19 @@
 """The coordinator's records as Kafka writes them on `__consumer_offsets`.
 
-A group belongs to the partition that Java's `String.hashCode` of its name selects, as in Kafka, so a data
-directory means the same to both. Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or
-1 when an explicit expiry has to be kept. A null value is a tombstone. The records of the consumer protocol
-are in `broker.groups.modern.records`. Kinds unknown here (share and streams groups) are skipped when reading.
+Values are GroupMetadataValue version 3 and OffsetCommitValue version 3, or 1 when an explicit expiry has to be kept.
+A null value is a tombstone. The records of the consumer protocol are in `broker.groups.modern.records`. Kinds unknown
+here (share and streams groups) are skipped when reading.
 
-The functions are pure except `read_partition` and `append`, which touch the log of one partition.
+The functions are pure except `read_partition`, which reads the log of one partition.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from broker.cluster.journal_topic import read_batches
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,
@@ -47,27 +46,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.groups")
 
 TOPIC = "__consumer_offsets"
-READ_SIZE_BYTES = 1 << 20
 _OFFSET_KEY_VERSION = 1
 _GROUP_KEY_VERSION = 2
 _VALUE_VERSION = 3
 _EXPIRING_VALUE_VERSION = 1
-
-
-def partition_of(group_id: str, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` that a group lives in: abs(hashCode) % partitions, as in Java."""
-    return _java_hash(group_id) % partition_count
-
-
-@lru_cache(1024)
-def _java_hash(group_id: str) -> int:
-    code = 0
-    units = group_id.encode("utf-16-be", "surrogatepass")
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
-    signed = code - (1 << 32) if code & 0x80000000 else code
-    # Java's abs of the smallest int is negative; Kafka's Utils.abs makes it 0.
-    return 0 if signed == -(1 << 31) else abs(signed)
 
 
 def encode_record(record: JournalRecord) -> tuple[bytes, bytes | None]:
@@ -187,11 +169,15 @@ def encode_journal_batch(
 ) -> bytes:
     """One record batch with all of `records`: they become durable together or not at all.
 
-    With a `producer` (id and epoch) they are part of its transaction; as in Kafka they have no sequence.
+    With a `producer` (id and epoch) they are part of its transaction; as in Kafka they have no sequence. Raises
+    KafkaError(INVALID_REQUEST) for what does not fit the format.
     """
     from protocol.records.encode import Record, build_batch
 
-    encoded = [Record(key, value, timestamp=timestamp_ms) for key, value in map(encode_record, records)]
+    try:
+        encoded = [Record(key, value, timestamp=timestamp_ms) for key, value in map(encode_record, records)]
+    except EncodeError as error:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
     if producer is None:
         return build_batch(encoded)
     producer_id, epoch = producer
@@ -216,50 +202,18 @@ def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:
             yield record
 
 
-def append(
-    partition: Partition,
-    records: Sequence[JournalRecord],
-    timestamp_ms: int,
-    producer: tuple[int, int] | None = None,
-) -> None:
-    """Put `records` on the journal as one batch. Raises KafkaError with a code for the client."""
-    from broker.log.partition_log import AppendOrigin
-
-    try:
-        batch = encode_journal_batch(records, timestamp_ms, producer)
-    except EncodeError as error:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
-    partition.append(batch, AppendOrigin.COORDINATOR)
-
-
 def read_partition(partition: Partition) -> Iterator[JournalRecord | InTransaction | TransactionEnd]:
     """Everything on the journal partition, in order. Blocking; the partition must be open."""
     from protocol.records.control import read_end_marker
-    from protocol.records.header import iter_headers
 
-    offset = partition.log.log_start_offset
-    while offset < partition.high_watermark:
-        data = memoryview(partition.read(offset, READ_SIZE_BYTES).read())
-        if not data:
-            return
-        for position, header in iter_headers(data):
-            batch = data[position : position + header.size]
-            offset = header.last_offset + 1
-            if header.is_control:
-                commit = read_end_marker(batch).commit
-                if commit is not None:
-                    yield TransactionEnd(header.producer_id, commit)
-            elif header.is_transactional:
-                for record in decode_journal_batch(batch):
-                    if isinstance(record, PutOffset):
-                        yield InTransaction(header.producer_id, record)
-            else:
-                yield from decode_journal_batch(batch)
-
-
-def warm() -> None:
-    """Load what encodes and decodes batches, which takes a second the first time: not on the event loop."""
-    from protocol.records import decode, encode
-
-    encode.warm()
-    decode.warm()
+    for header, batch in read_batches(partition):
+        if header.is_control:
+            commit = read_end_marker(batch).commit
+            if commit is not None:
+                yield TransactionEnd(header.producer_id, commit)
+        elif header.is_transactional:
+            for record in decode_journal_batch(batch):
+                if isinstance(record, PutOffset):
+                    yield InTransaction(header.producer_id, record)
+        else:
+            yield from decode_journal_batch(batch)

@@ -7,6 +7,8 @@ write to another partition is refused: it would belong to no transaction that an
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from struct import Struct
 from typing import Final
 
@@ -39,14 +41,34 @@ def part_of_transaction(
     partition: TopicPartition,
     *,
     announces: bool,
-) -> ErrorCode:
-    """NONE if the write may go on; it is announced here if `announces` and it was not before."""
+) -> ErrorCode | Awaitable[ErrorCode]:
+    """NONE if the write may go on; it is announced here if `announces` and it was not before.
+
+    An awaitable if the journal takes its time. The write may go on in the same step of the event loop only.
+    """
+    if announces and coordinator.storing(transactional_id) is not None:
+        return _once_stored(coordinator, transactional_id, producer, partition)
     error = coordinator.partition_error(transactional_id, *producer, partition)
     if error is not ErrorCode.TRANSACTION_ABORTABLE or not announces:
         return error
     return coordinator.submit(
-        transactional_id, lambda token: AddPartitions(token, *producer, frozenset({partition}))
-    ).error
+        transactional_id,
+        lambda token: AddPartitions(token, *producer, frozenset({partition})),
+        lambda result: result.error,
+    )
+
+
+async def _once_stored(
+    coordinator: TransactionCoordinator,
+    transactional_id: str,
+    producer: tuple[int, int],
+    partition: TopicPartition,
+) -> ErrorCode:
+    """Several writes of one producer announce their partitions at the same time: one after the other."""
+    while (storing := coordinator.storing(transactional_id)) is not None:
+        await asyncio.wait([storing])
+    outcome = part_of_transaction(coordinator, transactional_id, producer, partition, announces=True)
+    return outcome if isinstance(outcome, ErrorCode) else await outcome
 
 
 def admit_batch(
@@ -55,9 +77,9 @@ def admit_batch(
     partition: Partition,
     records: memoryview,
     version: int,
-) -> None:
+) -> Awaitable[None] | None:
     """Check a transactional batch of Produce `version`. Raises KafkaError with a code that this version's
-    clients know what to do with.
+    clients know what to do with. Gives something to wait for first if the journal takes its time; that raises then.
     """
     topic, index = partition.topic.name, partition.index
     if partition.hooks is not None:
@@ -77,11 +99,25 @@ def admit_batch(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {producer_id} sent sequence {sequence}, and nothing of it is known: it must begin with 0",
         )
-    error = part_of_transaction(
+    admission = part_of_transaction(
         coordinator, transactional_id, (producer_id, epoch), (topic, index), announces=announces
     )
+    if not isinstance(admission, ErrorCode):
+        return _admit_later(admission, transactional_id, topic, index, version)
+    _check_admission(admission, transactional_id, topic, index, version)
+    return None
+
+
+async def _admit_later(
+    admission: Awaitable[ErrorCode], transactional_id: str, topic: str, index: int, version: int
+) -> None:
+    _check_admission(await admission, transactional_id, topic, index, version)
+
+
+def _check_admission(error: ErrorCode, transactional_id: str, topic: str, index: int, version: int) -> None:
     if error is ErrorCode.NONE:
         return
+    announces = version >= FIRST_PRODUCE_OF_VERSION_2
     text = f"the partition cannot be written to as part of a transaction of {transactional_id!r}"
     if error is ErrorCode.TRANSACTION_ABORTABLE:
         text = f"{topic}-{index} was not added to the transaction of {transactional_id!r}"

@@ -3,15 +3,14 @@
 It owns the transactional ids, feeds them requests and the passing of time, and carries out their effects.
 
 Invariants
-- Nothing is acknowledged before its journal record is appended; a failed append changes nothing but the
-  answer.
-- A transactional id is served only after its journal partition has been read in full
-  (COORDINATOR_LOAD_IN_PROGRESS until then). A partition that cannot be read answers
-  COORDINATOR_NOT_AVAILABLE: to show its ids as unknown would let zombies go on beside new owners.
+- Nothing is acknowledged, or shown, before its journal record is stored as `JournalTopic` promises; a failed append
+  changes nothing but the answer.
+- A transactional id is served only after its journal partition has been read (`JournalTopic`): to show ids as unknown
+  would let zombies go on beside new owners.
+- A decision is stored before the first marker is written, and the markers are stored, each as durably as its topic
+  wants, before the transaction is complete.
 - A transaction whose end is decided is ended in every partition, now or after the next start. Markers that
   cannot be written (a full disk) are tried again every second; a partition that is gone needs none.
-- The journal is rewritten (live content appended again, what is before it deleted) when it has grown to
-  several times its live content, so it does not grow for ever.
 
 Everything runs on the event loop; only reading the journal at start runs in the executor. Usually the end of
 a transaction is complete when it is answered, so that the next one need not wait for it.
@@ -23,10 +22,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from broker.cluster.journal_topic import JournalTopic
 from broker.groups.deadlines import Deadlines
-from broker.groups.journal import partition_of, warm
 from broker.transactions import journal
 from broker.transactions.events import (
     Append,
@@ -45,11 +45,9 @@ from broker.transactions.model import (
     NEVER,
     Limits,
     Now,
-    State,
     StoredTransaction,
     TopicPartition,
     Transaction,
-    invariant,
 )
 from broker.transactions.state import partition_error, restore, step
 from protocol.errors import ErrorCode, KafkaError
@@ -62,10 +60,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.transactions")
 
-TOPIC_CONFIG = {"segment.bytes": str(16 << 20), "max.message.bytes": str(64 << 20)}
-REWRITE_RECORDS_MIN = 10_000
-REWRITE_FACTOR = 4
+R = TypeVar("R")
+
 IDS_PER_TURN = 100
+STOP_SECONDS = 2
+"""So long a stop waits for the ends that are being stored; what is decided is completed after the next start."""
 MARKERS_PER_TURN = 32
 """About a millisecond of appends; more of one transaction are written in turns."""
 
@@ -96,12 +95,12 @@ class TransactionCoordinator:
         self.transactions: dict[str, Transaction] = {}
         self.ended = {True: 0, False: 0}
         """How many were committed, and how many aborted, since the start."""
-        self._partitions: Sequence[Partition] = ()
-        self._loading: set[int] = set()
-        self._failed: set[int] = set()
-        self._rewrite_at: dict[int, int] = {}
-        self._rewriting: set[int] = set()
-        self._creation: asyncio.Task[None] | None = None
+        self.journal = JournalTopic(context, journal.TOPIC, "transaction.state.log.num.partitions", self)
+        self._last_token = 0
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Result], Any]]] = {}
+        self._storing: dict[str, asyncio.Future[None]] = {}
+        self._marking: dict[str, set[TopicPartition]] = {}
+        self._kept_replies: dict[str, list[Reply]] = {}
         self._deadlines = Deadlines(context.clock, self._tick)
         self._expiry: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -116,10 +115,7 @@ class TransactionCoordinator:
 
     async def start(self) -> None:
         """Begin to load the journal in the background; returns before it is loaded."""
-        if self.context.metadata.topic(journal.TOPIC) is not None:
-            self._partitions = self.context.metadata.partitions(journal.TOPIC)
-            self._loading = set(range(len(self._partitions)))
-            self.context.start_task(self._load_all(), "load transactions")
+        self.journal.start()
         self._arm_expiry()
 
     async def stop(self) -> None:
@@ -127,35 +123,15 @@ class TransactionCoordinator:
         self._deadlines.close()
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._creation is not None:
-            await asyncio.wait([self._creation])
-
-    async def ensure_topic(self) -> None:
-        """Create `__transaction_state` if this is its first use. Raises KafkaError.
-
-        The creation goes on when the client that caused it hangs up, and everybody who needs it shares it.
-        """
-        if self._partitions:
-            return
-        if self._creation is None:
-            self._creation = asyncio.get_running_loop().create_task(
-                self._create_topic(), name="create journal of transactions"
-            )
-            self._creation.add_done_callback(self._created)
-        await asyncio.shield(self._creation)
-
-    async def _create_topic(self) -> None:
-        metadata = self.context.metadata
-        if metadata.topic(journal.TOPIC) is None:
-            count = self.context.config["transaction.state.log.num.partitions"]
-            await metadata.create_topic(journal.TOPIC, count, TOPIC_CONFIG)
-        await asyncio.get_running_loop().run_in_executor(self.context.executor, warm)
-        self._partitions = metadata.partitions(journal.TOPIC)
-
-    def _created(self, creation: asyncio.Task[None]) -> None:
-        self._creation = None  # after a failure the next client tries again
-        if not creation.cancelled() and (error := creation.exception()) is not None:
-            logger.error("%s cannot be created: %s", journal.TOPIC, error)
+        if self._waiting:
+            await asyncio.wait([future for future, _ in self._waiting.values()], timeout=STOP_SECONDS)
+        await self.journal.stop()
+        for future, _ in self._waiting.values():
+            if not future.done():
+                future.set_exception(
+                    KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is stopping")
+                )
+        self._waiting.clear()
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -166,27 +142,38 @@ class TransactionCoordinator:
         """NONE, or why the transactional id cannot be served now."""
         if self._stopped:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if not self._loading and not self._failed:
-            return ErrorCode.NONE
-        index = partition_of(transactional_id, len(self._partitions))
-        if index in self._loading:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE if index in self._failed else ErrorCode.NONE
-
-    @property
-    def is_loading(self) -> bool:
-        return bool(self._loading)
+        return self.journal.unavailable(transactional_id)
 
     def transaction(self, transactional_id: str) -> Transaction:
         """What is known of it; an empty one that is not kept if nothing is."""
         return self.transactions.get(transactional_id) or Transaction(transactional_id)
 
-    def submit(self, transactional_id: str, event_for: Callable[[int], Event]) -> Result:
-        """Let a request happen; `event_for` makes its event from a token."""
+    def submit(
+        self, transactional_id: str, event_for: Callable[[int], Event], respond: Callable[[Result], R]
+    ) -> R | asyncio.Future[R]:
+        """Let a request happen. `event_for` makes its event from a token, `respond` answers with the result.
+
+        Gives the answer, or a future of it if the journal takes its time.
+        """
+        self._last_token += 1
+        token = self._last_token
         results: dict[int, Result] = {}
-        self._run(transactional_id, event_for(0), results)
-        invariant(0 in results, f"transactional id {transactional_id!r}: the answer was put off")
-        return results[0]
+        self._run(transactional_id, event_for(token), results)
+        if token in results:
+            return respond(results[token])
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = (future, respond)
+        return future
+
+    def storing(self, transactional_id: str) -> asyncio.Future[None] | None:
+        """Until then a record of the id is on its way to the journal, and nothing else can be decided."""
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None or not transaction.appending:
+            return None
+        future = self._storing.get(transactional_id)
+        if future is None:
+            future = self._storing[transactional_id] = asyncio.get_running_loop().create_future()
+        return future
 
     def partition_error(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partition: TopicPartition
@@ -215,20 +202,41 @@ class TransactionCoordinator:
             effect = effects.popleft()
             following: Event | None = None
             match effect:
-                case Reply(token, result):
-                    if results is not None:
-                        results[token] = result
-                case Append(stored, pending):
-                    following = Appended(pending, self._append(transactional_id, stored))
+                case Reply():
+                    if self._is_ending(transaction):
+                        self._kept_replies.setdefault(transactional_id, []).append(effect)
+                    else:
+                        self._reply(effect, results)
+                case Append():
+                    error = self._append(transactional_id, effect)
+                    following = None if error is None else Appended(effect.pending, error)
                 case WriteMarkers():
                     following = self._begin_marking(transactional_id, effect)
             if following is not None:
                 effects.extendleft(reversed(step(transaction, following, self.now(), self.limits)))
+        if transactional_id in self._kept_replies and not self._is_ending(transaction):
+            for kept in self._kept_replies.pop(transactional_id):
+                self._reply(kept, results)
         if transaction.stored is None and not transaction.appending:
             self.transactions.pop(transactional_id, None)
             self._deadlines.forget(transactional_id)
         elif transaction.deadline != NEVER:
             self._deadlines.wake(transactional_id, transaction.deadline)
+
+    def _is_ending(self, transaction: Transaction) -> bool:
+        """Its end is decided, and what is missing is being stored: whoever is answered now would come too early."""
+        stored, transactional_id = transaction.stored, transaction.transactional_id
+        if stored is None or not stored.state.is_ending:
+            return False
+        return transaction.appending or bool(self._marking.get(transactional_id))
+
+    def _reply(self, reply: Reply, results: dict[int, Result] | None) -> None:
+        if reply.token in self._waiting:
+            future, respond = self._waiting.pop(reply.token)
+            if not future.done():
+                future.set_result(respond(reply.result))
+        elif results is not None:
+            results[reply.token] = reply.result
 
     def _tick(self, transactional_id: str) -> None:
         transaction = self.transactions.get(transactional_id)
@@ -241,25 +249,29 @@ class TransactionCoordinator:
             return
         self._run(transactional_id, Tick())
 
-    def _append(self, transactional_id: str, stored: StoredTransaction | None) -> ErrorCode:
-        if not self._partitions:
+    def _append(self, transactional_id: str, effect: Append) -> ErrorCode | None:
+        """The outcome, or None if it takes its time: then the transaction hears of it later."""
+        if not self.journal.partitions:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        index = partition_of(transactional_id, len(self._partitions))
-        partition = self._partitions[index]
+
+        def later(error: KafkaError | None) -> None:
+            code = ErrorCode.NONE if error is None else self._failed(transactional_id, error)
+            self._run(transactional_id, Appended(effect.pending, code))
+            storing = self._storing.pop(transactional_id, None)
+            if storing is not None:
+                storing.set_result(None)
+
         try:
-            journal.append(partition, transactional_id, stored, self.context.clock.time_ms())
+            now_ms = self.context.clock.time_ms()
+            batch = journal.encode_journal_batch(transactional_id, effect.stored, now_ms)
+            is_stored = self.journal.append(self.journal.index_of(transactional_id), batch, later)
         except KafkaError as error:
-            logger.error("transactional id %r: its change cannot be stored: %s", transactional_id, error)
-            if error.code is ErrorCode.INVALID_REQUEST:
-                return error.code
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if stored is not None and stored.state.is_ending:
-            self.ended[stored.state is State.PREPARE_COMMIT] += 1
-        if partition.high_watermark - partition.log.log_start_offset >= self._rewrite_at.get(
-            index, REWRITE_RECORDS_MIN
-        ):
-            self._rewrite_if_worth_it(index)
-        return ErrorCode.NONE
+            return self._failed(transactional_id, error)
+        return ErrorCode.NONE if is_stored else None
+
+    def _failed(self, transactional_id: str, error: KafkaError) -> ErrorCode:
+        logger.error("transactional id %r: its change cannot be stored: %s", transactional_id, error)
+        return error.code if error.code is ErrorCode.INVALID_REQUEST else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     # -- markers ---------------------------------------------------------------------------------------------
 
@@ -287,107 +299,86 @@ class TransactionCoordinator:
         self, transactional_id: str, wanted: WriteMarkers, partitions: Sequence[TopicPartition]
     ) -> frozenset[TopicPartition]:
         """Write markers; gives the partitions that need none any more."""
-        index = partition_of(transactional_id, len(self._partitions))
+        index = self.journal.index_of(transactional_id)
         marker = Marker(
             wanted.producer_id,
             wanted.producer_epoch,
             wanted.commit,
-            self._partitions[index].leader_epoch,
+            self.journal.partitions[index].leader_epoch,
             wanted.client_version,
         )
+        on_their_way = self._marking.setdefault(transactional_id, set())
         done = []
-        for topic, partition in partitions:
+        for place in partitions:
+            if place in on_their_way:
+                continue
             try:
-                write_marker(self.context, self.groups, topic, partition, marker)
-            except KafkaError as error:
-                level = logging.WARNING if error.code in _NEEDS_NO_MARKER else logging.ERROR
-                if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                    level = logging.INFO
-                logger.log(
-                    level,
-                    "transactional id %r: no marker in %s-%d: %s",
-                    transactional_id,
-                    topic,
-                    partition,
-                    error,
-                )
-                if error.code not in _NEEDS_NO_MARKER:
+                later = partial(self._marked_later, transactional_id, place)
+                if not write_marker(self.context, self.groups, *place, marker, later):
+                    on_their_way.add(place)
                     continue
-            done.append((topic, partition))
+            except KafkaError as error:
+                if not self._needs_no_marker(transactional_id, place, error):
+                    continue
+            done.append(place)
+        if not on_their_way:
+            del self._marking[transactional_id]
         return frozenset(done)
+
+    def _marked_later(self, transactional_id: str, place: TopicPartition, error: KafkaError | None) -> None:
+        on_their_way = self._marking[transactional_id]
+        on_their_way.discard(place)
+        if not on_their_way:
+            del self._marking[transactional_id]
+        if error is None or self._needs_no_marker(transactional_id, place, error):
+            self._run(transactional_id, Marked(frozenset({place})))
+        elif transactional_id in self._kept_replies and not on_their_way:
+            self._run(transactional_id, Marked(frozenset()))  # it is tried again; nobody waits for that
+
+    def _needs_no_marker(self, transactional_id: str, place: TopicPartition, error: KafkaError) -> bool:
+        """Report why there is none."""
+        level = logging.WARNING if error.code in _NEEDS_NO_MARKER else logging.ERROR
+        if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            level = logging.INFO
+        logger.log(level, "transactional id %r: no marker in %s-%d: %s", transactional_id, *place, error)
+        return error.code in _NEEDS_NO_MARKER
 
     # -- the journal -----------------------------------------------------------------------------------------
 
-    async def _load_all(self) -> None:
-        started = self.context.clock.monotonic()
-        await asyncio.get_running_loop().run_in_executor(self.context.executor, warm)
-        for index in sorted(self._loading):
-            await self._load(index)
-        logger.info(
-            "loaded %d transactional ids from %d partitions in %.0f ms",
-            len(self.transactions),
-            len(self._partitions),
-            (self.context.clock.monotonic() - started) * 1000,
-        )
+    def read(self, index: int, partition: Partition) -> dict[str, StoredTransaction]:
+        """The last record of each id that has not been buried. For the journal, like what follows
+        (`broker.cluster.journal_topic.Contents`).
+        """
+        live: dict[str, StoredTransaction] = {}
+        for transactional_id, stored in journal.read_partition(partition):
+            if stored is None:
+                live.pop(transactional_id, None)
+            else:
+                live[transactional_id] = stored
+        return live
 
-    async def _load(self, index: int) -> None:
-        partition = self._partitions[index]
-        try:
-            partition.log  # noqa: B018  opened here, on the event loop, which owns it
-            stored = await asyncio.get_running_loop().run_in_executor(
-                self.context.executor, _read_live, partition
-            )
-        except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
-            logger.error("%s-%d cannot be read; its ids are not served: %s", journal.TOPIC, index, error)
-            self._failed.add(index)
-            self._loading.discard(index)
-            return
+    async def adopt(self, index: int, read: dict[str, StoredTransaction]) -> None:
         now = self.now()
-        for turn, (transactional_id, value) in enumerate(stored.items()):
+        for turn, (transactional_id, value) in enumerate(read.items()):
             transaction = self.transactions[transactional_id] = restore(transactional_id, value, now)
             if transaction.deadline != NEVER:
                 self._deadlines.wake(transactional_id, transaction.deadline)
             if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
                 await asyncio.sleep(0)
-        self._loading.discard(index)
-        self._rewrite_if_worth_it(index)
 
-    def _ids_of(self, index: int) -> list[str]:
-        count = len(self._partitions)
-        return [name for name in self.transactions if partition_of(name, count) == index]
+    def live_keys(self, index: int) -> list[str]:
+        return [name for name in self.transactions if self.journal.index_of(name) == index]
 
-    def _rewrite_if_worth_it(self, index: int) -> None:
-        live = len(self._ids_of(index))
-        threshold = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * live)
-        partition = self._partitions[index]
-        kept = partition.high_watermark - partition.log.log_start_offset
-        self._rewrite_at[index] = max(threshold, 2 * kept)
-        if kept >= threshold and index not in self._rewriting:
-            self._rewriting.add(index)
-            self.context.start_task(self._rewrite(index), f"rewrite {journal.TOPIC}-{index}")
+    def live_count(self, index: int) -> int:
+        return len(self.live_keys(index))
 
-    async def _rewrite(self, index: int) -> None:
-        """Append the live content again, then delete everything before it; a crash in between leaves some
-        records twice, which says the same.
-        """
-        partition = self._partitions[index]
-        start = partition.high_watermark
-        try:
-            for turn, transactional_id in enumerate(self._ids_of(index)):
-                transaction = self.transactions.get(transactional_id)
-                if transaction is not None and transaction.stored is not None:
-                    now_ms = self.context.clock.time_ms()
-                    journal.append(partition, transactional_id, transaction.stored, now_ms)
-                if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
-                    await asyncio.sleep(0)
-            partition.delete_records(start)
-        except KafkaError as error:
-            logger.warning("%s-%d cannot be rewritten now: %s", journal.TOPIC, index, error)
-            return
-        finally:
-            self._rewriting.discard(index)
-        kept = partition.high_watermark - start
-        self._rewrite_at[index] = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * kept)
+    def live_batch(self, key: str) -> bytes | None:
+        stored = self.transaction(key).stored
+        return (
+            None
+            if stored is None
+            else journal.encode_journal_batch(key, stored, self.context.clock.time_ms())
+        )
 
     # -- expiry ----------------------------------------------------------------------------------------------
 
@@ -408,14 +399,3 @@ class TransactionCoordinator:
                 await asyncio.sleep(0)
         if not self._stopped:
             self._arm_expiry()
-
-
-def _read_live(partition: Partition) -> dict[str, StoredTransaction]:
-    """The last record of each id that has not been buried."""
-    live: dict[str, StoredTransaction] = {}
-    for transactional_id, stored in journal.read_partition(partition):
-        if stored is None:
-            live.pop(transactional_id, None)
-        else:
-            live[transactional_id] = stored
-    return live

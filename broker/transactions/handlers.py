@@ -6,8 +6,10 @@ there is one broker, which asks itself.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.extension import ApiDeclaration, RequestContext
@@ -15,7 +17,7 @@ from broker.groups.model import CommittedOffset
 from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
 from broker.transactions.events import AddPartitions, EndTransaction, Result
 from broker.transactions.markers import Marker, write_marker
-from broker.transactions.model import State, Transaction
+from broker.transactions.model import State, TopicPartition, Transaction
 from broker.transactions.state import RAISES_EPOCH, needs_producer_id
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -103,7 +105,7 @@ class TransactionHandlers:
 
     def add_partitions(
         self, context: RequestContext, request: AddPartitionsToTxnRequest
-    ) -> AddPartitionsToTxnResponse:
+    ) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse]:
         """All partitions or none are added."""
         transactional_id = request.v3_and_below_transactional_id
         error = self._refusal(transactional_id)
@@ -113,7 +115,7 @@ class TransactionHandlers:
         bad = {key: code for key in wanted if (code := self._cannot_join(*key)) is not ErrorCode.NONE}
         if bad:
             return _added(request, ErrorCode.OPERATION_NOT_ATTEMPTED, bad)
-        result = self._coordinator.submit(
+        return self._coordinator.submit(
             transactional_id,
             lambda token: AddPartitions(
                 token,
@@ -121,8 +123,8 @@ class TransactionHandlers:
                 request.v3_and_below_producer_epoch,
                 frozenset(wanted),
             ),
+            lambda result: _added(request, _fenced_in(result.error, context), {}),
         )
-        return _added(request, _fenced_in(result.error, context), {})
 
     def _cannot_join(self, topic: str, index: int) -> ErrorCode:
         """Why a partition cannot be part of a client's transaction, or NONE."""
@@ -141,27 +143,33 @@ class TransactionHandlers:
         if error is ErrorCode.NONE and not request.group_id:
             error = ErrorCode.INVALID_GROUP_ID
         if error is ErrorCode.NONE:
-            await self._groups.ensure_topic()
-            added = frozenset({self._groups.journal_partition(request.group_id)})
-            error = self._coordinator.submit(
+            await self._groups.journal.ensure()
+            added = frozenset({self._journal_partition(request.group_id)})
+            outcome = self._coordinator.submit(
                 request.transactional_id,
                 lambda token: AddPartitions(token, request.producer_id, request.producer_epoch, added),
-            ).error
+                lambda result: result.error,
+            )
+            error = await outcome if isinstance(outcome, asyncio.Future) else outcome
         return AddOffsetsToTxnResponse(error_code=_fenced_in(error, context))
+
+    def _journal_partition(self, group_id: str) -> TopicPartition:
+        """Where the group's offsets are written; the topic must be there."""
+        return self._groups.journal.name, self._groups.journal.index_of(group_id)
 
     async def commit_offsets(
         self, context: RequestContext, request: TxnOffsetCommitRequest
     ) -> TxnOffsetCommitResponse:
         if not request.group_id:
             return _committed(request, ErrorCode.INVALID_GROUP_ID, {})
-        await self._groups.ensure_topic()
+        await self._groups.journal.ensure()
         error = self._groups.unavailable(request.group_id)
         if error is ErrorCode.NONE:
-            error = self._admit_offsets(context, request)
+            error = await self._admit_offsets(context, request)
         if error is not ErrorCode.NONE:
             return _committed(request, error, {})
         offsets, errors = self._offsets(request)
-        result = self._groups.commit_in_transaction(
+        outcome = self._groups.commit_in_transaction(
             request.group_id,
             producer=(request.producer_id, request.producer_epoch),
             member_id=request.member_id,
@@ -169,19 +177,21 @@ class TransactionHandlers:
             generation=request.generation_id,
             offsets=offsets,
         )
+        result = await outcome if isinstance(outcome, asyncio.Future) else outcome
         return _committed(request, result.error, {**errors, **result.errors})
 
-    def _admit_offsets(self, context: RequestContext, request: TxnOffsetCommitRequest) -> ErrorCode:
+    async def _admit_offsets(self, context: RequestContext, request: TxnOffsetCommitRequest) -> ErrorCode:
         version = context.api_version
         error = self._refusal(request.transactional_id)
         if error is ErrorCode.NONE:
-            error = part_of_transaction(
+            admission = part_of_transaction(
                 self._coordinator,
                 request.transactional_id,
                 (request.producer_id, request.producer_epoch),
-                self._groups.journal_partition(request.group_id),
+                self._journal_partition(request.group_id),
                 announces=version >= FIRST_OFFSET_COMMIT_OF_VERSION_2,
             )
+            error = admission if isinstance(admission, ErrorCode) else await admission
         if error is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_OFFSET_COMMIT_WITH_ABORTABLE:
             return ErrorCode.INVALID_TXN_STATE
         if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < FIRST_OFFSET_COMMIT_OF_VERSION_2:
@@ -226,24 +236,23 @@ class TransactionHandlers:
         )
         if needs_producer_id(self._coordinator.transaction(request.transactional_id), event):
             return self._end_with_new_id(context, request, event)
-        return self._ended(context, self._coordinator.submit(request.transactional_id, lambda _: event))
+        return self._end(context, request, event)
 
     async def _end_with_new_id(
         self, context: RequestContext, request: EndTxnRequest, event: EndTransaction
     ) -> EndTxnResponse:
-        new_producer_id = await self._context.allocate_producer_id()
-        result = self._coordinator.submit(
+        event = replace(event, new_producer_id=await self._context.allocate_producer_id())
+        answer = self._end(context, request, event)
+        return await answer if isinstance(answer, asyncio.Future) else answer
+
+    def _end(
+        self, context: RequestContext, request: EndTxnRequest, event: EndTransaction
+    ) -> EndTxnResponse | asyncio.Future[EndTxnResponse]:
+        return self._coordinator.submit(
             request.transactional_id,
-            lambda token: EndTransaction(
-                token,
-                event.producer_id,
-                event.producer_epoch,
-                event.commit,
-                event.client_version,
-                new_producer_id,
-            ),
+            lambda token: replace(event, token=token),
+            lambda result: self._ended(context, result),
         )
-        return self._ended(context, result)
 
     def _ended(self, context: RequestContext, result: Result) -> EndTxnResponse:
         return EndTxnResponse(
@@ -252,7 +261,7 @@ class TransactionHandlers:
             producer_epoch=result.producer_epoch,
         )
 
-    def write_markers(
+    async def write_markers(
         self, context: RequestContext, request: WriteTxnMarkersRequest
     ) -> WriteTxnMarkersResponse:
         """For administrators who end a transaction that hangs (KIP-664)."""
@@ -267,19 +276,25 @@ class TransactionHandlers:
             )
             topics = []
             for topic in entry.topics:
-                partitions = []
-                for index in topic.partition_indexes:
-                    code = ErrorCode.NONE
-                    try:
-                        write_marker(self._context, self._groups, topic.name, index, marker)
-                    except KafkaError as error:
-                        code = error.code
-                    partitions.append(
-                        WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+                partitions = [
+                    WritableTxnMarkerPartitionResult(
+                        partition_index=index, error_code=await self._write_marker(topic.name, index, marker)
                     )
+                    for index in topic.partition_indexes
+                ]
                 topics.append(WritableTxnMarkerTopicResult(name=topic.name, partitions=partitions))
             results.append(WritableTxnMarkerResult(producer_id=entry.producer_id, topics=topics))
         return WriteTxnMarkersResponse(markers=results)
+
+    async def _write_marker(self, topic: str, index: int, marker: Marker) -> ErrorCode:
+        stored: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
+        try:
+            if write_marker(self._context, self._groups, topic, index, marker, stored.set_result):
+                return ErrorCode.NONE
+        except KafkaError as error:
+            return error.code
+        failed = await stored
+        return ErrorCode.NONE if failed is None else failed.code
 
     # -- administration ------------------------------------------------------------------------------------
 
@@ -346,7 +361,7 @@ class TransactionHandlers:
         return answer
 
     def list(self, context: RequestContext, request: ListTransactionsRequest) -> ListTransactionsResponse:
-        if self._coordinator.is_loading:
+        if self._coordinator.journal.is_loading:
             return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         names = {state.value: state for state in State}
         states = {names[name] for name in request.state_filters if name in names}

@@ -1,9 +1,8 @@
 """The coordinator's records as Kafka writes them on `__transaction_state`.
 
-A transactional id belongs to the partition that Java's `String.hashCode` of it selects, as in Kafka. Values
-are TransactionLogValue version 1. A null value is a tombstone.
+Values are TransactionLogValue version 1. A null value is a tombstone.
 
-The functions are pure except `append` and `read_partition`, which touch the log of one partition.
+The functions are pure except `read_partition`, which reads the log of one partition.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from broker.cluster.journal_topic import read_batches
 from broker.transactions.model import State, StoredTransaction
 from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.messages.consumer_offsets import decode_versioned, encode_versioned, peek_version
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.transactions")
 
 TOPIC = "__transaction_state"
-READ_SIZE_BYTES = 1 << 20
 _KEY_VERSION = 0
 _VALUE_VERSION = 1
 
@@ -90,18 +89,15 @@ def decode_record(key: bytes | None, value: bytes | None) -> tuple[str, StoredTr
     )
 
 
-def append(
-    partition: Partition, transactional_id: str, stored: StoredTransaction | None, timestamp_ms: int
-) -> None:
-    """Put one record on the journal. Raises KafkaError with a code for the client."""
-    from broker.log.partition_log import AppendOrigin
+def encode_journal_batch(transactional_id: str, stored: StoredTransaction | None, timestamp_ms: int) -> bytes:
+    """A batch of one record. Raises KafkaError(INVALID_REQUEST) for what does not fit the format."""
     from protocol.records.encode import Record, build_batch
 
     try:
         key, value = encode_record(transactional_id, stored)
     except EncodeError as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
-    partition.append(build_batch([Record(key, value, timestamp=timestamp_ms)]), AppendOrigin.COORDINATOR)
+    return build_batch([Record(key, value, timestamp=timestamp_ms)])
 
 
 def read_partition(partition: Partition) -> Iterator[tuple[str, StoredTransaction | None]]:
@@ -110,24 +106,17 @@ def read_partition(partition: Partition) -> Iterator[tuple[str, StoredTransactio
     A record that cannot be read is reported and left out: it must not take every other id with it.
     """
     from protocol.records.decode import decode_records
-    from protocol.records.header import iter_headers
 
-    offset = partition.log.log_start_offset
-    while offset < partition.high_watermark:
-        data = memoryview(partition.read(offset, READ_SIZE_BYTES).read())
-        if not data:
-            return
-        for position, header in iter_headers(data):
-            offset = header.next_offset
-            if header.is_control:
+    for header, batch in read_batches(partition):
+        if header.is_control:
+            continue
+        columns = decode_records(batch)
+        for index, (key, value) in enumerate(zip(columns.keys(), columns.values(), strict=True)):
+            try:
+                record = decode_record(key, value)
+            except DecodeError as error:
+                at = int(columns.offsets[index])
+                logger.error("record %d of %s cannot be read and is skipped: %s", at, TOPIC, error)
                 continue
-            columns = decode_records(data[position : position + header.size])
-            for index, (key, value) in enumerate(zip(columns.keys(), columns.values(), strict=True)):
-                try:
-                    record = decode_record(key, value)
-                except DecodeError as error:
-                    at = int(columns.offsets[index])
-                    logger.error("record %d of %s cannot be read and is skipped: %s", at, TOPIC, error)
-                    continue
-                if record is not None:
-                    yield record
+            if record is not None:
+                yield record

@@ -1,7 +1,7 @@
 """Writing the markers that end a transaction, partition by partition.
 
 A marker on `__consumer_offsets` also makes the group coordinator apply or forget the offsets that the
-transaction has committed. All of it is on the event loop: marker and effect are one step.
+transaction has committed. All of it is on the event loop; the effect is there when the marker is stored.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from broker.cluster.journal_topic import Later
 from broker.groups import journal as groups_journal
-from broker.log.partition_log import AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.control import build_end_marker
 
@@ -33,10 +33,12 @@ class Marker:
 
 
 def write_marker(
-    context: BrokerContext, groups: GroupCoordinator, topic: str, index: int, marker: Marker
-) -> None:
-    """Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the groups of the
-    partition are not loaded, INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, KAFKA_STORAGE_ERROR.
+    context: BrokerContext, groups: GroupCoordinator, topic: str, index: int, marker: Marker, later: Later
+) -> bool:
+    """True: it is as durable as its topic wants it. False: `later` will be told, with an error if it failed.
+
+    Raises KafkaError, and `later` is not told: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the
+    groups of the partition are not loaded, INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, KAFKA_STORAGE_ERROR.
     """
     partition = context.partition(topic, index)
     if partition.hooks is not None:
@@ -44,7 +46,7 @@ def write_marker(
             ErrorCode.POLICY_VIOLATION, f"{topic} takes no part in transactions, so it has none to end"
         )
     is_of_groups = topic == groups_journal.TOPIC
-    if is_of_groups and not groups.is_loaded(index):
+    if is_of_groups and not groups.journal.is_loaded(index):
         raise KafkaError(
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"the groups of {topic}-{index} are not loaded"
         )
@@ -58,6 +60,10 @@ def write_marker(
         coordinator_epoch=marker.coordinator_epoch,
         timestamp_ms=context.clock.time_ms(),
     )
-    partition.append(batch, AppendOrigin.COORDINATOR)
     if is_of_groups:
-        groups.end_transaction(index, marker.producer_id, commit=marker.commit)
+        return groups.end_transaction(index, marker.producer_id, batch, later, commit=marker.commit)
+    end_offset = partition.append_end(batch, marker.producer_id).last_offset + 1
+    if partition.is_published(end_offset):
+        return True
+    partition.when_published(end_offset, later)
+    return False

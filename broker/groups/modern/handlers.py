@@ -77,7 +77,7 @@ class ConsumerGroupHandlers:
     ) -> ConsumerGroupHeartbeatResponse:
         """The first use of the journal creates it; a new pattern is matched outside of the event loop."""
         if request.member_epoch == JOINING_EPOCH:
-            await self._coordinator.ensure_topic()
+            await self._coordinator.journal.ensure()
         pattern, resolved = request.subscribed_topic_regex, None
         if pattern:
             resolved = await self._coordinator.patterns.resolve(pattern)

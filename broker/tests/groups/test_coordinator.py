@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from broker.cluster.journal_topic import partition_of
 from broker.extension import RequestContext
 from broker.groups.coordinator import GroupCoordinator
-from broker.groups.journal import TOPIC, partition_of
+from broker.groups.journal import TOPIC
 from broker.groups.model import Limits
 from broker.ports import AgeClock
 from protocol.errors import ErrorCode, KafkaError
@@ -57,7 +58,7 @@ class JournalPartition:
     def log(self):
         if self.error is not None:
             raise self.error
-        return SimpleNamespace(log_start_offset=self._start)
+        return SimpleNamespace(log_start_offset=self._start, log_end_offset=self.high_watermark)
 
     def append(self, batch, origin):
         if self.error is not None:
@@ -66,6 +67,13 @@ class JournalPartition:
         write_base_offset_and_epoch(stamped, 0, self.high_watermark, 0)
         self.batches.append(bytes(stamped))
         self.high_watermark += read_header(stamped).record_count
+        return SimpleNamespace(last_offset=self.high_watermark - 1)
+
+    def is_published(self, offset):
+        return offset <= self.high_watermark
+
+    async def wait_for_high_watermark(self, offset, timeout_ms):
+        return offset <= self.high_watermark
 
     def read(self, offset, max_bytes):
         data = b"".join(batch for batch in self.batches if read_header(batch).last_offset >= offset)
@@ -679,7 +687,7 @@ class TestRestart:
             run(scenario)
 
     def test_long_journal_is_rewritten_to_its_live_content(self, monkeypatch):
-        monkeypatch.setattr("broker.groups.coordinator.REWRITE_RECORDS_MIN", 50)
+        monkeypatch.setattr("broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 50)
 
         async def scenario(site):
             await stable_member(site, group="g")
@@ -707,7 +715,7 @@ class TestRestart:
             for offset in range(300):
                 await site.call(commit_request({("topic", 0): offset}), 5)
             await site.coordinator.stop()
-            monkeypatch.setattr("broker.groups.coordinator.REWRITE_RECORDS_MIN", 50)
+            monkeypatch.setattr("broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 50)
             await site.broker()
             partition = site.metadata.journal[partition_of("g", PARTITIONS)]
             assert partition.high_watermark - partition.log.log_start_offset == 1
@@ -775,7 +783,7 @@ def test_slow_append_does_not_cost_the_session():
 
         def slow(batch, origin):
             site.clock.ahead += 10
-            append(batch, origin)
+            return append(batch, origin)
 
         partition.append = slow
         await site.call(sync_request(joined.member_id, 1, {joined.member_id: b"all"}), 3)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.groups.journal import decode_record, encode_record, partition_of
+from broker.cluster.journal_topic import partition_of
+from broker.groups.journal import decode_record, encode_record
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,

@@ -4,11 +4,12 @@ import uuid
 
 import pytest
 
+from broker.cluster import journal_topic
 from broker.cluster.partition import Partition, TopicImage
 from broker.groups import journal
 from broker.groups.model import CommittedOffset, PutOffset
 from broker.log.config import LogConfig
-from broker.log.partition_log import PartitionLog
+from broker.log.partition_log import AppendOrigin, PartitionLog
 from broker.ports import SystemClock
 from protocol.errors import ErrorCode, KafkaError
 
@@ -30,20 +31,24 @@ def commit(offset, partition=0, metadata=""):
     return PutOffset("g", "t", partition, CommittedOffset(offset, -1, metadata, 1, -1))
 
 
+def append(partition, records):
+    partition.append(journal.encode_journal_batch(records, 1_000), AppendOrigin.COORDINATOR)
+
+
 def test_everything_is_read_back_in_order_however_it_is_sliced(partition, monkeypatch):
     written = []
     for batch in range(20):
         records = [commit(batch, index, "m" * 50) for index in range(1 + batch % 3)]
-        journal.append(partition, records, 1_000)
+        append(partition, records)
         written.extend(records)
     for size in (1, 500, 1 << 20):
-        monkeypatch.setattr(journal, "READ_SIZE_BYTES", size)
+        monkeypatch.setattr(journal_topic, "READ_SIZE_BYTES", size)
         assert list(journal.read_partition(partition)) == written
 
 
 def test_reading_begins_where_the_log_does(partition):
     for offset in range(10):
-        journal.append(partition, [commit(offset)], 1_000)
+        append(partition, [commit(offset)])
     partition.delete_records(7)
     assert list(journal.read_partition(partition)) == [commit(offset) for offset in (7, 8, 9)]
 
@@ -52,9 +57,8 @@ def test_empty_journal(partition):
     assert list(journal.read_partition(partition)) == []
 
 
-def test_record_that_does_not_fit_is_refused_as_the_clients_fault(partition):
+def test_record_that_does_not_fit_is_refused_as_the_clients_fault():
     record = PutOffset("g" * 40_000, "t", 0, CommittedOffset(1))
     with pytest.raises(KafkaError) as raised:
-        journal.append(partition, [record], 1_000)
+        journal.encode_journal_batch([record], 1_000)
     assert raised.value.code is ErrorCode.INVALID_REQUEST
-    assert partition.high_watermark == 0

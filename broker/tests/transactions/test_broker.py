@@ -5,16 +5,24 @@ import random
 
 import pytest
 
-from broker.testing.direct import direct_broker, values_of
+from broker.testing.direct import direct_broker
 from broker.testing.log import StillClock
+from broker.testing.transactional_client import (
+    PRODUCE,
+    TV1,
+    TV2,
+    Client,
+    committed_values,
+    loaded,
+    position,
+    until,
+)
 from protocol.errors import ErrorCode
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.end_txn import EndTxnRequest
-from protocol.messages.init_producer_id import InitProducerIdRequest
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.list_transactions import ListTransactionsRequest
@@ -28,165 +36,12 @@ from protocol.messages.offset_delete import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from protocol.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopics,
-)
-from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from protocol.messages.txn_offset_commit import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
-    TxnOffsetCommitRequestTopic,
-)
 from protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
 )
-from protocol.records.control import read_end_marker
 from protocol.records.encode import Record, build_batch
-from protocol.records.header import iter_headers
-
-TV1, TV2 = 1, 2
-PRODUCE = {TV1: 11, TV2: 12}
-END = {TV1: 4, TV2: 5}
-COMMIT_OFFSETS = {TV1: 4, TV2: 5}
-
-
-class Client:
-    """A transactional producer over the wire, of either version of transactions."""
-
-    def __init__(self, broker, name="tx", version=TV1):
-        self.broker, self.name, self.version = broker, name, version
-        self.identity = (-1, -1)
-        self.sequences = {}
-
-    async def init(self, timeout_ms=60_000, version=5, **more):
-        request = InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=timeout_ms, **more)
-        answer = await self.broker.send(request, version)
-        if not answer.error_code:
-            self.identity = (answer.producer_id, answer.producer_epoch)
-            self.sequences = {}
-        return ErrorCode(answer.error_code)
-
-    async def add(self, *partitions, version=3):
-        topics = [AddPartitionsToTxnTopic(name=name, partitions=[index]) for name, index in partitions]
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self.name,
-            v3_and_below_producer_id=self.identity[0],
-            v3_and_below_producer_epoch=self.identity[1],
-            v3_and_below_topics=topics,
-        )
-        answer = await self.broker.send(request, version)
-        return [
-            ErrorCode(result.partition_error_code)
-            for topic in answer.results_by_topic_v3_and_below
-            for result in topic.results_by_partition
-        ]
-
-    async def send(
-        self, values, topic="a", partition=0, *, sequence=None, transactional=True, version=None, timestamp=-1
-    ):
-        key = (topic, partition)
-        first = self.sequences.get(key, 0) if sequence is None else sequence
-        batch = build_batch(
-            [Record(None, value, (), timestamp) for value in values],
-            producer_id=self.identity[0],
-            producer_epoch=self.identity[1],
-            base_sequence=first,
-            attributes=0x10 if transactional else 0,
-        )
-        data = TopicProduceData(
-            name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
-        )
-        request = ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=1000, topic_data=[data])
-        answer = await self.broker.send(request, version or PRODUCE[self.version])
-        result = answer.responses[0].partition_responses[0]
-        if not result.error_code:
-            self.sequences[key] = first + len(values)
-        return result
-
-    async def commit_offsets(self, group, offsets, **member):
-        topics = [
-            TxnOffsetCommitRequestTopic(
-                name=topic,
-                partitions=[TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset)],
-            )
-            for (topic, index), offset in offsets.items()
-        ]
-        request = TxnOffsetCommitRequest(
-            transactional_id=self.name,
-            group_id=group,
-            producer_id=self.identity[0],
-            producer_epoch=self.identity[1],
-            topics=topics,
-            **member,
-        )
-        answer = await self.broker.send(request, COMMIT_OFFSETS[self.version])
-        return [ErrorCode(p.error_code) for topic in answer.topics for p in topic.partitions]
-
-    async def end(self, commit, version=None):
-        request = EndTxnRequest(
-            transactional_id=self.name,
-            producer_id=self.identity[0],
-            producer_epoch=self.identity[1],
-            committed=commit,
-        )
-        answer = await self.broker.send(request, version or END[self.version])
-        if self.version == TV2 and not answer.error_code:
-            self.identity = (answer.producer_id, answer.producer_epoch)
-            self.sequences = {}
-        return ErrorCode(answer.error_code)
-
-
-async def committed_values(broker, topic="a", partition=0):
-    """What a read_committed consumer makes of the partition: it leaves out what is aborted, and markers."""
-    values, offset = [], 0
-    aborting = set()
-    while True:
-        part = await broker.fetch(topic, offset, partition=partition, isolation_level=1)
-        assert part.error_code == 0
-        data = bytes(part.records or b"") if not hasattr(part.records, "read") else part.records.read()
-        if not data:
-            return values
-        starts = sorted((entry.first_offset, entry.producer_id) for entry in part.aborted_transactions)
-        for position, header in iter_headers(data):
-            while starts and starts[0][0] <= header.last_offset:
-                aborting.add(starts.pop(0)[1])
-            batch = data[position : position + header.size]
-            if header.is_control:
-                if not read_end_marker(batch).commit:
-                    aborting.discard(header.producer_id)
-            elif not (header.is_transactional and header.producer_id in aborting):
-                values += [value for at, value in values_of(batch) if at >= offset]
-            offset = header.next_offset
-
-
-async def position(broker, group="g", topic="a", partition=0, stable=False):
-    wanted = [OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
-    request = OffsetFetchRequest(
-        groups=[OffsetFetchRequestGroup(group_id=group, topics=wanted)], require_stable=stable
-    )
-    found = (await broker.send(request, 9)).groups[0]
-    if found.error_code:
-        return ErrorCode(found.error_code)
-    answer = found.topics[0].partitions[0]
-    return answer.committed_offset if not answer.error_code else ErrorCode(answer.error_code)
-
-
-async def until(ask, is_wanted):
-    """Ask until the answer is as wanted, and give it."""
-    for _ in range(500):
-        answer = await ask()
-        if is_wanted(answer):
-            return answer
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"still {answer!r}")
-
-
-def loaded(answer):
-    return answer is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 async def latest(broker, isolation_level, topic="a", timestamp=-1):
@@ -645,8 +500,7 @@ def test_ids_that_were_not_used_for_long_are_forgotten(tmp_path):
 
 @pytest.mark.parametrize("version", [TV1, TV2])
 def test_a_long_journal_is_rewritten_and_says_the_same(tmp_path, version, monkeypatch):
-    monkeypatch.setattr("broker.transactions.coordinator.REWRITE_RECORDS_MIN", 20)
-    monkeypatch.setattr("broker.groups.coordinator.REWRITE_RECORDS_MIN", 20)
+    monkeypatch.setattr("broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 20)
 
     async def main():
         rng = random.Random(version)

@@ -1,0 +1,302 @@
+"""A topic of the broker's own that is the journal of a coordinator: created, read, written and kept small here.
+
+Its keys (groups, transactional ids) belong to the partition that Java's `String.hashCode` selects, as in Kafka, so a
+data directory means the same to both. What the records say is their owner's (`Contents`).
+
+Invariants
+- What is appended is stored when it is as durable as the topic wants it (`durability`): at once, or after an fsync
+  that all appends to the partition share. Owners are told in the order of their appends, and act only then.
+- A key is served only after its partition has been read in full (COORDINATOR_LOAD_IN_PROGRESS until then). A partition
+  that cannot be read answers COORDINATOR_NOT_AVAILABLE: to show its keys as unknown would lose what they stand for.
+- A partition is rewritten (live content appended again, what is before it deleted) when it has grown to several times
+  its live content, so it does not grow for ever. Nothing is on its way to the partition while content is written
+  again, so a record is never older than what precedes it; nothing is deleted before its copy is durable. A crash in
+  between leaves some records twice, which says the same.
+
+Everything runs on the event loop; reading at start and fsyncs run in the executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from protocol.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+    from broker.extension import BrokerContext
+    from protocol.records.header import BatchHeader
+
+logger = logging.getLogger("headrace.journal")
+
+T = TypeVar("T")
+
+Later = Callable[[KafkaError | None], None]
+"""Told the outcome of an append that took its time: None, or why nobody knows whether the record survives."""
+
+# Kafka's own settings for such topics, as far as they apply: a whole group must fit into one record, and small
+# segments let a rewrite give disk space back.
+TOPIC_CONFIG = {"segment.bytes": str(16 << 20), "max.message.bytes": str(64 << 20)}
+READ_SIZE_BYTES = 1 << 20
+REWRITE_RECORDS_MIN = 10_000
+REWRITE_FACTOR = 4
+KEYS_PER_TURN = 100
+SYNC_MS_MAX = 60_000
+"""A disk that takes longer for an fsync has its journal rewritten another time."""
+
+
+class Contents(Protocol[T]):
+    """What a journal is about."""
+
+    def read(self, index: int, partition: Partition) -> T:
+        """Everything on a partition; in the executor."""
+
+    async def adopt(self, index: int, read: T) -> None:
+        """Take over what was read; the partition's keys are served afterwards."""
+
+    def live_keys(self, index: int) -> list[str]:
+        """The keys of a partition that have something to be written again."""
+
+    def live_count(self, index: int) -> int:
+        """How many records that makes, about."""
+
+    def live_batch(self, key: str) -> bytes | None:
+        """All of a key, as it is stored now; None if nothing is left. Raises KafkaError."""
+
+
+class JournalTopic:
+    def __init__(self, context: BrokerContext, name: str, count_setting: str, contents: Contents[T]) -> None:
+        """`count_setting` is the broker's configuration for the number of partitions of a new topic."""
+        self.name = name
+        self.partitions: Sequence[Partition] = ()
+        self._context = context
+        self._count_setting = count_setting
+        self._contents = contents
+        self._loading: set[int] = set()
+        self._failed: set[int] = set()
+        self._creation: asyncio.Task[None] | None = None
+        self._rewrite_at: dict[int, int] = {}
+        self._rewriting: set[int] = set()
+        self._held: dict[int, list[tuple[bytes, Later]]] = {}
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to read the topic in the background, if it is there."""
+        if self._context.metadata.topic(self.name) is not None:
+            self.partitions = self._context.metadata.partitions(self.name)
+            self._loading = set(range(len(self.partitions)))
+            self._context.start_task(self._load_all(), f"load {self.name}")
+
+    async def stop(self) -> None:
+        """What was appended is stored, or has failed, when this is over."""
+        if self._creation is not None:
+            await asyncio.wait([self._creation])
+        for partition in self.partitions:
+            if not partition.is_published(0):
+                try:
+                    await self._settled(partition)
+                except KafkaError as error:
+                    logger.error("%s-%d: %s", self.name, partition.index, error)
+
+    async def ensure(self) -> None:
+        """Create the topic if this is its first use. Raises KafkaError.
+
+        The creation goes on when the client that caused it hangs up, and everybody who needs it shares it.
+        """
+        if self.partitions:
+            return
+        if self._creation is None:
+            self._creation = asyncio.get_running_loop().create_task(
+                self._create(), name=f"create {self.name}"
+            )
+            self._creation.add_done_callback(self._created)
+        await asyncio.shield(self._creation)
+
+    async def _create(self) -> None:
+        metadata = self._context.metadata
+        if metadata.topic(self.name) is None:
+            await metadata.create_topic(self.name, self._context.config[self._count_setting], TOPIC_CONFIG)
+        await asyncio.get_running_loop().run_in_executor(self._context.executor, warm)
+        self.partitions = metadata.partitions(self.name)
+
+    def _created(self, creation: asyncio.Task[None]) -> None:
+        self._creation = None  # after a failure the next client tries again
+        if not creation.cancelled() and (error := creation.exception()) is not None:
+            logger.error("%s cannot be created: %s", self.name, error)
+
+    # -- what is served --------------------------------------------------------------------------------------
+
+    def index_of(self, key: str) -> int:
+        """The partition of a key; the topic must be there."""
+        return partition_of(key, len(self.partitions))
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def is_loaded(self, index: int) -> bool:
+        """Whether a partition has been read, so that what is appended to it is not missed."""
+        return index not in self._loading and index not in self._failed
+
+    def unavailable(self, key: str) -> ErrorCode:
+        """NONE, or why the key cannot be served now."""
+        if not self._loading and not self._failed:
+            return ErrorCode.NONE
+        index = self.index_of(key)
+        if index in self._loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if index in self._failed else ErrorCode.NONE
+
+    async def _load_all(self) -> None:
+        started = self._context.clock.monotonic()
+        await asyncio.get_running_loop().run_in_executor(self._context.executor, warm)
+        for index in sorted(self._loading):
+            await self._load(index)
+        elapsed_ms = (self._context.clock.monotonic() - started) * 1000
+        logger.info("loaded the %d partitions of %s in %.0f ms", len(self.partitions), self.name, elapsed_ms)
+
+    async def _load(self, index: int) -> None:
+        partition = self.partitions[index]
+        try:
+            partition.log  # noqa: B018  opened here, on the event loop, which owns it
+            read = await asyncio.get_running_loop().run_in_executor(
+                self._context.executor, self._contents.read, index, partition
+            )
+            await self._contents.adopt(index, read)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
+            logger.error("%s-%d cannot be read; nothing of it is served: %s", self.name, index, error)
+            self._failed.add(index)
+            self._loading.discard(index)
+            return
+        self._loading.discard(index)
+        self._rewrite_if_worth_it(index)
+
+    # -- append ----------------------------------------------------------------------------------------------
+
+    def append(self, index: int, batch: bytes, later: Later) -> bool:
+        """Put a batch on a partition. True: it is stored. False: `later` will be told. Raises KafkaError: it is
+        not there, and `later` will not be told.
+        """
+        held = self._held.get(index)
+        if held is not None:
+            held.append((batch, later))
+            return False
+        return self._append(index, batch, later)
+
+    def _append(self, index: int, batch: bytes, later: Later) -> bool:
+        from broker.log.partition_log import AppendOrigin
+
+        if not self.partitions:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self.name} is not there yet")
+        partition = self.partitions[index]
+        end_offset = partition.append(batch, AppendOrigin.COORDINATOR).last_offset + 1
+        if end_offset - partition.log.log_start_offset >= self._rewrite_at.get(index, REWRITE_RECORDS_MIN):
+            self._rewrite_if_worth_it(index)
+        if partition.is_published(end_offset):
+            return True
+        partition.when_published(end_offset, later)
+        return False
+
+    # -- rewriting -------------------------------------------------------------------------------------------
+
+    def _rewrite_if_worth_it(self, index: int) -> None:
+        threshold = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * self._contents.live_count(index))
+        log = self.partitions[index].log
+        kept = log.log_end_offset - log.log_start_offset
+        self._rewrite_at[index] = max(threshold, 2 * kept)
+        if kept >= threshold and index not in self._rewriting:
+            self._rewriting.add(index)
+            self._context.start_task(self._rewrite(index), f"rewrite {self.name}-{index}")
+
+    async def _rewrite(self, index: int) -> None:
+        partition = self.partitions[index]
+        try:
+            start = partition.log.log_end_offset
+            keys = self._contents.live_keys(index)
+            for first in range(0, len(keys), KEYS_PER_TURN):
+                await self._write_again(index, keys[first : first + KEYS_PER_TURN])
+                await asyncio.sleep(0)
+            await self._settled(partition)
+            # What open transactions have committed is nowhere else.
+            partition.delete_records(min(start, partition.last_stable_offset))
+        except KafkaError as error:
+            logger.warning("%s-%d cannot be rewritten now: %s", self.name, index, error)
+            return
+        finally:
+            self._rewriting.discard(index)
+        kept = partition.log.log_end_offset - start
+        self._rewrite_at[index] = max(REWRITE_RECORDS_MIN, REWRITE_FACTOR * kept)
+        logger.info("rewrote %s-%d: %d records are left of %d", self.name, index, kept, start + kept)
+
+    async def _write_again(self, index: int, keys: Sequence[str]) -> None:
+        """Append what is stored of `keys`. Other appends wait meanwhile: what is on its way is not in it yet."""
+        from broker.log.partition_log import AppendOrigin
+
+        partition = self.partitions[index]
+        held: list[tuple[bytes, Later]] = []
+        self._held[index] = held
+        try:
+            await self._settled(partition)
+            for key in keys:
+                if (batch := self._contents.live_batch(key)) is not None:
+                    partition.append(batch, AppendOrigin.COORDINATOR)
+        finally:
+            del self._held[index]
+            for batch, later in held:
+                try:
+                    if self._append(index, batch, later):
+                        later(None)
+                except KafkaError as error:
+                    later(error)
+
+    async def _settled(self, partition: Partition) -> None:
+        """Wait until everything appended so far is stored, and everybody has been told."""
+        end_offset = partition.log.log_end_offset
+        if not await partition.wait_for_high_watermark(end_offset, SYNC_MS_MAX):
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"an fsync of {self.name}-{partition.index} takes a minute and more",
+            )
+
+
+def partition_of(key: str, partition_count: int) -> int:
+    """The partition that a key lives in: abs(hashCode) % partitions, as in Java."""
+    return _java_hash(key) % partition_count
+
+
+@lru_cache(1024)
+def _java_hash(key: str) -> int:
+    code = 0
+    units = key.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
+    signed = code - (1 << 32) if code & 0x80000000 else code
+    # Java's abs of the smallest int is negative; Kafka's Utils.abs makes it 0.
+    return 0 if signed == -(1 << 31) else abs(signed)
+
+
+def read_batches(partition: Partition) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Every batch of a partition, in order. Blocking; the partition must be open."""
+    from protocol.records.header import iter_headers
+
+    offset = partition.log.log_start_offset
+    while offset < partition.high_watermark:
+        data = memoryview(partition.read(offset, READ_SIZE_BYTES).read())
+        if not data:
+            return
+        for position, header in iter_headers(data):
+            offset = header.last_offset + 1
+            yield header, data[position : position + header.size]
+
+
+def warm() -> None:
+    """Load what encodes and decodes batches, which takes a second the first time: not on the event loop."""
+    from protocol.records import decode, encode
+
+    encode.warm()
+    decode.warm()
