@@ -18,6 +18,7 @@ from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, new_partiti
 from tablelayer.lake.coordinator import ServerCoordinator
 from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from tablelayer.lake.tier import TableChanges, open_lake, with_state
+from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.spark.builder import table as open_builder
 from tablelayer.spark.splits import DELETED_COLUMN
@@ -56,10 +57,7 @@ def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None 
     if state.head is None:
         return _living(tail) if definition.is_primary_key_table else tail
     changes = sum(offset - start[place] for place, offset in end.items())
-    lake = opened.lake.read(state.head)
-    made_anew = new_partitions(state, end)
-    if made_anew:  # what the lake has of these is of earlier partitions of the same names
-        lake = lake.where(f"NOT {partition_condition(definition, made_anew)}")
+    lake = _without(opened.lake.read(state.head), definition, new_partitions(state, end))
     return merge_tail(lake, tail, definition, changes)
 
 
@@ -79,8 +77,23 @@ def lake_then_stream(
         options.setdefault("mode", "changelog")
     reader = spark.readStream.format("headrace").option("bootstrap.servers", bootstrap)
     reader = reader.option("table", table).options(**options)
-    starting = json.dumps({str(bucket): offset for bucket, offset in sorted(state.offsets.items())})
-    return opened.lake.read(state.head), reader.option("startingOffsets", starting).load()
+    present = opened.source.latest() if opened.definition.is_partitioned else state.offsets
+    starting = json.dumps(_stream_start(state.offsets, present))
+    lake = _without(opened.lake.read(state.head), opened.definition, new_partitions(state, present))
+    return lake, reader.option("startingOffsets", starting).load()
+
+
+def _stream_start(tiered: Offsets, present: Offsets) -> dict[str, Any]:
+    """`startingOffsets` behind what is tiered, by bucket, or by partition and bucket. A partition that is gone, or was
+    made anew, is not named: what there is of it now is read from its beginning.
+    """
+    start: dict[str, Any] = {}
+    for place, offset in in_order(tiered):
+        if not isinstance(place, PartitionBucket):
+            start[str(place)] = offset
+        elif place in present:
+            start.setdefault(place.partition, {})[str(place.bucket)] = offset
+    return start
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,11 @@ def _open(spark: Any, bootstrap: str, table: str, warehouse: str | None) -> _Ope
     lake = open_lake(spark, definition, status, warehouse)
     state = lake.find_committed(status.snapshot_id)
     return _Opened(definition, lake, state, TableChanges(client, bootstrap, definition))
+
+
+def _without(lake: Any, definition: TableDefinition, made_anew: list[str]) -> Any:
+    """The lake's rows but for those of earlier partitions of the same names."""
+    return lake.where(f"NOT {partition_condition(definition, made_anew)}") if made_anew else lake
 
 
 def _living(rows: Any) -> Any:

@@ -7,13 +7,16 @@ import json
 import random
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tablelayer.client import Connection
+from tablelayer.lake.union_read import _stream_start
 from tablelayer.model.errors import TableError
+from tablelayer.model.lake_offsets import PartitionBucket
 from tablelayer.spark import run_available_now
 from tablelayer.spark.options import ReadOptions
 from tablelayer.spark.positions import PartitionAt, PartitionedPosition, partition_starts
@@ -57,6 +60,22 @@ def test_where_a_batch_begins_in_each_partition() -> None:
     asked_again = PartitionedPosition("t", {"a": PartitionAt("1", {0: 8})}, initial=True)
     begins = {name: begin for name, _, begin in partition_starts(asked_again, end)}
     assert begins["a"] == {0: 4}, "where it began then, not where it would now"
+
+
+def test_a_stream_behind_the_lake_names_the_partitions_that_are_still_the_same() -> None:
+    here, gone = UUID(int=1), UUID(int=2)
+    tiered = {
+        PartitionBucket("a", here, 0): 5,
+        PartitionBucket("a", here, 1): 6,
+        PartitionBucket("b", gone, 0): 7,
+    }
+    present = {
+        PartitionBucket("a", here, 0): 9,
+        PartitionBucket("a", here, 1): 9,
+        PartitionBucket("b", here, 0): 1,
+    }
+    assert _stream_start(tiered, present) == {"a": {"0": 5, "1": 6}}
+    assert _stream_start({0: 3, 1: 4}, {0: 3, 1: 4}) == {"0": 3, "1": 4}
 
 
 def make(client: Connection, text: str) -> Any:
