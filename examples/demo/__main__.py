@@ -1,11 +1,14 @@
-"""`python -m examples.demo`: ten steps, each timed and checked. Exit code 0 only if every check holds."""
+"""`python -m examples.demo`: ten steps, each timed and checked. Exit code 0 only if every check holds.
+
+The environment's LAKE chooses the lake: iceberg (default) or paimon.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from examples.demo.steps import Demo
+from examples.demo.steps import LAKE_VARIABLE, LAKES, Demo
 from examples.stage import Stage, StepFailedError
 
 # The demo's JVMs live for seconds: what the optimising compiler would win later, it costs now.
@@ -15,7 +18,11 @@ SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 def main() -> int:
     os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED_JVM)
     stage = Stage("Headrace: Kafka clients, tables, Spark and the lake")
-    demo = Demo(stage)
+    lake = os.environ.get(LAKE_VARIABLE) or LAKES[0]
+    if lake not in LAKES:
+        sys.stderr.write(f"{LAKE_VARIABLE} is '{lake}', but must be one of {', '.join(LAKES)}\n")
+        return 2
+    demo = Demo(stage, lake=lake)
     steps = (
         ("Set-up: TPC-H data, Spark and its jars", demo.set_up),
         ("The server: one process, nothing else", demo.start_server),
@@ -24,7 +31,7 @@ def main() -> int:
         ("The pipeline: stopped half way, started again", demo.run_half),
         ("The fright: kill -9 of the server", demo.fright),
         ("Ask it", demo.ask),
-        ("The lake: tiered into Iceberg, exactly once", demo.tier),
+        (f"The lake: tiered into {lake.title()}, exactly once", demo.tier),
         ("Union read: lake and log, while rows arrive", demo.union),
         ("The check: against DuckDB, to the cent", demo.verify),
     )

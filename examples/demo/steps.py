@@ -24,10 +24,12 @@ from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
 from tablelayer.client import ChangeType, Connection, connect
 from tablelayer.lake.union_read import union_read
-from tablelayer.spark.jars import spark_jars
+from tablelayer.spark.jars import paimon_jar, spark_jars
 from tablelayer.spark.session import session
 
 WORK = ROOT / ".demo"
+LAKE_VARIABLE = "LAKE"
+LAKES = ("iceberg", "paimon")
 LATE_ORDERS = 10_000
 """Kept back so that rows still arrive during the union read."""
 TABLE = "shop.enriched_orders"
@@ -43,6 +45,7 @@ class Demo:
 
     stage: Stage
     work: Path = WORK
+    lake: str = LAKES[0]
     server: Server = field(init=False)
     truth: Truth = field(init=False)
     spark: Any = None
@@ -57,6 +60,8 @@ class Demo:
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
         spark_jars(report=self.stage.say)
+        if self.lake == "paimon":
+            paimon_jar(report=self.stage.say)
         with ThreadPoolExecutor(1) as background:  # Spark takes its time; the data is made meanwhile
             starting = background.submit(self.start_spark)
             folder = self.work / "tpch"
@@ -83,7 +88,7 @@ class Demo:
             self.work / "data",
             self.work / "server.log",
             {
-                "datalake.iceberg.warehouse": str(self.work / "warehouse"),
+                f"datalake.{self.lake}.warehouse": str(self.work / "warehouse"),
                 "group.initial.rebalance.delay.ms": "0",
                 "num.partitions": "4",
             },
@@ -94,6 +99,10 @@ class Demo:
 
     def create_tables(self) -> None:
         script = Path(__file__).parent / "tables.sql"
+        if self.lake != LAKES[0]:
+            text = script.read_text()
+            script = self.work / "tables.sql"
+            script.write_text(text.replace(f"'{LAKES[0]}'", f"'{self.lake}'"))
         self.stage.command(["headrace", "sql", "-f", str(script.relative_to(ROOT))])
         listed = processes.run("sql", "--server", self.server.address, "-f", str(script))
         self.stage.console.print(listed.rstrip(), highlight=False, markup=False)
@@ -317,15 +326,15 @@ class Demo:
         return bool(lake.sort_by(order).cast(table.schema).equals(table.sort_by(order)))
 
     def snapshots(self) -> int:
-        return int(self.spark.sql(f"SELECT count(*) FROM lake.{TABLE}.snapshots").first()[0])
+        return int(self.snapshot_rows().count())
+
+    def snapshot_rows(self) -> Any:
+        return union_read(self.spark, self.server.address, f"{TABLE}$lake$snapshots")
 
     def show_snapshots(self) -> None:
-        found = self.spark.sql(
-            f"SELECT snapshot_id, operation, summary['headrace.epoch'], summary['headrace.offsets']"
-            f" FROM lake.{TABLE}.snapshots ORDER BY committed_at"
-        ).collect()
+        found = self.snapshot_rows().select("snapshot_id", "operation", "epoch", "offsets").collect()
         self.stage.rows(
-            ["Iceberg snapshot", "operation", "epoch", "tiered offsets"],
+            [f"{self.lake.title()} snapshot", "operation", "epoch", "tiered offsets"],
             [tuple(row) for row in found],
             title="offsets are inside the lake's own snapshots",
         )

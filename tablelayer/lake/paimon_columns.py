@@ -6,10 +6,9 @@
 | BINARY(n), BYTES | BYTES |
 | TIMESTAMP(p), TIMESTAMP_LTZ(p) | TIMESTAMP(6), TIMESTAMP(6) WITH LOCAL TIME ZONE: Spark's own |
 | TIME(p) | none: Spark does not read Paimon's |
-| ARRAY, MAP, ROW | not in this release |
 
-The others have the same name on both sides. Which field is which column stands in the lake table's options, in the
-same commit as every change of its schema:
+The others have the same name on both sides, ARRAY, MAP and ROW with what is inside by the same rules. Which field is
+which column stands in the lake table's options, in the same commit as every change of its schema:
 
     headrace.columns      {"0": 1, ...}   our column id -> Paimon's field id
     headrace.schema-id    the table's schema that the fields were made from
@@ -30,7 +29,7 @@ from tablelayer.lake.adapter import LakeError, RoundLostError
 from tablelayer.lake.paimon_jvm import Jvm
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import TypeKind
+from tablelayer.model.types import DataType, TypeKind
 from tablelayer.model.values import literal_sql
 from tablelayer.spark.types import spark_type
 
@@ -54,33 +53,54 @@ _SIMPLE = {
 
 
 def paimon_type(jvm: Jvm, column: Column) -> Any:
-    """The column's type as Paimon's `DataType`. Raises LakeError for TIME and for nested types."""
-    types = jvm.paimon.types.DataTypes
-    kind = column.type.kind
-    if kind is TypeKind.TIME:
+    """The column's type as Paimon's `DataType`. Raises LakeError for TIME."""
+    if column.type.contains(frozenset({TypeKind.TIME})):
         raise LakeError(
             f"column '{column.name}' is {column.type}: Spark does not read Paimon's TIME,"
             " so the table cannot be tiered"
         )
-    if column.type.is_nested:
-        raise LakeError(
-            f"column '{column.name}' is {kind.value}: nested columns are not tiered into Paimon in this release; "
-            "'table.datalake.format' = 'iceberg' has them"
-        )
+    return _type_of(jvm, column.type).copy(column.nullable)
+
+
+def _type_of(jvm: Jvm, data_type: DataType) -> Any:
+    types = jvm.paimon.types.DataTypes
+    kind = data_type.kind
+    if data_type.is_nested:
+        inside = [_type_of(jvm, field.type).copy(field.nullable) for field in data_type.fields]
+        if kind is TypeKind.ARRAY:
+            return types.ARRAY(inside[0])
+        if kind is TypeKind.MAP:
+            return types.MAP(*inside)
+        named = zip(data_type.fields, inside, strict=True)
+        # Paimon gives the fields numbers of its own when the column is made.
+        made = [jvm.paimon.types.DataField(n, field.name, part) for n, (field, part) in enumerate(named)]
+        return jvm.paimon.types.RowType(jvm.list_of(made))
     if kind is TypeKind.DECIMAL:
-        made = types.DECIMAL(column.type.precision, column.type.scale)
-    elif kind is TypeKind.TIMESTAMP:
-        made = types.TIMESTAMP(6)
-    elif kind is TypeKind.TIMESTAMP_LTZ:
-        made = types.TIMESTAMP_WITH_LOCAL_TIME_ZONE(6)
-    else:
-        made = getattr(types, _SIMPLE[kind])()
-    return made.copy(column.nullable)
+        return types.DECIMAL(data_type.precision, data_type.scale)
+    if kind is TypeKind.TIMESTAMP:
+        return types.TIMESTAMP(6)
+    if kind is TypeKind.TIMESTAMP_LTZ:
+        return types.TIMESTAMP_WITH_LOCAL_TIME_ZONE(6)
+    return getattr(types, _SIMPLE[kind])()
 
 
-def spark_ddl_of(sql: str) -> str:
-    """A Paimon type, as its `asSQLString` says it, in Spark's DDL: what its Parquet files hold."""
-    plain = sql.removesuffix(" NOT NULL")
+def _fields_inside(data_type: DataType) -> int:
+    """How many fields of ROWs are in a type: Paimon numbers them as it numbers columns, after their column."""
+    own = len(data_type.fields) if data_type.kind is TypeKind.ROW else 0
+    return own + sum(_fields_inside(field.type) for field in data_type.fields)
+
+
+def spark_ddl_of(kind: Any) -> str:
+    """A Paimon `DataType` in Spark's DDL: what its Parquet files hold."""
+    root = str(kind.getTypeRoot().name())
+    if root == "ARRAY":
+        return f"array<{spark_ddl_of(kind.getElementType())}>"
+    if root == "MAP":
+        return f"map<{spark_ddl_of(kind.getKeyType())},{spark_ddl_of(kind.getValueType())}>"
+    if root == "ROW":
+        fields = ",".join(f"`{field.name()}`:{spark_ddl_of(field.type())}" for field in kind.getFields())
+        return f"struct<{fields}>"
+    plain = str(kind.asSQLString()).removesuffix(" NOT NULL")
     if plain.startswith("TIMESTAMP("):
         return "timestamp" if plain.endswith("WITH LOCAL TIME ZONE") else "timestamp_ntz"
     return {"BYTES": "binary"}.get(plain, plain.lower())
@@ -88,7 +108,11 @@ def spark_ddl_of(sql: str) -> str:
 
 def new_table_options(definition: TableDefinition) -> dict[str, str]:
     """The options of a table that is made with these columns in order: Paimon numbers them from 0."""
-    return _options(definition, {column.id: index for index, column in enumerate(definition.schema.columns)})
+    fields, following = {}, 0
+    for column in definition.schema.columns:
+        fields[column.id] = following
+        following += 1 + _fields_inside(column.type)
+    return _options(definition, fields)
 
 
 def _options(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
@@ -143,16 +167,15 @@ def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
         changes.append(change.renameColumn(f"headrace_{column_id}_{name}", columns[column_id].name))
     for column_id, field in kept.items():
         changes += _changes_of(jvm, change, field, columns[column_id])
-    # Paimon numbers fields on, nested ones too; ours have none.
-    highest = int(table.schema().highestFieldId())
+    following = int(table.schema().highestFieldId()) + 1
     after = {column_id: field_id for column_id, field_id in fields.items() if column_id in columns}
     for column in definition.schema.columns:
         if column.id in fields:
             continue
         # Rows that are there have no value for it, so whatever the table says it may be null.
         changes.append(change.addColumn(column.name, paimon_type(jvm, column).copy(True), column.comment))
-        highest += 1
-        after[column.id] = highest
+        after[column.id] = following
+        following += 1 + _fields_inside(column.type)
     changes += [change.setOption(name, value) for name, value in _options(definition, after).items()]
     return jvm.list_of(changes)
 
@@ -183,7 +206,7 @@ def filled_on_read(table: Any, definition: TableDefinition, schema_ids: Iterable
 def file_fields(table: Any, schema_id: int) -> dict[int, tuple[str, str]]:
     """Of the schema that a file was written under: (name, Spark's DDL type) by field id."""
     fields = table.schemaManager().schema(schema_id).fields()
-    return {field.id(): (field.name(), spark_ddl_of(field.type().asSQLString())) for field in fields}
+    return {field.id(): (field.name(), spark_ddl_of(field.type())) for field in fields}
 
 
 def columns_of_files(

@@ -27,7 +27,8 @@ class PaimonWorld(World):
             file = Path(folder) / "rows.parquet"
             _write_snapshot(self.lake.jvm, table, table.snapshotManager().latestSnapshotId(), file)
             found = pq.read_table(file).select(self.table.schema.names)
-        return sorted(tuple(each.values()) for each in found.to_pylist())
+        rows = [tuple(each.values()) for each in found.to_pylist()]
+        return sorted(rows, key=lambda row: tuple((value is not None, value) for value in row))
 
     def expire_at_once(self) -> None:
         self.set_options({"snapshot.time-retained": "1 ms", "snapshot.num-retained.min": "1"})
