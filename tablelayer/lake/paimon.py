@@ -7,7 +7,7 @@ difference, and making it is a compare-and-set: two appends never conflict in Pa
 was thought dead could add its rows a second time.
 
     commit user, identifier   headrace-tier, the snapshot's own number: Paimon drops a repeated one by itself
-    headrace.offsets          {"0": 1200, ...}   exclusive ends, by bucket
+    headrace.offsets          {"0": 1200, ...}   exclusive ends, by bucket (`model/lake_offsets.py`)
     headrace.table-id         the table's id, also an option of the lake table: one dropped and made again has another
     headrace.epoch            the tiering round's epoch
 
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import shutil
 import tempfile
@@ -45,6 +44,7 @@ from tablelayer.lake.paimon_columns import (
 from tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
 from tablelayer.lake.paimon_maintenance import compact, expire
 from tablelayer.lake.paimon_read import read_rows
+from tablelayer.model.lake_offsets import Offsets, offsets_from_json, offsets_to_json
 from tablelayer.model.options import PAIMON_PREFIX
 from tablelayer.model.table import TableDefinition
 from tablelayer.spark.splits import DELETED_COLUMN
@@ -167,7 +167,7 @@ class PaimonTable:
         return LakeState(
             head=head,
             committed=snapshot.id(),
-            offsets={int(bucket): int(offset) for bucket, offset in json.loads(text).items()},
+            offsets=offsets_from_json(text),
             epoch=int(properties.get(EPOCH_PROPERTY)),
         )
 
@@ -190,7 +190,7 @@ class PaimonTable:
 
     # ---- a round
 
-    def write(self, base: LakeState, changes: Any, offsets: Mapping[int, int], epoch: int) -> int:
+    def write(self, base: LakeState, changes: Any, offsets: Offsets, epoch: int) -> int:
         """See `LakeTable`."""
         self.create()
         self.evolve()
@@ -354,9 +354,9 @@ class PaimonTable:
             shutil.rmtree(scratch, ignore_errors=True)
             self.discard(state.epoch)
 
-    def _round_properties(self, offsets: Mapping[int, int], epoch: int) -> dict[str, str]:
+    def _round_properties(self, offsets: Offsets, epoch: int) -> dict[str, str]:
         return {
-            OFFSETS_PROPERTY: json.dumps({str(b): offset for b, offset in sorted(offsets.items())}),
+            OFFSETS_PROPERTY: offsets_to_json(offsets),
             TABLE_ID_PROPERTY: self.table_id,
             EPOCH_PROPERTY: str(epoch),
         }
