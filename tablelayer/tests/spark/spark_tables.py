@@ -33,6 +33,7 @@ class Server:
         command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--listen", self.address]
         command += ["--data", str(self.folder / "data")]
         command += ["--set", f"datalake.iceberg.warehouse={self.folder / 'warehouse'}"]
+        command += ["--set", f"datalake.paimon.warehouse={self.folder / 'paimon'}"]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,

@@ -57,14 +57,20 @@ def oracle(client: Connection, path: str, end: Mapping[int, int], predicate: str
 
 
 def run(
-    spark: Any, address: str, client: Connection, monkeypatch: pytest.MonkeyPatch, key: bool, rounds: int
+    spark: Any,
+    address: str,
+    client: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    key: bool,
+    rounds: int,
+    lake: str = "iceberg",
 ) -> None:
     path = create(
         client,
         [("id", BIGINT), ("n", INT), ("name", STRING)],
         ("id",) if key else (),
         table_datalake_enabled="true",
-        table_datalake_format="iceberg",
+        table_datalake_format=lake,
         **{"table_datalake_auto-compaction": "true"},
     )
     pinned: list[dict[int, int]] = []
@@ -140,9 +146,10 @@ def test_lake_and_log_are_the_table_while_it_is_written_and_tiered(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lake", ["iceberg", "paimon"])
 @pytest.mark.parametrize("key", [True, False])
 def test_the_same_for_longer(
-    spark: Any, address: str, client: Connection, monkeypatch: pytest.MonkeyPatch, key: bool
+    spark: Any, address: str, client: Connection, monkeypatch: pytest.MonkeyPatch, key: bool, lake: str
 ) -> None:
     print(f"seed {SEED}, {ROUNDS} rounds")
-    run(spark, address, client, monkeypatch, key, ROUNDS)
+    run(spark, address, client, monkeypatch, key, ROUNDS, lake)
