@@ -256,7 +256,10 @@ class PaimonTable:
     def _commit_on(
         self, branch: Any, messages: Sequence[Any], head: int | None, properties: Mapping[str, str]
     ) -> int:
-        """Commit to a round's branch, with nothing in it too; the new snapshot's number."""
+        """Commit to a round's branch; the new snapshot's number. A round may have offsets and no row, which makes a
+        snapshot too; for compaction an empty one before its own would be one too many.
+        """
+        compacts = any(not message.compactIncrement().isEmpty() for message in messages)
         number = (head or 0) + 1
         committable = self.jvm.paimon.manifest.ManifestCommittable(number)
         for message in messages:
@@ -265,7 +268,7 @@ class PaimonTable:
             committable.addProperty(name, value)
         commit = branch.newCommit(COMMIT_USER)
         try:
-            commit.ignoreEmptyCommit(False)
+            commit.ignoreEmptyCommit(compacts)
             commit.filterAndCommitMultiple(self.jvm.list_of([committable]))
         finally:
             commit.close()
