@@ -35,6 +35,21 @@ _CLEAN = ".kafka_cleanshutdown"
 _PARTITION_METADATA = "partition.metadata"
 
 
+def holder(path: Path) -> str | None:
+    """The process of the broker that uses a data directory; None if none does. Changes nothing."""
+    try:
+        lock = os.open(path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+    finally:
+        os.close(lock)
+    return None
+
+
 class DataDirectory:
     """An opened data directory. `was_clean` says whether the last broker closed every log."""
 

@@ -12,7 +12,14 @@ import typer
 from tablelayer.cli import STARTED
 from tablelayer.cli.errors import CommandError, Group
 from tablelayer.cli.groups import groups
-from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from tablelayer.cli.options import (
+    DEFAULT_SERVER,
+    Format,
+    FormatOption,
+    ServerOption,
+    SqlFormat,
+    SqlFormatOption,
+)
 from tablelayer.cli.tables import tables
 from tablelayer.cli.topics import topics
 
@@ -104,7 +111,13 @@ def sql(
     database: Annotated[
         str, typer.Option("-d", "--database", help="Database of table names without one.")
     ] = "default",
-    output: FormatOption = Format.TABLE,
+    output: SqlFormatOption = SqlFormat.TABLE,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="FILE", help="Write the rows there; it is replaced when all of them are written."
+        ),
+    ] = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Run SQL on tables: define, change and ask them. Without -e and -f: a prompt.
@@ -115,16 +128,19 @@ def sql(
       headrace sql -e "UPDATE fruit SET name = 'fig' WHERE id = 1; DELETE FROM fruit WHERE id = 2"
       headrace sql -e "SELECT name, count(*) FROM fruit GROUP BY name" --format csv
       headrace sql -e 'SELECT * FROM "fruit$changelog"'
+      headrace sql -e "SELECT min(id), max(id), count(*) FROM fruit"
+      headrace sql -e "SELECT * FROM fruit" --output parquet --to fruit.parquet
       headrace sql -f tables.sql
 
-    Equality on the whole primary key is a lookup, on the bucket key a prefix lookup; LIMIT and COUNT(*) alone
-    read almost nothing. Any other SELECT runs in DuckDB, over just the columns it names.
+    Equality on the whole primary key is a lookup, on the bucket key a prefix lookup; LIMIT, COUNT, MIN and MAX
+    alone read almost nothing. Any other SELECT runs in DuckDB, over just the columns it names and the rows that the
+    server leaves of its WHERE. The prompt knows the tab key and keeps its history in ~/.cache/headrace.
     """
     if execute is not None and file is not None:
         raise CommandError("give the statements by -e or by -f, not both")
     from tablelayer.cli.shell import run_sql
 
-    run_sql(server, database, execute=execute, file=file, output=output)
+    run_sql(server, database, execute=execute, file=file, output=output, to=to)
 
 
 @app.command()
@@ -134,7 +150,7 @@ def top(
     internal: Annotated[bool, typer.Option(help="Show internal topics too.")] = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Watch what is written: records a second of every topic and table, busiest first.
+    """Watch what is written: records a second of every topic and table, busiest first, and how far the lake is behind.
 
     \b
     headrace top
@@ -143,6 +159,33 @@ def top(
     from tablelayer.cli.top import watch
 
     watch(server, interval_s=interval, looks=count, internal=internal)
+
+
+@app.command()
+def doctor(
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Look at this data directory too: owner, disk, who uses it."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Look whether a server could listen there."),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Find the usual mistakes: of this machine, of a data directory, of a server and of the address that it advertises.
+
+    Each finding says what to do. Exit code 1 if something does not work; warnings alone give 0.
+
+    \b
+      headrace doctor
+      headrace doctor --server kafka.example:9092 --output json
+      headrace doctor --data ./data --listen 0.0.0.0:9092
+    """
+    from tablelayer.cli.doctor import examine
+
+    raise typer.Exit(examine(server, data, listen, output))
 
 
 @app.command()

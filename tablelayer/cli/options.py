@@ -25,7 +25,27 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class SqlFormat(StrEnum):
+    """How the rows of queries are written; `Format`, and a file format."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
 FormatOption = Annotated[
     Format,
-    typer.Option("--format", "-o", help="A table to read, CSV with a header, or one JSON object a line."),
+    typer.Option(
+        "--format", "--output", "-o", help="A table to read, CSV with a header, or one JSON object a line."
+    ),
+]
+SqlFormatOption = Annotated[
+    SqlFormat,
+    typer.Option(
+        "--format",
+        "--output",
+        "-o",
+        help="A table to read, CSV with a header, one JSON object a line, or Parquet (into a file: --to).",
+    ),
 ]

@@ -2,10 +2,11 @@
 
 Of a simple query over one table (see `tablelayer.model.ddl.select`): equality on the whole primary key is a
 lookup, on the bucket key a prefix lookup, COUNT(*) (with a WHERE that the server understands) a count, LIMIT alone
-a limit scan. Everything else reads the columns that it names, of the rows that can matter, into Arrow and is
-DuckDB's: the server applies what it can of WHERE, of a keyed table it reads only between the bounds of the first key
-column, and with FOR SYSTEM_TIME (or VERSION) AS OF as it was. `db.t$changelog` is the table's log with
-`_change_type`, `_bucket`, `_log_offset` and `_commit_timestamp` in front.
+a limit scan; MIN, MAX and COUNT of columns are asked of the server, which has statistics or reads these columns only.
+Everything else reads the columns that it names, of the rows that can matter, into Arrow and is DuckDB's: the server
+applies what it can of WHERE, of a keyed table it reads only between the bounds of the first key column, and with FOR
+SYSTEM_TIME (or VERSION) AS OF as it was. `db.t$changelog` is the table's log with `_change_type`, `_bucket`,
+`_log_offset` and `_commit_timestamp` in front.
 
 `db.t$lake` is what is in the lake, `db.t$lake$snapshots` its snapshots. A log table whose log does not reach back to
 its beginning any more, and that is tiered, is read from the lake and the log together; a keyed table is whole on the
@@ -52,7 +53,49 @@ def run_select(connection: Connection, select: Select) -> pa.Table:
         pushed = push_down(select.conditions.get(select.counts, ()), table.definition.schema, DUCKDB)
         if pushed.predicate is not None and pushed.complete:
             return _counted(table.count(arrow_expression(pushed.predicate, table.arrow_schema)))
+    if select.aggregates and _SUFFIX not in select.tables[0]:
+        table = connection.table(select.tables[0])
+        answer = None if _begins_in_lake(table) else _of_extremes(table, select)
+        if answer is not None:
+            return answer
     return _in_duckdb(connection, select)
+
+
+def _of_extremes(table: Table, select: Select) -> pa.Table | None:
+    """The answer from least and greatest values, which the server finds without sending rows; None if it cannot.
+
+    DuckDB says how the columns are called and which types they have: it is asked about the two rows of extremes. Counts
+    are put in afterwards.
+    """
+    import duckdb
+
+    schema: Any = table.definition.schema
+    by_name = {column.name.lower(): column for column in schema.columns}
+    asked = [by_name.get(name.lower()) for _, name in select.aggregates if name is not None]
+    if not asked or any(column is None or pa.types.is_nested(column.type.arrow()) for column in asked):
+        return None  # an unknown column is DuckDB's to refuse
+    conditions = select.conditions.get(select.tables[0], ())
+    wanted = None
+    if conditions:
+        pushed = push_down(conditions, schema, DUCKDB)
+        if pushed.predicate is None or not pushed.complete:
+            return None
+        wanted = arrow_expression(pushed.predicate, table.arrow_schema)
+    found = table.extremes(list(dict.fromkeys(column.name for column in asked if column)), wanted)
+    with duckdb.connect() as database:
+        database.execute("SET TimeZone = 'UTC'")
+        database.register("extremes", found.rows)
+        answer = database.sql(
+            select.to_duckdb({select.tables[0]: "extremes"}, every_row=True)
+        ).to_arrow_table()
+    for index, (function, name) in enumerate(select.aggregates):
+        if function == "COUNT":
+            column = None if name is None else by_name[name.lower()].name
+            count = found.row_count if column is None else found.value_counts[column]
+            answer = answer.set_column(
+                index, answer.field(index), pa.array([count], answer.field(index).type)
+            )
+    return answer
 
 
 def _counted(rows: int) -> pa.Table:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from time import perf_counter
 
 import typer
 
+from tablelayer.cli.completion import Completer, Names
 from tablelayer.cli.connect import open_connection
 from tablelayer.cli.describe import describe_definition
 from tablelayer.cli.errors import CommandError, explain
-from tablelayer.cli.options import Format
+from tablelayer.cli.options import Format, SqlFormat
 from tablelayer.cli.output import write_arrow
+from tablelayer.cli.progress import reading
 from tablelayer.cli.sql import Answer, Session
+from tablelayer.client import Connection
 
 HISTORY = Path("~/.cache/headrace/sql_history")
 _HISTORY_LENGTH = 1_000
@@ -26,22 +30,94 @@ ALTER TABLE t ADD note STRING DEFAULT '' AFTER id;  RENAME a TO b, MODIFY a BIGI
 INSERT INTO t VALUES (1, 'apple'), (2, 'pear');
 UPDATE t SET name = 'fig' WHERE id = 1;   DELETE FROM t WHERE id = 2;
 SELECT * FROM t WHERE id = 1;             SELECT count(*) FROM t;
+SELECT min(id), max(id) FROM t;           SHOW PARTITIONS t;
 SELECT * FROM "t$changelog";              any other SELECT is DuckDB's SQL
-\\q leaves, \\? shows this"""
+the tab key completes words and names;    \\q leaves, \\? shows this"""
 
 
-def run_sql(server: str, database: str, *, execute: str | None, file: Path | None, output: Format) -> None:
-    """Run the statements given, or those of standard input: with a prompt if that is a terminal."""
+def run_sql(
+    server: str,
+    database: str,
+    *,
+    execute: str | None,
+    file: Path | None,
+    output: SqlFormat,
+    to: Path | None = None,
+) -> None:
+    """Run the statements given, or those of standard input: with a prompt if that is a terminal.
+
+    `to`: a file for the rows. It is written beside its place and moved there at the end, so that it is never half of
+    the answer.
+    """
     with open_connection(server) as connection:
         session = Session(connection, database)
         if execute is not None:
-            _run(session, execute, output)
+            text = execute
         elif file is not None:
-            _run(session, _read(file), output)
+            text = _read(file)
         elif not sys.stdin.isatty():
-            _run(session, sys.stdin.read(), output)
+            text = sys.stdin.read()
+        elif to is not None or output is SqlFormat.PARQUET:
+            raise CommandError("give the statements by -e or by -f to write their rows to a file")
         else:
-            _prompt(session, server, output)
+            _prompt(connection, session, server, Format(output.value))
+            return
+        if output is SqlFormat.PARQUET:
+            _write_parquet(connection, session, text, to)
+        elif to is None:
+            _run(connection, session, text, Format(output.value))
+        else:
+            with (
+                _replacing(to) as path,
+                path.open("w", encoding="utf-8") as written,
+                redirect_stdout(written),
+            ):
+                _run(connection, session, text, Format(output.value))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Where to write what becomes the file at the end of the block, if that does not fail."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        try:
+            yield part
+            part.replace(path)
+        except OSError as error:
+            raise CommandError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_parquet(connection: Connection, session: Session, sql: str, to: Path | None) -> None:
+    """One query's rows; other statements may stand before and after it."""
+    if to is None:
+        raise CommandError("Parquet goes into a file: add --to FILE")
+    rows = None
+    for answer in _answers(connection, session, sql):
+        if answer.rows is None:
+            continue
+        if rows is not None:
+            raise CommandError("a Parquet file has the rows of one query, and there are two")
+        rows = answer.rows
+    if rows is None:
+        raise CommandError("there is no query whose rows could be written")
+    import pyarrow.parquet as pq
+
+    with _replacing(to) as path:
+        pq.write_table(rows, path, compression="zstd")
+    typer.echo(f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'} written to {to}", err=True)
+
+
+def _answers(connection: Connection, session: Session, sql: str) -> Iterator[Answer]:
+    """Of a text's statements; while each is carried out the terminal shows what is read."""
+    running = session.run(sql)
+    while True:
+        with reading(connection):
+            answer = next(running, None)
+        if answer is None:
+            return
+        yield answer
 
 
 def _read(file: Path) -> str:
@@ -53,9 +129,9 @@ def _read(file: Path) -> str:
         raise CommandError(f"{file} cannot be read: {error}") from error
 
 
-def _run(session: Session, sql: str, output: Format, *, timed: bool = False) -> None:
+def _run(connection: Connection, session: Session, sql: str, output: Format, *, timed: bool = False) -> None:
     started = perf_counter()
-    for answer in session.run(sql):
+    for answer in _answers(connection, session, sql):
         show(answer, output, seconds=perf_counter() - started if timed else None)
         started = perf_counter()
 
@@ -79,25 +155,43 @@ def show(answer: Answer, output: Format, *, seconds: float | None = None) -> Non
         )
 
 
-def _prompt(session: Session, server: str, output: Format) -> None:
-    history = _load_history()
+def _prompt(connection: Connection, session: Session, server: str, output: Format) -> None:
+    history, lines, names = _load_history(), list[str](), Names(connection)
+    _bind_tab(Completer(names, lambda: _line_before(lines), lambda: session.database))
     typer.echo(_GREETING.format(server=server))
     try:
-        for sql in _statements(session):
+        for sql in _statements(session, lines):
             try:
-                _run(session, sql, output, timed=True)
+                _run(connection, session, sql, output, timed=True)
             except Exception as error:
                 sentence = explain(error)
                 if sentence is None:
                     raise
                 typer.echo(sentence, err=True)
+            names.forget()
     finally:
         _save_history(history)
 
 
-def _statements(session: Session) -> Iterator[str]:
-    """Texts that end with a semicolon, over as many lines as it takes."""
-    lines: list[str] = []
+def _line_before(lines: list[str]) -> str:
+    import readline
+
+    return "\n".join([*lines, readline.get_line_buffer()[: readline.get_begidx()]])
+
+
+def _bind_tab(completer: Completer) -> None:
+    try:
+        import readline
+    except ImportError:
+        return
+    readline.set_completer(completer)
+    readline.set_completer_delims(" \t\n,;()=<>+-*/'")
+    libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+
+
+def _statements(session: Session, lines: list[str]) -> Iterator[str]:
+    """Texts that end with a semicolon, over as many lines as it takes; `lines` are those of the one being typed."""
     while True:
         try:
             line = input("   ...> " if lines else f"{session.database}> ")
@@ -106,7 +200,7 @@ def _statements(session: Session) -> Iterator[str]:
             return
         except KeyboardInterrupt:
             typer.echo("")
-            lines = []
+            lines.clear()
             continue
         if not lines and line.strip() in ("\\q", "quit", "exit", "quit;", "exit;"):
             return
@@ -116,10 +210,10 @@ def _statements(session: Session) -> Iterator[str]:
         lines.append(line)
         text = "\n".join(lines)
         if text.rstrip().endswith(";"):
+            lines.clear()
             yield text
-            lines = []
         elif not text.strip():
-            lines = []
+            lines.clear()
 
 
 def _load_history() -> Path | None:

@@ -139,6 +139,118 @@ def count(name: TableArgument, server: ServerOption = DEFAULT_SERVER) -> None:
 
 
 @tables.command()
+def partitions(
+    name: TableArgument, output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """List the partitions of a partitioned table with their buckets, rows and sizes.
+
+    Partitions are added and dropped by SQL: ALTER TABLE t ADD PARTITION (day = '2024-09-19').
+
+    \b
+    headrace tables partitions daily
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.inspect import partition_rows
+    from tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        keys, rows = partition_rows(connection, name)
+    names = (*keys, "topic", "buckets", "rows", "log bytes")
+    write_rows(names, rows, output, numeric=(*(False for _ in keys), False, True, True, True))
+
+
+@tables.command()
+def buckets(
+    name: TableArgument,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Show the offset at a time too: 2024-09-19T12:00:00, or milliseconds."
+        ),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show a table's buckets: leader, offsets, the size of the log; of a partitioned table, of each partition.
+
+    \b
+    headrace tables buckets orders
+    headrace tables buckets orders --at 2024-09-19T12:00:00
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.inspect import bucket_rows, moment_of
+    from tablelayer.cli.output import write_rows
+
+    moment = None if at is None else moment_of(at)
+    with open_connection(server) as connection:
+        rows = bucket_rows(connection, name, moment)
+    names = ["topic", "bucket", "leader", "first offset", "end offset", "log bytes"]
+    if moment is not None:
+        names.append("offset at time")
+    write_rows(names, rows, output, numeric=(False, *(True for _ in names[1:])))
+
+
+@tables.command()
+def size(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DATABASE.TABLE", help="Only these tables.", show_default=False),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show how many rows tables have and how many bytes their logs take, the largest first.
+
+    \b
+    headrace tables size
+    headrace tables size shop.orders --output json
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.inspect import size_rows
+    from tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        rows = size_rows(connection, names or [])
+    write_rows(
+        ("table", "kind", "partitions", "rows", "log bytes", "bytes per row"), rows, output,
+        numeric=(False, False, True, True, True, True),
+    )  # fmt: skip
+
+
+@tables.command()
+def lookup(
+    name: TableArgument,
+    keys: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...", help="Values of the key; of several columns: a=1,b=x", show_default=False
+        ),
+    ],
+    columns: ColumnsOption = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Look rows up by primary key, or by the bucket key if it is the beginning of it. Exit code 1 if none is there.
+
+    \b
+    headrace tables lookup fruit 1 2
+    headrace tables lookup orders customer=7,number=3 --output json
+    headrace tables lookup orders customer=7
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.inspect import looked_up
+    from tablelayer.cli.output import write_arrow
+
+    with open_connection(server) as connection:
+        rows, missing = looked_up(connection.table(name), keys, _columns(columns))
+    write_arrow(rows, output)
+    for key in missing:
+        typer.echo(f"{key}: no such row", err=True)
+    if not rows.num_rows:
+        raise typer.Exit(1)
+
+
+@tables.command()
 def lake(
     name: Annotated[
         str | None,

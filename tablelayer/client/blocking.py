@@ -29,6 +29,7 @@ from tablelayer.client.kafka_admin import (
     GroupDescription,
     GroupListing,
     KafkaRecord,
+    LogSizes,
     TopicDescription,
 )
 from tablelayer.client.metrics import ClientMetrics
@@ -662,6 +663,14 @@ class KafkaAdmin:
         beginning, or a time in milliseconds.
         """
         return self._loop.run(self._admin.offsets(topic, at, committed=committed))
+
+    def log_sizes(self, topic: str | None = None) -> LogSizes:
+        """Bytes of log files by topic (None: all) and partition, and what the servers' disks have left."""
+        return self._loop.run(self._admin.log_sizes(topic))
+
+    def brokers(self) -> dict[int, tuple[str, int]]:
+        """The addresses that the servers advertise, by their ids."""
+        return self._loop.run(self._admin.brokers())
 
     def read(
         self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20

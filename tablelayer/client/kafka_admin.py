@@ -24,6 +24,11 @@ from protocol.messages.describe_configs import (
     DescribeConfigsResponse,
 )
 from protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from protocol.messages.describe_log_dirs import (
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tablelayer.client.cluster import Cluster
@@ -75,6 +80,16 @@ class GroupDescription:
     assignor: str
     members: Sequence[GroupMember]
     positions: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSizes:
+    """`bytes`: of log files, without indexes, by topic and partition. `disks`: by server, (bytes free, bytes in all) of
+    the volume with its data; -1 where a server does not say.
+    """
+
+    bytes: Mapping[str, Mapping[int, int]]
+    disks: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +228,38 @@ class AsyncKafkaAdmin:
             repeatable=True,
             on_stale_route=lambda: self._cluster.forget_routes(topic),
         )
+
+    async def log_sizes(self, topic: str | None = None) -> LogSizes:
+        """Bytes of log files by topic (None: all) and partition, over all servers, and what their disks have left."""
+        deadline = self._deadline()
+        asked = None
+        if topic is not None:
+            described = await self.describe_topic(topic)
+            asked = [DescribableLogDirTopic(topic=topic, partitions=sorted(described.leaders))]
+        answer = await self._cluster.metadata([] if topic is None else [topic], deadline)
+        sizes: dict[str, dict[int, int]] = {}
+        disks: dict[int, tuple[int, int]] = {}
+        for broker in answer.brokers:
+            found = await self._cluster.call(
+                DescribeLogDirsRequest(topics=asked),
+                DescribeLogDirsResponse,
+                doing="measure logs",
+                node_id=broker.node_id,
+                deadline=deadline,
+            )
+            for each in found.results:
+                raise_for(each.error_code, None, doing=f"measure logs in {each.log_dir}")
+                disks[broker.node_id] = each.usable_bytes, each.total_bytes
+                for of_topic in each.topics:
+                    parts = sizes.setdefault(of_topic.name, {})
+                    for part in of_topic.partitions:
+                        parts[part.partition_index] = parts.get(part.partition_index, 0) + part.partition_size
+        return LogSizes(sizes, disks)
+
+    async def brokers(self) -> dict[int, tuple[str, int]]:
+        """The addresses that the servers advertise, by their ids."""
+        answer = await self._cluster.metadata([], self._deadline())
+        return {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
 
     async def read(
         self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20

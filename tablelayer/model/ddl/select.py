@@ -83,6 +83,9 @@ class Select:
     no use. A condition may name things that are no columns of the table."""
     counts: str | None = None
     """The table of a query that is COUNT(*) with WHERE, all of it in ``conditions``, and nothing else."""
+    aggregates: tuple[tuple[str, str | None], ...] = ()
+    """Of a query over one table that gives nothing but MIN, MAX and COUNT of plain columns and COUNT(*), all of its
+    WHERE in ``conditions``: (function in capitals, column or None for ``*``), for each column of the answer."""
     _database: str = "default"
 
     @property
@@ -90,9 +93,12 @@ class Select:
         """The only table of a simple query."""
         return self.tables[0] if self.is_simple else None
 
-    def to_duckdb(self, names: Mapping[str, str]) -> str:
-        """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it."""
+    def to_duckdb(self, names: Mapping[str, str], *, every_row: bool = False) -> str:
+        """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without
+        its WHERE."""
         tree = _parse_one(self.sql)
+        if every_row:
+            tree.set("where", None)
         for table in _base_tables(tree):
             name = _qualified(table, self._database)
             if not table.alias:
@@ -139,6 +145,7 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
         "moments": moments,
         "conditions": conditions,
         "counts": tables[0] if not moments and _counts_rows(tree, base_tables, conditions) else None,
+        "aggregates": () if moments else _aggregates(tree, base_tables, conditions),
         "_database": database,
     }
     if simple is None:
@@ -353,6 +360,42 @@ def _counts_rows(tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, 
     if [len(each) for each in conditions.values()] != [parts]:
         return False
     return isinstance(only, exp.Count) and isinstance(only.this, exp.Star) and source is tables[0]
+
+
+_AGGREGATES = {exp.Min: "MIN", exp.Max: "MAX", exp.Count: "COUNT"}
+
+
+def _aggregates(
+    tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, tuple[str, ...]]
+) -> tuple[tuple[str, str | None], ...]:
+    if not isinstance(tree, exp.Select) or len(tables) != 1:
+        return ()
+    if any(value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES or name == "limit"):
+        return ()
+    source = (tree.args.get("from_") or tree.args["from"]).this
+    alias = tables[0].args.get("alias")
+    if source is not tables[0] or (alias is not None and alias.args.get("columns")):
+        return ()
+    where = tree.args.get("where")
+    if where is not None:
+        parts = len(list(where.this.flatten())) if isinstance(where.this, exp.And) else 1
+        if [len(each) for each in conditions.values()] != [parts]:
+            return ()
+    found: list[tuple[str, str | None]] = []
+    for expression in tree.expressions:
+        call = expression.this if isinstance(expression, exp.Alias) else expression
+        function = _AGGREGATES.get(type(call))
+        if function is None or any(
+            value for name, value in call.args.items() if name not in ("this", "big_int")
+        ):
+            return ()  # max(x, 3) gives a list
+        if _is_plain_column(call.this):
+            found.append((function, call.this.name))
+        elif function == "COUNT" and isinstance(call.this, exp.Star) and not any(call.this.args.values()):
+            found.append((function, None))
+        else:
+            return ()
+    return tuple(found)
 
 
 _SIMPLE_CLAUSES = frozenset({"expressions", "from", "from_", "where", "limit", "kind"})

@@ -66,10 +66,12 @@ def administer(connection: Connection) -> list[str]:
     for record in records:
         positions[record.partition] = record.offset + 1
     leaders: Mapping[int, int] = kafka.describe_topic("clicks").leaders
+    free = [left for left, _ in kafka.log_sizes().disks.values()]
+    ports = [port for _, port in kafka.brokers().values()]
     kafka.delete_topic(kafka.list_topics()[0].name)
     states = [kafka.describe_group(listing.group).state for listing in kafka.list_groups()]
     tables = [*admin.list_databases(), *admin.list_tables("shop")]
-    return [*names, *states, *tables, described or "", str(leaders)]
+    return [*names, *states, *tables, described or "", f"{leaders} {free} {ports}"]
 
 
 def write(table: Table) -> int:

@@ -1,0 +1,329 @@
+"""`headrace doctor`: the usual mistakes, each with what to do about it.
+
+Every check is a function that gives findings and never raises for what it looks for. Nothing is changed: no file is
+written, no topic made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import pwd
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tablelayer.cli.errors import explain
+from tablelayer.cli.options import Format
+from tablelayer.cli.output import write_rows
+
+if TYPE_CHECKING:
+    from tablelayer.client import Connection
+
+_FILES_WARN, _FILES_FAIL = 65_536, 4_096
+_DISK_WARN_SHARE, _DISK_FAIL_BYTES = 0.1, 1 << 30
+_JAVA = (17, 21)
+_PACKAGES = {"pyarrow": (19,), "duckdb": (1, 2), "rocksdict": (0, 3, 29), "numba": (0, 61), "numpy": (2,)}
+_SPARK = (4, 1)
+_TIME_ERROR = 5
+_CONNECT_SECONDS = 3.0
+_ANSWER_MS = 15_000
+_EARLIEST_SANE_SECONDS = 1_735_689_600  # 2025: before this there was no such program
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, how it is, and what to do if it is not well."""
+
+    check: str
+    verdict: Verdict
+    what: str
+    advice: str = ""
+
+
+def examine(server: str, data: Path | None, listen: str | None, output: Format) -> int:
+    """Run every check that applies and show what was found; the exit code."""
+    checks: list[Callable[[], Iterable[Finding]]] = [
+        versions,
+        java,
+        open_files,
+        clock,
+        lambda: served(server),
+    ]
+    if data is not None:
+        checks.append(lambda: data_directory(data))
+    if listen is not None:
+        checks.append(lambda: free_address(listen))
+    found = [finding for check in checks for finding in check()]
+    rows = [(each.check, each.verdict.value, each.what, each.advice) for each in found]
+    write_rows(("check", "verdict", "what", "what to do"), rows, output)
+    problems = sum(each.verdict is Verdict.PROBLEM for each in found)
+    warnings = sum(each.verdict is Verdict.WARNING for each in found)
+    if output is Format.TABLE:
+        typer.echo(
+            f"{problems} problem{'' if problems == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}"
+        )
+    return 1 if problems else 0
+
+
+# -- this machine
+
+
+def versions() -> Iterator[Finding]:
+    """Python and the packages that matter."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("python", Verdict.OK, f"{python} at {sys.executable}")
+    for name, least in _PACKAGES.items():
+        wanted = ".".join(map(str, least))
+        try:
+            text = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(name, Verdict.PROBLEM, "not installed", f"pip install '{name}>={wanted}'")
+            continue
+        if numbers(text) < least:
+            yield Finding(name, Verdict.PROBLEM, f"{text} is too old", f"pip install -U '{name}>={wanted}'")
+        else:
+            yield Finding(name, Verdict.OK, text)
+    try:
+        text = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            "pyspark", Verdict.WARNING, "not installed: no lake, no Spark", "pip install 'headrace[spark]'"
+        )
+        return
+    if numbers(text)[:2] != _SPARK:
+        yield Finding("pyspark", Verdict.WARNING, f"{text} is not 4.1", "pip install 'headrace[spark]'")
+    else:
+        yield Finding("pyspark", Verdict.OK, text)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found.group().split("."))) if found else ()
+
+
+def java() -> Iterator[Finding]:
+    """Spark, and so the lake, needs Java 17 or 21."""
+    home = os.environ.get("JAVA_HOME")
+    command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = "install Java 17 or 21 (only Spark and `headrace tier` need it), or set JAVA_HOME"
+    if command is None:
+        yield Finding("java", Verdict.WARNING, "none was found on the PATH", advice)
+        return
+    try:
+        done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Finding("java", Verdict.WARNING, f"{command} does not run: {error}", advice)
+        return
+    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    if found is None:
+        yield Finding("java", Verdict.WARNING, f"{command} does not say its version", advice)
+    elif int(found.group(1)) not in _JAVA:
+        yield Finding("java", Verdict.WARNING, f"{command} is Java {found.group(1)}", advice)
+    else:
+        yield Finding("java", Verdict.OK, f"{found.group(1)} at {command}")
+
+
+def open_files() -> Iterator[Finding]:
+    """Logs and stores keep files open; the server takes as many as the hard limit lets it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    advice = f"ulimit -Hn {_FILES_WARN}, or LimitNOFILE={_FILES_WARN} for a service"
+    if hard == resource.RLIM_INFINITY or hard >= _FILES_WARN:
+        text = "no limit" if hard == resource.RLIM_INFINITY else f"{hard} may be open"
+        yield Finding("open files", Verdict.OK, text)
+    else:
+        verdict = Verdict.PROBLEM if hard < _FILES_FAIL else Verdict.WARNING
+        yield Finding("open files", verdict, f"only {hard} may be open", advice)
+
+
+def clock() -> Iterator[Finding]:
+    """Retention and time travel go by it."""
+    now = time.time()
+    if now < _EARLIEST_SANE_SECONDS:
+        yield Finding("clock", Verdict.PROBLEM, f"it says {time.ctime(now)}", "set the clock")
+        return
+    synchronised = _is_synchronised()
+    if synchronised is False:
+        advice = "run an NTP client (chrony, systemd-timesyncd): several machines must agree"
+        yield Finding("clock", Verdict.WARNING, "the system does not know it to be synchronised", advice)
+    else:
+        yield Finding("clock", Verdict.OK, "synchronised" if synchronised else time.ctime(now))
+
+
+def _is_synchronised() -> bool | None:
+    """What the kernel says; None where it cannot be asked (only Linux can)."""
+    try:
+        ask = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError):
+        return None
+    state = int(ask(ctypes.create_string_buffer(512)))  # struct timex of zeros: change nothing
+    return None if state < 0 else state != _TIME_ERROR
+
+
+# -- a data directory
+
+
+def data_directory(path: Path) -> Iterator[Finding]:
+    """Whose it is, who uses it, and what is left on its disk."""
+    name = "data directory"
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not path.exists():
+        yield Finding(name, Verdict.OK, f"{path} will be made")
+    elif not path.is_dir():
+        yield Finding(name, Verdict.PROBLEM, f"{path} is no directory", "name another with --data")
+        return
+    owner = there.stat().st_uid
+    if owner != os.getuid() and os.getuid() != 0:
+        user = _user(owner)
+        advice = f"run the server as {user}, or chown -R it to {_user(os.getuid())}"
+        yield Finding(name, Verdict.PROBLEM, f"{there} belongs to {user}", advice)
+    elif not os.access(there, os.W_OK | os.X_OK):
+        yield Finding(name, Verdict.PROBLEM, f"{there} cannot be written", f"chmod u+rwx {there}")
+    elif path.exists():
+        yield Finding(name, Verdict.OK, f"{path} belongs to {_user(owner)}")
+    from broker.cluster.data_dir import holder
+
+    user_of_it = holder(path)
+    if user_of_it is not None:
+        yield Finding(
+            name,
+            Verdict.WARNING,
+            f"in use by process {user_of_it}",
+            "one server at a time: stop that one first",
+        )
+    disk = shutil.disk_usage(there)
+    text = f"{disk.free / 1e9:.1f} GB of {disk.total / 1e9:.1f} GB free"
+    advice = "make room, or lower log.retention.ms and log.retention.bytes"
+    if disk.free < _DISK_FAIL_BYTES:
+        yield Finding("disk", Verdict.PROBLEM, text, advice)
+    elif disk.free < disk.total * _DISK_WARN_SHARE:
+        yield Finding("disk", Verdict.WARNING, text, advice)
+    else:
+        yield Finding("disk", Verdict.OK, text)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+# -- addresses
+
+
+def free_address(listen: str) -> Iterator[Finding]:
+    """Whether a server could listen there."""
+    from broker.config import parse_listener
+    from broker.config_key import ConfigError
+
+    try:
+        host, port = parse_listener(listen)
+    except ConfigError as error:
+        yield Finding("listen", Verdict.PROBLEM, str(error))
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            yield Finding(
+                "listen", Verdict.PROBLEM, f"{listen}: {reason}", "choose another port, or stop who has it"
+            )
+            return
+    yield Finding("listen", Verdict.OK, f"{listen} is free")
+
+
+def served(server: str) -> Iterator[Finding]:
+    """The server, its tables, and whether the addresses that it tells its clients lead to it."""
+    from tablelayer.client import ClientConfig, connect
+
+    config = ClientConfig(
+        client_id="headrace-doctor",
+        connect_timeout_ms=int(_CONNECT_SECONDS * 1000),
+        request_timeout_ms=_ANSWER_MS,
+        delivery_timeout_ms=_ANSWER_MS,
+    )
+    try:
+        connection = connect(server, config)
+    except Exception as error:
+        sentence = str(error) if isinstance(error, ValueError) else explain(error)
+        if sentence is None:
+            raise
+        yield Finding(
+            "server", Verdict.PROBLEM, sentence, "headrace serve --data DIR, or name it with --server"
+        )
+        return
+    with connection:
+        try:
+            yield from _asked(connection, server)
+        except Exception as error:
+            sentence = explain(error)
+            if sentence is None:
+                raise
+            yield Finding("server", Verdict.PROBLEM, sentence, "look into DIR/headrace.log")
+
+
+def _asked(connection: Connection, server: str) -> Iterator[Finding]:
+    from tablelayer.client import UnsupportedRequest
+
+    addresses = connection.kafka.brokers()
+    yield Finding("server", Verdict.OK, f"{server} answers; {len(connection.kafka.list_topics())} topics")
+    try:
+        databases = len(connection.admin.list_databases())
+        yield Finding("tables", Verdict.OK, f"{databases} database{'' if databases == 1 else 's'}")
+    except UnsupportedRequest:
+        yield Finding(
+            "tables", Verdict.WARNING, f"{server} is a Kafka broker without tables", "headrace serve has them"
+        )
+    reached = [advertised(node_id, host, port) for node_id, (host, port) in sorted(addresses.items())]
+    yield from reached
+    if any(each.verdict is not Verdict.OK for each in reached):
+        return  # what is asked of each broker cannot be asked
+    for node_id, (free, total) in sorted(connection.kafka.log_sizes().disks.items()):
+        if free >= 0 and free < max(_DISK_FAIL_BYTES, total * _DISK_WARN_SHARE):
+            verdict = Verdict.PROBLEM if free < _DISK_FAIL_BYTES else Verdict.WARNING
+            text = f"broker {node_id} has {free / 1e9:.1f} GB of {total / 1e9:.1f} GB left"
+            yield Finding("server's disk", verdict, text, "make room, or lower log.retention.ms")
+
+
+def advertised(node_id: int, host: str, port: int) -> Finding:
+    """Whether clients of this machine reach a broker where it says it is."""
+    advice = "start it with --set advertised.listeners=HOST:PORT, an address that its clients reach"
+    place = f"broker {node_id} tells clients to come to {host}:{port}"
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
+            return Finding("advertised address", Verdict.OK, place)
+    except socket.gaierror:
+        return Finding(
+            "advertised address", Verdict.PROBLEM, f"{place}, a name that is not known here", advice
+        )
+    except OSError as error:
+        reason = error.strerror or "no answer"
+        return Finding(
+            "advertised address", Verdict.PROBLEM, f"{place}, where nobody answers: {reason}", advice
+        )

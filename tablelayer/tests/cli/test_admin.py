@@ -1,0 +1,188 @@
+"""`headrace tables` for administrators, and `headrace doctor`."""
+
+import itertools
+import json
+import os
+import socket
+import stat
+
+import pytest
+
+from tablelayer.cli import doctor
+from tablelayer.cli.doctor import Verdict
+from tablelayer.client import connect
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def shop(server):
+    with connect(server) as connection:
+        name = f"admin{next(_numbers)}"
+        connection.admin.create_database(name)
+        connection.execute(
+            f"CREATE TABLE {name}.item (k INT, name STRING, PRIMARY KEY (k) NOT ENFORCED) WITH ('bucket.num' = '2');"
+            f"CREATE TABLE {name}.part (a INT, b DATE, v STRING, PRIMARY KEY (a, b) NOT ENFORCED)"
+            " WITH ('bucket.key' = 'a');"
+            f"CREATE TABLE {name}.daily (day STRING, n INT) PARTITIONED BY (day)"
+        )
+        connection.table(f"{name}.item").upsert([{"k": k, "name": f"x{k}"} for k in range(20)])
+        connection.table(f"{name}.part").upsert(
+            [{"a": a, "b": f"2024-09-{b:02}", "v": "v"} for a in (1, 2) for b in (1, 2, 3)]
+        )
+        connection.table(f"{name}.daily").append([{"day": day, "n": 1} for day in "aab"])
+        yield name
+        connection.admin.drop_database(name, cascade=True)
+
+
+@pytest.fixture
+def rows(headrace):
+    def run(*words):
+        done = headrace(*words, "--output", "json")
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def test_partitions_buckets_and_sizes(rows, headrace, shop):
+    listed = rows("tables", "partitions", f"{shop}.daily")
+    assert [(each["day"], each["topic"], each["buckets"], each["rows"]) for each in listed] == [
+        ("a", f"{shop}.daily.a", 1, 2),
+        ("b", f"{shop}.daily.b", 1, 1),
+    ]
+    assert all(each["log bytes"] > 0 for each in listed)
+    refused = headrace("tables", "partitions", f"{shop}.item")
+    assert (refused.exit_code, "not partitioned" in refused.stderr) == (1, True)
+
+    buckets = rows("tables", "buckets", f"{shop}.item", "--at", "2000-01-01")
+    assert [each["bucket"] for each in buckets] == [0, 1]
+    assert sum(each["end offset"] for each in buckets) == 20
+    assert all(
+        (each["offset at time"], each["first offset"], each["leader"]) == (0, 0, 0) for each in buckets
+    )
+    later = rows("tables", "buckets", f"{shop}.item", "--at", "2100-01-01T00:00:00+02:00")
+    assert [each["offset at time"] for each in later] == [each["end offset"] for each in later]
+    assert {each["topic"] for each in rows("tables", "buckets", f"{shop}.daily")} == {
+        f"{shop}.daily.a",
+        f"{shop}.daily.b",
+    }
+    assert "is no time" in headrace("tables", "buckets", f"{shop}.item", "--at", "yesterday").stderr
+
+    sizes = {each["table"]: each for each in rows("tables", "size")}
+    assert sizes[f"{shop}.item"]["rows"] == 20
+    assert sizes[f"{shop}.item"]["kind"] == "primary key"
+    assert sizes[f"{shop}.item"]["log bytes"] == sum(each["log bytes"] for each in buckets)
+    assert (sizes[f"{shop}.daily"]["partitions"], sizes[f"{shop}.daily"]["rows"]) == (2, 3)
+    assert [each["table"] for each in rows("tables", "size", f"{shop}.part")] == [f"{shop}.part"]
+
+
+def test_lookups_by_key_and_by_its_beginning(rows, headrace, shop):
+    assert rows("tables", "lookup", f"{shop}.item", "3", "5", "-c", "name") == [
+        {"name": "x3"},
+        {"name": "x5"},
+    ]
+    some = headrace("tables", "lookup", f"{shop}.item", "3", "99", "-o", "csv")
+    assert (some.exit_code, some.stdout, some.stderr) == (0, "k,name\n3,x3\n", "99: no such row\n")
+    assert headrace("tables", "lookup", f"{shop}.item", "99").exit_code == 1
+    (row,) = rows("tables", "lookup", f"{shop}.part", "a=1,b=2024-09-02")
+    assert row == {"a": 1, "b": "2024-09-02", "v": "v"}
+    assert len(rows("tables", "lookup", f"{shop}.part", "a=1", "a=2")) == 6
+    for key, complaint in (
+        ("a=1,v=x", "is no key"),
+        ("b=2024-09-02", "are written a=...,b=... or a=..."),
+        ("a=x,b=2024-09-02", "no value of column 'a'"),
+    ):
+        refused = headrace("tables", "lookup", f"{shop}.part", key)
+        assert refused.exit_code == 1
+        assert complaint in refused.stderr
+    assert "no primary key" in headrace("tables", "lookup", f"{shop}.daily.a", "1").stderr
+
+
+def test_the_doctor_is_content_with_a_server_that_works(rows, headrace, server, tmp_path):
+    listen = "127.0.0.1:0"
+    found = headrace("doctor", "--data", str(tmp_path / "new"), "--listen", listen, "--output", "json")
+    findings = {each["check"]: each for each in map(json.loads, found.stdout.splitlines())}
+    for check in (
+        "python",
+        "pyarrow",
+        "server",
+        "tables",
+        "advertised address",
+        "data directory",
+        "listen",
+        "clock",
+    ):
+        assert findings[check]["verdict"] in ("ok", "warning"), findings[check]
+    problems = [each for each in findings.values() if each["verdict"] == "problem"]
+    assert found.exit_code == (1 if problems else 0)
+    assert all(each["what to do"] for each in findings.values() if each["verdict"] != "ok")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(headrace, serve, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        port = taken.getsockname()[1]
+        words = ("--data", str(tmp_path / "data"), "--set", f"advertised.listeners=127.0.0.1:{port}")
+        served = serve("--listen", "127.0.0.1:0", *words)
+        listen = served.address
+        done = headrace(
+            "doctor", "-s", listen, "--data", str(tmp_path / "data"), "--listen", listen, "-o", "json"
+        )
+    assert done.exit_code == 1
+    findings = [json.loads(line) for line in done.stdout.splitlines()]
+    (wrong,) = [each for each in findings if each["check"] == "advertised address"]
+    assert wrong["verdict"] == "problem"
+    assert f"127.0.0.1:{port}, where nobody answers" in wrong["what"]
+    assert "advertised.listeners" in wrong["what to do"]
+    assert any(f"in use by process {served.process.pid}" in each["what"] for each in findings)
+    assert any(each["check"] == "listen" and each["verdict"] == "problem" for each in findings)
+
+
+def test_the_doctor_on_what_is_wrong_with_a_machine(monkeypatch, tmp_path):
+    def only(findings):
+        (found,) = findings
+        return found
+
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (256, 1024))
+    assert only(doctor.open_files()).verdict is Verdict.PROBLEM
+    monkeypatch.setattr(doctor.time, "time", lambda: 1000.0)
+    assert only(doctor.clock()).verdict is Verdict.PROBLEM
+    monkeypatch.setattr(doctor.time, "time", lambda: 2e9)
+    monkeypatch.setattr(doctor, "_is_synchronised", lambda: False)
+    assert only(doctor.clock()).verdict is Verdict.WARNING
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert "does not run" in only(doctor.java()).what
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    for version, verdict in (
+        ("1.8.0_292", Verdict.WARNING),
+        ("21.0.4", Verdict.OK),
+        ("11.0.1", Verdict.WARNING),
+    ):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(java.stat().st_mode | stat.S_IXUSR)
+        assert only(doctor.java()).verdict is verdict
+    monkeypatch.setitem(doctor._PACKAGES, "pyarrow", (999,))
+    monkeypatch.setitem(doctor._PACKAGES, "no-such-package", (1,))
+    found = {each.check: each for each in doctor.versions()}
+    assert found["pyarrow"].verdict is found["no-such-package"].verdict is Verdict.PROBLEM
+    file = tmp_path / "file"
+    file.write_text("")
+    assert only(doctor.data_directory(file)).verdict is Verdict.PROBLEM
+    monkeypatch.setattr(doctor.os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    assert any(
+        "belongs to" in each.what and each.verdict is Verdict.PROBLEM
+        for each in doctor.data_directory(tmp_path)
+    )
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**8, "total": 10**12})
+    )
+    assert any(
+        each.check == "disk" and each.verdict is Verdict.PROBLEM for each in doctor.data_directory(tmp_path)
+    )
+    assert doctor.advertised(1, "no-such-host.invalid", 9092).verdict is Verdict.PROBLEM
+    assert only(doctor.served("127.0.0.1:1")).verdict is Verdict.PROBLEM
+    assert only(doctor.served("nonsense:port")).verdict is Verdict.PROBLEM
+    assert only(doctor.free_address("nonsense")).verdict is Verdict.PROBLEM
