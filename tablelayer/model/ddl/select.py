@@ -389,7 +389,7 @@ def _aggregates(
             value for name, value in call.args.items() if name not in ("this", "big_int")
         ):
             return ()  # max(x, 3) gives a list
-        if _is_plain_column(call.this):
+        if _is_plain_column(call.this, tables[0]):
             found.append((function, call.this.name))
         elif function == "COUNT" and isinstance(call.this, exp.Star) and not any(call.this.args.values()):
             found.append((function, None))
