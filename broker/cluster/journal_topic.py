@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.extension import BrokerContext
     from protocol.records.header import BatchHeader
+    from protocol.records.small import Record
 
 logger = logging.getLogger("headrace.journal")
+_warm = threading.Event()
 
 T = TypeVar("T")
 
@@ -121,7 +124,6 @@ class JournalTopic:
         metadata = self._context.metadata
         if metadata.topic(self.name) is None:
             await metadata.create_topic(self.name, self._context.config[self._count_setting], TOPIC_CONFIG)
-        await asyncio.get_running_loop().run_in_executor(self._context.executor, warm)
         self.partitions = metadata.partitions(self.name)
 
     def _created(self, creation: asyncio.Task[None]) -> None:
@@ -300,3 +302,17 @@ def warm() -> None:
 
     encode.warm()
     decode.warm()
+    _warm.set()
+
+
+def build_journal_batch(records: Sequence[Record], **options: int) -> bytes:
+    """One batch. Few records, or any before `warm`, are written in plain Python: a broker with nothing to load
+    when it starts does not need what `warm` loads. The bytes are the same.
+    """
+    from protocol.records.small import FEW_RECORDS, build_small
+
+    if len(records) > FEW_RECORDS and _warm.is_set():
+        from protocol.records.encode import build_batch
+
+        return build_batch(records, **options)
+    return build_small(records, **options)

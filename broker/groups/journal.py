@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from broker.cluster.journal_topic import read_batches
+from broker.cluster.journal_topic import build_journal_batch, read_batches
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,
@@ -172,16 +172,18 @@ def encode_journal_batch(
     With a `producer` (id and epoch) they are part of its transaction; as in Kafka they have no sequence. Raises
     KafkaError(INVALID_REQUEST) for what does not fit the format.
     """
-    from protocol.records.encode import Record, build_batch
+    from protocol.records.small import Record
 
     try:
         encoded = [Record(key, value, timestamp=timestamp_ms) for key, value in map(encode_record, records)]
     except EncodeError as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
     if producer is None:
-        return build_batch(encoded)
+        return build_journal_batch(encoded)
     producer_id, epoch = producer
-    return build_batch(encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT)
+    return build_journal_batch(
+        encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT
+    )
 
 
 def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:

@@ -91,13 +91,13 @@ def decode_record(key: bytes | None, value: bytes | None) -> tuple[str, StoredTr
 
 def encode_journal_batch(transactional_id: str, stored: StoredTransaction | None, timestamp_ms: int) -> bytes:
     """A batch of one record. Raises KafkaError(INVALID_REQUEST) for what does not fit the format."""
-    from protocol.records.encode import Record, build_batch
+    from protocol.records.small import Record, build_small
 
     try:
         key, value = encode_record(transactional_id, stored)
     except EncodeError as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
-    return build_batch([Record(key, value, timestamp=timestamp_ms)])
+    return build_small([Record(key, value, timestamp=timestamp_ms)])
 
 
 def read_partition(partition: Partition) -> Iterator[tuple[str, StoredTransaction | None]]:

@@ -139,6 +139,7 @@ def test_a_java_consumer_reads_everything_through_a_fetch_session(own_server, ja
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     at = ["--bootstrap-server", server.address]
 

@@ -7,8 +7,6 @@ The result is what a Kafka producer would send: base offset 0 and no leader epoc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from struct import Struct
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -29,13 +27,11 @@ from protocol.records.header import (
     NO_TIMESTAMP,
     write_crc,
 )
+from protocol.records.small import FEW_RECORDS, HEADER, Record, build_small, encode_header
 
-_HEADER: Final = Struct(">qiibIhiqqqhii")
 _NO_BYTES: Final = kernels.frozen(np.empty(0, np.uint8), np.uint8)
 
-_NULL_PIECE: Final = b"\x01"
-_SHORT_VARINTS: Final = [bytes((raw,)) for raw in range(0x80)]
-_FEW_RECORDS: Final = 16
+__all__ = ["EncodedHeaders", "Record", "build_batch", "encode_batch", "warm"]
 _SIMPLE_OPTIONS: Final = frozenset(
     ("base_offset", "producer_id", "producer_epoch", "base_sequence", "attributes", "leader_epoch")
 )
@@ -43,16 +39,6 @@ _SIMPLE_OPTIONS: Final = frozenset(
 EncodedHeaders: TypeAlias = "tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]"
 """Record headers already encoded: offsets int32[n+1] into data uint8[], and the number of headers per
 record."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record, for tests and journals. `timestamp` is ms since the epoch, -1 for none."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]] = ()
-    timestamp: int = NO_TIMESTAMP
 
 
 def encode_batch(
@@ -131,7 +117,7 @@ def encode_batch(
         batch[HEADER_SIZE:] = compress(compression, memoryview(output.data)[HEADER_SIZE:])
     else:
         compression = 0
-    _HEADER.pack_into(
+    HEADER.pack_into(
         batch,
         0,
         base_offset,
@@ -154,11 +140,11 @@ def encode_batch(
 
 def build_batch(records: Sequence[Record], **options: Any) -> bytes:
     """`encode_batch` of Record objects; the options are its keyword arguments from `offset_deltas` on."""
-    if len(records) <= _FEW_RECORDS and _SIMPLE_OPTIONS.issuperset(options):
-        return _build_small(records, **options)
+    if len(records) <= FEW_RECORDS and _SIMPLE_OPTIONS.issuperset(options):
+        return build_small(records, **options)
     key_offsets, key_data, key_valid = _column([record.key for record in records])
     value_offsets, value_data, value_valid = _column([record.value for record in records])
-    blocks = [b"".join(_encode_header(key, value) for key, value in record.headers) for record in records]
+    blocks = [b"".join(encode_header(key, value) for key, value in record.headers) for record in records]
     header_offsets, header_data, _ = _column(list(blocks))
     header_count = np.array([len(record.headers) for record in records], np.int32)
     return encode_batch(
@@ -172,83 +158,6 @@ def build_batch(records: Sequence[Record], **options: Any) -> bytes:
         headers=(header_offsets, header_data, header_count),
         **options,
     )
-
-
-def _build_small(
-    records: Sequence[Record],
-    *,
-    base_offset: int = 0,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    attributes: int = 0,
-    leader_epoch: int = NO_LEADER_EPOCH,
-) -> bytes:
-    """The same bytes for a few records: a journal writes one or two at a time, and arrays would cost it
-    ten times as much.
-    """
-    base_timestamp = records[0].timestamp if records else NO_TIMESTAMP
-    max_timestamp = base_timestamp
-    output = bytearray(HEADER_SIZE)
-    for delta, record in enumerate(records):
-        if record.timestamp > max_timestamp:
-            max_timestamp = record.timestamp
-        body = b"".join(
-            (
-                b"\0",  # the attributes of a record mean nothing yet
-                encode_varint(record.timestamp - base_timestamp),
-                encode_varint(delta),
-                _encode_piece(record.key),
-                _encode_piece(record.value),
-                encode_varint(len(record.headers)),
-                *(_encode_header(name, value) for name, value in record.headers),
-            )
-        )
-        output += encode_varint(len(body))
-        output += body
-    if len(output) > 0x7FFFFFFF:
-        raise EncodeError(f"{len(records)} records do not fit into one batch of 2 GiB")
-    _HEADER.pack_into(
-        output,
-        0,
-        base_offset,
-        len(output) - LOG_OVERHEAD,
-        leader_epoch,
-        MAGIC_V2,
-        0,
-        attributes & ~COMPRESSION_MASK,
-        max(len(records) - 1, 0),
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        len(records),
-    )
-    write_crc(output)
-    return bytes(output)
-
-
-def encode_varint(value: int) -> bytes:
-    """A zigzag varint as records use it."""
-    raw = (value << 1) ^ (value >> 63)
-    if raw < 0x80:
-        return _SHORT_VARINTS[raw]
-    result = bytearray()
-    while raw >= 0x80:
-        result.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    result.append(raw)
-    return bytes(result)
-
-
-def _encode_header(key: str, value: bytes | None) -> bytes:
-    return _encode_piece(key.encode()) + _encode_piece(value)
-
-
-def _encode_piece(data: bytes | None) -> bytes:
-    """Bytes behind their length; null is a length of -1."""
-    return _NULL_PIECE if data is None else encode_varint(len(data)) + data
 
 
 def _column(
@@ -310,4 +219,4 @@ def _header_blocks(
 
 def warm() -> None:
     """Compile the kernels (or load them from the cache)."""
-    build_batch([Record(b"k", b"v", (("h", b"x"),), 0)] * (_FEW_RECORDS + 1))
+    build_batch([Record(b"k", b"v", (("h", b"x"),), 0)] * (FEW_RECORDS + 1))
