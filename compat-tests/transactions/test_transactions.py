@@ -23,6 +23,7 @@ KILLS = int(os.environ.get("HEADRACE_COPIER_KILLS", "4"))
 COPIERS = int(os.environ.get("HEADRACE_COPIERS", "1"))
 SEED = int(os.environ.get("HEADRACE_COPIER_SEED", "1"))
 KILL_SECONDS = float(os.environ.get("HEADRACE_COPIER_KILL_SECONDS", "0"))
+DURABILITY = os.environ.get("HEADRACE_COPIER_DURABILITY", "process")
 SILENCE_SECONDS = 40
 
 
@@ -267,7 +268,10 @@ def test_e5_copiers_and_their_broker_are_killed_and_nothing_is_lost_or_doubled(o
     of each, in order.
     """
     address, rng = own_server.address, random.Random(SEED)
-    print(f"HEADRACE_COPIER_SEED={SEED}")
+    print(f"HEADRACE_COPIER_SEED={SEED} HEADRACE_COPIER_DURABILITY={DURABILITY}")
+    if DURABILITY != "process":
+        own_server.settings["log.durability"] = DURABILITY
+        own_server.restart()
     names = ["a", "b", "c", "d"][:COPIERS]
     create(address, *names, "out")
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True})
