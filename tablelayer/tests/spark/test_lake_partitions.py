@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from tablelayer.client import Connection
 from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.coordinator import ServerCoordinator
 from tablelayer.lake.tier import open_lake, run_tiering
-from tablelayer.lake.union_read import union_read
+from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.model.lake_offsets import PartitionBucket
+from tablelayer.tests.spark.spark_tables import read_available
 
 pytestmark = [
     pytest.mark.spark,
@@ -113,4 +115,19 @@ def test_a_partition_alone_is_not_tiered(address: str, client: Connection, spark
     assert "tiered together with its table" in lines[0]
     with pytest.raises(LakeError, match="tiered together"):
         union_read(spark, address, f"{lake.path}.2024-01-01.eu$lake")
+    client.admin.drop_table(lake.path)
+
+
+def test_a_stream_goes_on_where_the_lake_ends(
+    spark: Any, address: str, client: Connection, tmp_path: Path
+) -> None:
+    lake = Lake(spark, address, client, "lake_parts_stream", False)
+    lake.write("eu", [(n, n) for n in range(10)])
+    lake.tier()
+    lake.write("eu", [(10, 10)])
+    lake.write("us", [(11, 11)])
+    rows, stream = lake_then_stream(spark, address, lake.path)
+    after = read_available(stream, tmp_path / "checkpoint")
+    assert sorted(row.id for row in rows.collect()) == list(range(10))
+    assert sorted(row.id for row in after) == [10, 11]
     client.admin.drop_table(lake.path)
