@@ -134,7 +134,7 @@ class TopicSource:
         if not definition.is_primary_key_table:
             return frame.mapInArrow(reader, schema)
         placed = spark_schema(columns).add(DELETED_COLUMN, "boolean", False)
-        for name, kind in zip(_PLACE, ("timestamp", "int", "bigint"), strict=True):
+        for name, kind in zip(_PLACE, ("timestamp", "integer", "long"), strict=True):
             placed = placed.add(name, kind, False)
         return _newest(frame.mapInArrow(reader, placed), definition)
 
