@@ -1,4 +1,4 @@
-"""What is tiered as one: partitioned tables and plain topics over the wire; retention waits for each of their places."""
+"""What is tiered as one: partitioned tables and plain topics; and what retention waits for."""
 
 from __future__ import annotations
 
