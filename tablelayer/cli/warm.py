@@ -12,7 +12,7 @@ KERNEL_MODULES = (
     "protocol.records.encode",
     "protocol.records.gather",
     "broker.log.scan_kernels",
-    "broker.groups.journal",
+    "broker.cluster.journal_topic",
     "tablelayer.model.keys",
     "tablelayer.model.rows",
     "tablelayer.model.buckets",
