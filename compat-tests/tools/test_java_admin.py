@@ -254,7 +254,7 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     group = unique("group")
     java.run(
         "ConsumerPerformance", *at, "--topic", topic, "--num-records", "260", "--group", group,
-        "--timeout", "10000",
+        "--timeout", "60000",
     )  # fmt: skip
     groups = ["consumer.group.ConsumerGroupCommand", *at]
     assert group in java.run(*groups, "--list")
