@@ -45,6 +45,7 @@ from broker.transactions.model import (
     NEVER,
     Limits,
     Now,
+    State,
     StoredTransaction,
     TopicPartition,
     Transaction,
@@ -255,7 +256,7 @@ class TransactionCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
 
         def later(error: KafkaError | None) -> None:
-            code = ErrorCode.NONE if error is None else self._failed(transactional_id, error)
+            code = self._decided(effect) if error is None else self._failed(transactional_id, error)
             self._run(transactional_id, Appended(effect.pending, code))
             storing = self._storing.pop(transactional_id, None)
             if storing is not None:
@@ -267,7 +268,13 @@ class TransactionCoordinator:
             is_stored = self.journal.append(self.journal.index_of(transactional_id), batch, later)
         except KafkaError as error:
             return self._failed(transactional_id, error)
-        return ErrorCode.NONE if is_stored else None
+        return self._decided(effect) if is_stored else None
+
+    def _decided(self, stored: Append) -> ErrorCode:
+        """Count what is on the journal now."""
+        if stored.stored is not None and stored.stored.state.is_ending:
+            self.ended[stored.stored.state is State.PREPARE_COMMIT] += 1
+        return ErrorCode.NONE
 
     def _failed(self, transactional_id: str, error: KafkaError) -> ErrorCode:
         logger.error("transactional id %r: its change cannot be stored: %s", transactional_id, error)
