@@ -52,7 +52,7 @@ check: setup  ## format, lint, types, layers, container files
 	@$(BIN)/hadolint docker/Dockerfile
 	@$(BIN)/yamllint -s docker/compose.yaml
 
-bench: setup  ## figures against Apache Kafka from its published jars, same client, one run
+bench: setup  ## figures beside Apache Kafka and Apache Fluss from their published jars, one run
 	@$(BIN)/python -m bench
 
 format: setup  ## write the format that `make check` asks for

@@ -1,7 +1,7 @@
-"""`python -m bench [kafka] [tables] [transcode] [--rounds N] [--scale X] [--quick] [--only GROUP] [--json FILE]`.
+"""`python -m bench [kafka] [fluss] [tables] [transcode] [--rounds N] [--scale X] [--quick] [--only GROUP] [--json FILE]`
 
-Kafka and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs both
-alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
+Kafka, or Fluss, and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs
+both alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
 something to reach, it says whether it was.
 """
 
@@ -15,12 +15,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import tables, transcode
+from bench import fluss, tables, transcode
 from bench.figures import GROUPS, Size, chosen
+from bench.fluss_peer import FLUSS
+from bench.maven import java
 from bench.peers import Peer, both, start_headrace
 from bench.report import Samples, show_comparison, show_rates, show_tables
 
 WORK = Path(".bench")
+EVERYTHING = ("kafka", "fluss", "tables", "transcode")
 
 
 def compare(
@@ -42,19 +45,28 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="*", choices=["kafka", "tables", "transcode", []], help="default: all")
+    parser.add_argument("what", nargs="*", choices=[*EVERYTHING, []], help="default: all")
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument("--scale", type=float, help="1.0 = 400,000 records and 1,000,000 rows a run")
     parser.add_argument("--quick", action="store_true", help="fewer kinds, shorter runs: a few minutes")
-    parser.add_argument("--only", action="append", default=[], choices=list(GROUPS), help="of kafka's groups")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=[*GROUPS, *fluss.GROUPS],
+        help="of the groups of kafka and fluss",
+    )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
     arguments = parser.parse_args()
-    what = arguments.what or ["kafka", "tables", "transcode"]
+    what = arguments.what or EVERYTHING
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
     console = Console(width=170)
     WORK.mkdir(exist_ok=True)
-    samples, rows, rates = Samples(), {}, {}
+    samples, beside_fluss, rows, rates = Samples(), Samples(FLUSS), {}, {}
+    if not arguments.what and shutil.which(java()) is None:
+        console.print("There is no Java here: nothing is measured beside Kafka and Fluss.")
+        what = ("tables", "transcode")
     if "kafka" in what:
         peers = both(WORK)
         try:
@@ -63,6 +75,11 @@ def main() -> None:
             for peer in peers:
                 peer.stop()
             show_comparison(console, samples)
+    if "fluss" in what:
+        try:
+            fluss.measure(WORK, beside_fluss, arguments.only, rounds, scale, quick=arguments.quick)
+        finally:
+            show_comparison(console, beside_fluss)
     if "tables" in what:
         folder = WORK / "tables"
         with suppress(FileNotFoundError):
@@ -79,7 +96,15 @@ def main() -> None:
         show_rates(console, rates, transcode.GOALS)
     if arguments.json:
         arguments.json.write_text(
-            json.dumps({"kafka": samples.as_json(), "tables": rows, "transcode": rates}, indent=1)
+            json.dumps(
+                {
+                    "kafka": samples.as_json(),
+                    "fluss": beside_fluss.as_json(),
+                    "tables": rows,
+                    "transcode": rates,
+                },
+                indent=1,
+            )
         )
 
 

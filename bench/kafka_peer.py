@@ -1,16 +1,16 @@
 """Apache Kafka from its published jars, as one KRaft node: the peer that we measure against.
 
-`python -m bench.kafka_peer` fetches the jars (once) and prints the folder they are in. The resolver is the Ivy that
-pyspark carries, so Java is all that is needed. `HEADRACE_KAFKA_JARS` names a folder to use instead.
+`python -m bench.kafka_peer` fetches the jars (once) and prints the folder they are in. `HEADRACE_KAFKA_JARS` names a
+folder to use instead.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
+from bench.maven import fetch, java
 from bench.processes import Server, free_port, start
 
 KAFKA_VERSION = "4.3.1"
@@ -26,50 +26,22 @@ JVM_OPTIONS = [
     "-Djava.awt.headless=true",
 ]
 
-IVY_SETTINGS = """<ivysettings><settings defaultResolver="central"/><resolvers>
-<ibiblio name="central" m2compatible="true"{root}/></resolvers></ivysettings>
-"""
-IVY_MODULE = f"""<ivy-module version="2.0"><info organisation="headrace" module="kafka-peer"/>
-<configurations><conf name="default"/></configurations><dependencies>
-<dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}" conf="default->runtime,master"/>
-<dependency org="org.apache.kafka" name="kafka-tools" rev="{KAFKA_VERSION}" conf="default->runtime,master"/>
-<dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="2.25.1" conf="default->runtime,master"/>
-<dependency org="org.apache.logging.log4j" name="log4j-core" rev="2.25.1" conf="default->runtime,master"/>
-</dependencies></ivy-module>
-"""
-
-
-def java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / "java") if home else "java"
+ARTIFACTS = [
+    ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
+    ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.1"),
+    ("org.apache.logging.log4j", "log4j-core", "2.25.1"),
+]
 
 
 def jars() -> Path:
     """The folder with the broker's jars; fetched on the first call (44 MB)."""
     named = os.environ.get("HEADRACE_KAFKA_JARS")
-    if named:
-        return Path(named)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
-    folder = cache / f"kafka-{KAFKA_VERSION}"
-    if (folder / ".complete").exists():
-        return folder
-    import pyspark
-
-    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    mirror = os.environ.get("HEADRACE_MAVEN_ROOT")
-    (folder / "ivysettings.xml").write_text(IVY_SETTINGS.format(root=f' root="{mirror}"' if mirror else ""))
-    (folder / "ivy.xml").write_text(IVY_MODULE)
-    command = [java(), "-jar", str(ivy), "-settings", "ivysettings.xml", "-ivy", "ivy.xml"]
-    command += ["-cache", str(cache / "ivy"), "-retrieve", "[artifact]-[revision].[ext]"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if not list(folder.glob(f"kafka_2.13-{KAFKA_VERSION}.jar")):
-        raise RuntimeError(
-            f"Kafka's jars could not be fetched:\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
-        )
-    (folder / ".complete").touch()
-    return folder
+    return (
+        Path(named)
+        if named
+        else fetch(f"kafka-{KAFKA_VERSION}", ARTIFACTS, f"kafka_2.13-{KAFKA_VERSION}.jar")
+    )
 
 
 def start_kafka(folder: Path) -> Server:

@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,15 @@ def answers_metadata(port: int, timeout: float = 1.0) -> bool:
             answer = stream.read(size)
             return len(answer) == size and struct.unpack_from(">ii", answer)[1] >= 1
     except (OSError, struct.error):
+        return False
+
+
+def accepts(port: int) -> bool:
+    """True when somebody listens."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+    except OSError:
         return False
 
 
@@ -86,8 +95,9 @@ def start(
     *,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 300.0,
+    answers: Callable[[int], bool] = answers_metadata,
 ) -> Server:
-    """Start `command` and wait until it answers Metadata on `port`. Its output goes to `log`.
+    """Start `command` and wait until it answers on `port`, by default Metadata. Its output goes to `log`.
 
     Raises RuntimeError, naming the log, when it ends early or does not answer in time.
     """
@@ -98,7 +108,7 @@ def start(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(env) if env else None
         )
     while time.perf_counter() - started < timeout_s:
-        if answers_metadata(port):
+        if answers(port):
             return Server(name, process, port, time.perf_counter() - started)
         if process.poll() is not None:
             raise RuntimeError(f"{name} ended with {process.returncode}; its log is {log}")

@@ -14,7 +14,7 @@ from bench.peers import HEADRACE, KAFKA
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a figure has to reach: Headrace / Kafka at most or at least, or Headrace alone at most."""
+    """What a figure has to reach: Headrace / the other at most or at least, or Headrace alone at most."""
 
     ratio_max: float | None = None
     ratio_min: float | None = None
@@ -34,7 +34,7 @@ class Goal:
     def __str__(self) -> str:
         parts = []
         if self.ratio_max is not None:
-            parts.append(f"ratio <= {self.ratio_max:g}")
+            parts.append(f"ratio <= {self.ratio_max:.2g}")
         if self.ratio_min is not None:
             parts.append(f"ratio >= {self.ratio_min:g}")
         if self.value_max is not None:
@@ -44,8 +44,9 @@ class Goal:
 
 @dataclass(slots=True)
 class Samples:
-    """Per figure and server one value a round."""
+    """Per figure and server one value a round. `other` is the server beside Headrace."""
 
+    other: str = KAFKA
     values: dict[str, dict[str, list[float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -59,7 +60,7 @@ class Samples:
     def as_json(self) -> dict[str, object]:
         shown: dict[str, object] = {}
         for figure, by_server in self.values.items():
-            theirs, ours = by_server.get(KAFKA), by_server.get(HEADRACE)
+            theirs, ours = by_server.get(self.other), by_server.get(HEADRACE)
             entry: dict[str, object] = dict(by_server)
             if ours and theirs:
                 entry["ratio"] = statistics.median(ours) / max(1e-9, statistics.median(theirs))
@@ -78,15 +79,17 @@ def number(value: float) -> str:
 
 
 def spread(values: list[float]) -> str:
+    if len(values) == 1:
+        return number(values[0])
     return f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})"
 
 
 def show_comparison(console: Console, samples: Samples) -> None:
-    table = Table(title="Headrace beside Apache Kafka: median (lowest-highest)")
-    for heading in ("figure", KAFKA, HEADRACE, "ratio", "goal", ""):
+    table = Table(title=f"Headrace beside {samples.other}: median (lowest-highest)")
+    for heading in ("figure", samples.other, HEADRACE, "ratio", "goal", ""):
         table.add_column(heading, justify="left" if heading in ("figure", "goal") else "right")
     for figure, by_server in samples.values.items():
-        theirs, ours = by_server.get(KAFKA), by_server.get(HEADRACE)
+        theirs, ours = by_server.get(samples.other), by_server.get(HEADRACE)
         if not ours:
             continue
         median, goal = statistics.median(ours), samples.goals.get(figure)

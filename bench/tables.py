@@ -13,59 +13,25 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from bench.rows import AGGREGATION, LOG_COLUMNS, PARTIAL_COLUMNS, PK_COLUMNS, WRITE_ROWS, log_rows, pk_rows
 from tablelayer.client import Connection, connect
 
-WRITE_ROWS = 10_000
 LOOKUP_KEYS = 5_000
-
-PK_COLUMNS = (
-    "id BIGINT NOT NULL, a BIGINT, b BIGINT, c INT, d INT, e DOUBLE, f DOUBLE, g STRING, h STRING, i BIGINT, "
-    "PRIMARY KEY (id) NOT ENFORCED"
-)
-LOG_COLUMNS = ", ".join(
-    [f"l{i} BIGINT" for i in range(5)]
-    + [f"n{i} INT" for i in range(5)]
-    + [f"d{i} DOUBLE" for i in range(4)]
-    + [f"s{i} STRING" for i in range(4)]
-    + [f"t{i} TIMESTAMP(6)" for i in range(2)]
-)
-
-
-def pk_rows(ids: np.ndarray, seed: int) -> pa.RecordBatch:
-    """Rows for these ids; another seed gives other values."""
-    text = pa.array([f"value-{(seed + i) % 97:07d}" for i in range(97)])
-    picked = text.take(pa.array((ids + seed) % 97))
-    integers = (ids * 31 + seed).astype(np.int64)
-    columns = [ids, integers, integers + 1, integers.astype(np.int32), integers.astype(np.int32)]
-    columns += [integers / 3, integers / 7, picked, picked, integers]
-    return pa.record_batch([pa.array(column) for column in columns], names=["id", *"abcdefghi"])
-
-
-def log_rows(start: int, count: int) -> pa.RecordBatch:
-    ids = np.arange(start, start + count)
-    text = pa.array([f"string-{i:09d}" for i in range(97)]).take(pa.array(ids % 97))
-    arrays = {f"l{i}": pa.array(ids + i) for i in range(5)}
-    arrays |= {f"n{i}": pa.array((ids + i).astype(np.int32)) for i in range(5)}
-    arrays |= {f"d{i}": pa.array(ids / (i + 2)) for i in range(4)}
-    arrays |= {f"s{i}": text for i in range(4)}
-    arrays |= {f"t{i}": pa.array(ids * 1_000_000).cast(pa.timestamp("us")) for i in range(2)}
-    return pa.RecordBatch.from_pydict(arrays)
-
-
-AGGREGATION = {
-    "a": "sum", "b": "max", "c": "sum", "d": "min", "e": "sum", "f": "max", "g": "last_value", "i": "sum",
-}  # fmt: skip
-PARTIAL_COLUMNS = ["id", "a", "g"]
 
 
 def upsert_all(
-    connection: Connection, table: str, order: np.ndarray, seed: int, columns: list[str] | None = None
+    connection: Connection,
+    table: str,
+    order: np.ndarray,
+    seed: int,
+    columns: list[str] | None = None,
+    make: Callable[[np.ndarray, int], pa.RecordBatch] = pk_rows,
 ) -> float:
-    """Write the ids in this order, all columns or these; rows a second until all are acknowledged (so visible to
-    lookups)."""
+    """Write the rows that `make` has for ids in this order, all columns or these; rows a second until all are
+    acknowledged (so visible to lookups)."""
     handle = connection.table(table)
     starts = range(0, len(order), WRITE_ROWS)
-    data = pa.Table.from_batches([pk_rows(order[start : start + WRITE_ROWS], seed) for start in starts])
+    data = pa.Table.from_batches([make(order[start : start + WRITE_ROWS], seed) for start in starts])
     started = time.perf_counter()
     if columns is None:
         handle.upsert(data)
