@@ -1,4 +1,4 @@
-"""`python -m bench [kafka] [fluss] [tables] [transcode] [--rounds N] [--scale X] [--quick] [--only GROUP] [--json FILE]`
+"""`python -m bench [kafka] [fluss] [tables] [transcode] [--rounds N] [--scale X] [--quick] [--only G] [--json F]`
 
 Kafka, or Fluss, and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs
 both alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
