@@ -239,6 +239,50 @@ def spans(data: Bytes, positions: Array, given: Array, lengths: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
+def items(
+    data: Bytes, table: Array, links: Array, node: int, positions: Array, given: Array, most: int, fill: bool,
+    counts: Array, keys: Array, values: Array,
+) -> Int64:  # fmt: skip
+    """What arrays or maps hold, all of it one behind the other. Without `fill` only counts: int64[n] are filled, with
+    it keys (where a map's texts begin) and values: int64[items]. Returns the first row with which there are more than
+    `most` items, or -1.
+    """
+    stack = np.empty((MAX_DEPTH, 2), np.int64)
+    end = np.int64(len(data) - PADDING)
+    is_map, item = table[node, 0] == _MAP, links[table[node, 1]]
+    empty = not is_map and table[item, 3] == 1
+    entry = np.int64(0)
+    for row in range(len(positions)):
+        if not fill:
+            counts[row] = 0
+        if not given[row]:
+            continue
+        position = np.int64(positions[row])
+        while True:
+            count, position = _block(data, position, end, not empty)
+            if count == 0 or position < 0:
+                break
+            if not fill:
+                if count > most - entry:
+                    return row
+                counts[row] += count
+                if empty:
+                    entry += count
+                    continue
+            for _ in range(count):
+                if is_map:
+                    if fill:
+                        keys[entry] = position
+                    length, position = _long(data, position)
+                    position += length
+                if fill:
+                    values[entry] = position
+                entry += 1
+                position = _skip(data, table, links, item, position, end, stack)
+    return -1
+
+
+@njit(cache=True, nogil=True)
 def container_bodies(data: Bytes, positions: Array, ends: Array, starts: Array, sizes: Array) -> Int64:
     """The one object of each container file. positions: int64[n], behind the file's metadata; ends: its end; starts,
     sizes: int64[n], filled. Returns the first row whose file is anything else than one block of one object, or -1."""

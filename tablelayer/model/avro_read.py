@@ -16,8 +16,11 @@ symbol. Narrower columns take what fits in them. Nothing is rounded or cut, but 
 | TIME | time-millis, -micros, -nanos |
 | TIMESTAMP | local-timestamp-* and timestamp-* (which is in UTC) |
 | TIMESTAMP_LTZ | timestamp-* |
+| ROW | record, by the names of its fields as above |
+| ARRAY | array |
+| MAP | map, if its keys are texts or bytes; array of records of two fields |
 
-The compiled loops are in `avro_kernels`.
+The compiled loops are in `avro_kernels`; what is nested is in `avro_nested`.
 """
 
 from __future__ import annotations
@@ -31,10 +34,12 @@ import pyarrow.compute as pc
 
 from protocol.records.gather import gather
 from tablelayer.model import avro_kernels as kernels
-from tablelayer.model import unscaled
+from tablelayer.model import avro_nested, unscaled
 from tablelayer.model.arrays import Mask, binary_array, fixed_array, sealed
+from tablelayer.model.avro_nested import MisfitError
 from tablelayer.model.avro_schema import AvroKind, AvroSchema, AvroSchemaError, Node
 from tablelayer.model.errors import RowError
+from tablelayer.model.nested import check_inside
 from tablelayer.model.options import UnknownFields
 from tablelayer.model.schema import Column
 from tablelayer.model.types import INTEGER_BITS, DataType, TypeKind
@@ -86,20 +91,21 @@ def avro_to_rows(
 ) -> pa.RecordBatch:
     """The rows of n records. Raises RowError for the first that does not fit; what cannot be read whatever it holds is
     the error of row 0."""
-    return _Reader(texts, writer).rows(columns, fail_unknown=unknown_fields is UnknownFields.FAIL)
+    return _Reader(texts, writer, fail_unknown=unknown_fields is UnknownFields.FAIL).rows(columns)
 
 
 class _Reader:
-    def __init__(self, texts: AvroTexts, writer: AvroSchema) -> None:
+    def __init__(self, texts: AvroTexts, writer: AvroSchema, *, fail_unknown: bool) -> None:
         self.texts, self.writer = texts, writer
         self.data = sealed(texts.data)
+        self.fail_unknown = fail_unknown
 
-    def rows(self, columns: Sequence[Column], *, fail_unknown: bool) -> pa.RecordBatch:
+    def rows(self, columns: Sequence[Column]) -> pa.RecordBatch:
         root, count = self.writer.root, len(self.texts.starts)
         if root.kind is not AvroKind.RECORD:
             raise RowError(0, None, f"the writer's schema is {root}; a row is a record")
         names = {column.name: index for index, column in enumerate(columns)}
-        if fail_unknown:
+        if self.fail_unknown:
             for name in root.names:
                 if name not in names:
                     raise RowError(
@@ -124,8 +130,11 @@ class _Reader:
                 else:
                     values = self.read(node, found[index][:good].copy(), given[:good], column.type)
                     arrays.append(_checked(column, values))
-            except _MisfitError as misfit:
-                failures.append(RowError(misfit.row, column.name, misfit.reason))
+            except MisfitError as misfit:
+                reason = f"{column.name}{misfit.place}: {misfit.reason}" if misfit.place else misfit.reason
+                failures.append(RowError(misfit.row, column.name, reason))
+            except RowError as inside:
+                failures.append(inside)
             except AvroSchemaError as wrong:
                 failures.append(RowError(0, column.name, str(wrong)))
         if failures:
@@ -154,7 +163,7 @@ class _Reader:
     def read(self, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
         """Values of a node as those of a column type; null where they are null or not given. `positions` is consumed.
 
-        Raises _MisfitError for the first row that does not fit, AvroSchemaError if none can.
+        Raises MisfitError for the first row that does not fit, AvroSchemaError if none can.
         """
         if node.kind is AvroKind.NULL:
             return pa.nulls(len(positions), data_type.arrow())
@@ -163,7 +172,7 @@ class _Reader:
         nodes = np.empty(len(positions), np.int64)
         kernels.branches(self.data, self.writer.table, self.writer.links, node.index, positions, given, nodes)
         result: pa.Array | None = None
-        failures: list[_MisfitError] = []
+        failures: list[MisfitError] = []
         for branch in node.children:
             if branch.kind is AvroKind.NULL:
                 continue
@@ -172,12 +181,12 @@ class _Reader:
                 continue
             try:
                 part = self.read(branch, positions.copy(), mask, data_type)
-            except _MisfitError as misfit:
+            except MisfitError as misfit:
                 failures.append(misfit)
             except AvroSchemaError as wrong:
                 if len(node.children) <= 2:
                     raise
-                failures.append(_MisfitError(int(np.argmax(mask)), str(wrong)))
+                failures.append(MisfitError(int(np.argmax(mask)), str(wrong)))
             else:
                 result = part if result is None else pc.if_else(pa.array(mask), part, result)
         if failures:
@@ -205,15 +214,6 @@ class _Reader:
         return binary_array(offsets, data, None if given.all() else given)
 
 
-class _MisfitError(Exception):
-    """A row's value that is not one of the column."""
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row = row
-        self.reason = reason
-
-
 def _absent(column: Column, count: int) -> pa.Array:
     if column.default is not None:
         return pa.repeat(column.default_scalar(), count)
@@ -225,7 +225,9 @@ def _absent(column: Column, count: int) -> pa.Array:
 def _checked(column: Column, values: pa.Array) -> pa.Array:
     if not column.nullable and values.null_count:
         row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-        raise _MisfitError(row, "the value is null, but the column is NOT NULL")
+        raise MisfitError(row, "the value is null, but the column is NOT NULL")
+    if column.type.is_nested:
+        check_inside(column, values)
     return values
 
 
@@ -266,6 +268,12 @@ def _converter(node: Node, data_type: DataType) -> _Converter:
             fits = _ticks if kind in _WHOLE and local else None
         case TypeKind.TIMESTAMP_LTZ:
             fits = _ticks if kind in _WHOLE and _unit(logical, "timestamp-") else None
+        case TypeKind.ROW:
+            fits = avro_nested.rows if kind is AvroKind.RECORD else None
+        case TypeKind.ARRAY:
+            fits = avro_nested.lists if kind is AvroKind.ARRAY else None
+        case TypeKind.MAP:
+            fits = avro_nested.maps if avro_nested.is_map(node) else None
     if fits is None:
         raise AvroSchemaError(f"the writer's schema has {node}, which is not read as {data_type}")
     return fits
@@ -281,7 +289,7 @@ def _unit(logical: str | None, prefix: str) -> int:
 def _fit(bad: np.ndarray, reason: Callable[[int], str]) -> None:
     if bad.any():
         row = int(np.argmax(bad))
-        raise _MisfitError(row, reason(row))
+        raise MisfitError(row, reason(row))
 
 
 def _valid(given: Mask) -> Mask | None:
@@ -341,7 +349,7 @@ def _decimals(
     words = np.zeros((count, 2), np.int64)
     row = int(unscaled.from_bytes(reader.data, positions, lengths, given, 38, words))
     if row >= 0:
-        raise _MisfitError(row, f"its unscaled value is out of the range of {data_type}")
+        raise MisfitError(row, f"its unscaled value is out of the range of {data_type}")
     # A scale beyond 38 digits is no Arrow type: the digits that it would lose are found as those of others are.
     source = pa.decimal128(38, node.scale) if node.scale <= 38 else None
     if source is None:
@@ -358,7 +366,7 @@ def _whole_decimals(
 
 
 def _rescaled(values: pa.Array, data_type: DataType) -> pa.Array:
-    """Decimals of another scale, exact. Raises _MisfitError for the first that is not one of the column type."""
+    """Decimals of another scale, exact. Raises MisfitError for the first that is not one of the column type."""
     target = data_type.arrow()
     if values.type.scale == target.scale and values.type.precision <= target.precision:
         return values.cast(target)
@@ -375,7 +383,7 @@ def _rescaled(values: pa.Array, data_type: DataType) -> pa.Array:
             high = middle
         else:
             low = middle
-    raise _MisfitError(low, f"{values[low].as_py()} is no value of {data_type}: it would lose digits")
+    raise MisfitError(low, f"{values[low].as_py()} is no value of {data_type}: it would lose digits")
 
 
 def _texts(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
@@ -393,15 +401,13 @@ def _texts(reader: _Reader, node: Node, positions: np.ndarray, given: Mask, data
     return texts
 
 
-def _not_text(values: pa.Array) -> _MisfitError:
+def _not_text(values: pa.Array) -> MisfitError:
     for row, value in enumerate(values.to_pylist()):
         try:
             (value or b"").decode()
         except UnicodeDecodeError as error:
-            return _MisfitError(
-                row, f"byte 0x{value[error.start]:02x} at position {error.start} is not UTF-8"
-            )
-    return _MisfitError(0, "it is not UTF-8")
+            return MisfitError(row, f"byte 0x{value[error.start]:02x} at position {error.start} is not UTF-8")
+    return MisfitError(0, "it is not UTF-8")
 
 
 def _symbols(

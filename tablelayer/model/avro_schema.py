@@ -13,8 +13,11 @@ union, an array or a map, and sizes and depths are bounded. Anything wrong is an
 | TIME up to 3, 6, 9 digits | int, time-millis; long, time-micros; long, time-nanos (not in the specification) |
 | TIMESTAMP up to 3, 6, 9 digits | long, local-timestamp-millis, -micros, -nanos |
 | TIMESTAMP_LTZ | long, timestamp-millis, -micros, -nanos |
+| ROW; ARRAY | record; array |
+| MAP by CHAR or STRING; by anything else | map; array of records of `key` and `value`, as in Iceberg |
 
-A column that can be null is a union of null and its type, with null as its default.
+A column, field, element or value that can be null is a union of null and its type; columns and fields have null as
+their default. Types that need names have those of the places they are in, such as who_address, numbered if taken.
 """
 
 from __future__ import annotations
@@ -29,9 +32,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from tablelayer.model.arrays import validity
+from tablelayer.model.errors import RowError
+from tablelayer.model.nested import entries, owners, row_fields
 from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import DataType, TypeKind
+from tablelayer.model.types import TEXT_KINDS, TIMESTAMP_KINDS, DataType, Field, TypeKind
 
 SCHEMA_TEXT_MAX = 4 << 20  # a thousand columns with long comments take a tenth of it
 _NODES_MAX = 20_000
@@ -265,6 +272,7 @@ def _of(value: dict[str, Any], name: str) -> Any:
 
 # -- the schema of a table ---------------------------------------------------------------------------------
 
+_SECONDS_MAX = ((1 << 63) - 1) // 1000  # there is no unit of seconds in Avro: they become milliseconds
 _PLAIN = {
     TypeKind.BOOLEAN: "boolean", TypeKind.TINYINT: "int", TypeKind.SMALLINT: "int", TypeKind.INT: "int",
     TypeKind.BIGINT: "long", TypeKind.FLOAT: "float", TypeKind.DOUBLE: "double", TypeKind.CHAR: "string",
@@ -280,17 +288,20 @@ def is_name(text: str) -> bool:
 @lru_cache(maxsize=1024)
 def schema_text(schema: Schema, database: str, table: str) -> str:
     """The schema of a table's rows, in JSON: a record named as the table, in the database's namespace."""
-    fields = []
-    for column in schema.columns:
-        kind = _type_of(column.type, column.name)
-        entry: dict[str, Any] = {"name": column.name, "type": ["null", kind] if column.nullable else kind}
-        if column.nullable:
-            entry["default"] = None
-        if column.comment is not None:
-            entry["doc"] = column.comment
-        fields.append(entry)
+    names = {_safe(table)}
+    fields = [_field(column, column.name, names) for column in schema.columns]
     value = {"type": "record", "name": _safe(table), "namespace": _safe(database), "fields": fields}
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _field(part: Column | Field, place: str, names: set[str]) -> dict[str, Any]:
+    kind = _type_of(part.type, place, names)
+    entry: dict[str, Any] = {"name": part.name, "type": ["null", kind] if part.nullable else kind}
+    if part.nullable:
+        entry["default"] = None
+    if part.comment is not None:
+        entry["doc"] = part.comment
+    return entry
 
 
 def _safe(name: str) -> str:
@@ -303,13 +314,43 @@ def ticks_name(data_type: DataType) -> str:
     return "millis" if data_type.precision <= 3 else "micros" if data_type.precision <= 6 else "nanos"
 
 
-def _type_of(data_type: DataType, name: str) -> Any:
+def _free(name: str, names: set[str]) -> str:
+    """A name for a type that no other type of the schema has; it is taken then."""
+    found, number = name, 2
+    while found in names:
+        found, number = f"{name}_{number}", number + 1
+    names.add(found)
+    return found
+
+
+def _type_of(data_type: DataType, place: str, names: set[str]) -> Any:
+    """place: where the type is, the names on the way to it joined by _; names: those of types that are taken."""
     plain = _PLAIN.get(data_type.kind)
     if plain is not None:
         return plain
     match data_type.kind:
+        case TypeKind.ROW:
+            for field in data_type.fields:
+                if not is_name(field.name):
+                    raise AvroSchemaError(_name_complaint("field", field.name))
+            name = _free(_safe(place), names)
+            fields = [_field(field, f"{place}_{field.name}", names) for field in data_type.fields]
+            return {"type": "record", "name": name, "fields": fields}
+        case TypeKind.ARRAY:
+            return {"type": "array", "items": _item(data_type.fields[0], place, names)}
+        case TypeKind.MAP:
+            key, value = data_type.fields
+            if key.type.kind in TEXT_KINDS:
+                return {"type": "map", "values": _item(value, place, names)}
+            pair = {"type": "record", "name": _free(f"{_safe(place)}_entry", names),
+                    "fields": [_field(part, f"{place}_{part.name}", names) for part in (key, value)]}  # fmt: skip
+            return {"type": "array", "items": pair, "logicalType": "map"}
         case TypeKind.BINARY:
-            return {"type": "fixed", "name": f"{_safe(name)}_bytes", "size": data_type.length}
+            return {
+                "type": "fixed",
+                "name": _free(f"{_safe(place)}_bytes", names),
+                "size": data_type.length,
+            }
         case TypeKind.DECIMAL:
             return {
                 "type": "bytes",
@@ -326,16 +367,63 @@ def _type_of(data_type: DataType, name: str) -> Any:
             return {"type": "long", "logicalType": f"local-timestamp-{ticks_name(data_type)}"}
         case TypeKind.TIMESTAMP_LTZ:
             return {"type": "long", "logicalType": f"timestamp-{ticks_name(data_type)}"}
-    raise AvroSchemaError(f"column '{name}': {data_type} has no form in Avro here")
+    raise AvroSchemaError(f"{data_type} has no form in Avro here")
+
+
+def _item(part: Field, place: str, names: set[str]) -> Any:
+    kind = _type_of(part.type, f"{place}_{part.name}", names)
+    return ["null", kind] if part.nullable else kind
+
+
+def _name_complaint(what: str, name: str) -> str:
+    return f"{what} '{name}': a field in Avro has a name of A-Z a-z 0-9 _ that begins with no digit"
 
 
 def complaint_about(columns: Sequence[Column]) -> str | None:
     """Why a table cannot have Avro values; None if it can."""
     for column in columns:
         if not is_name(column.name):
-            return f"column '{column.name}': a field in Avro has a name of A-Z a-z 0-9 _ that begins with no digit"
+            return _name_complaint("column", column.name)
         try:
-            _type_of(column.type, column.name)
+            _type_of(column.type, column.name, set())
         except AvroSchemaError as error:
-            return str(error)
+            return f"column '{column.name}', {error}"
     return None
+
+
+def check_range(columns: Sequence[Column], rows: pa.RecordBatch) -> None:
+    """Raises RowError for the first TIMESTAMP in seconds whose milliseconds do not fit into a long."""
+    for column, values in zip(columns, rows.columns, strict=True):
+        row = _first_beyond(column.type, values) if _has_seconds(column.type) else None
+        if row is not None:
+            what = "is" if not column.type.is_nested else "has a TIMESTAMP(0)"
+            raise RowError(
+                row,
+                column.name,
+                f"it {what} more than 292 million years from 1970, which is not written in Avro",
+            )
+
+
+def _has_seconds(data_type: DataType) -> bool:
+    if data_type.is_nested:
+        return any(_has_seconds(part.type) for part in data_type.fields)
+    return data_type.kind in TIMESTAMP_KINDS and data_type.unit == "s"
+
+
+def _first_beyond(data_type: DataType, values: pa.Array) -> int | None:
+    found = []
+    if data_type.kind is TypeKind.ROW:
+        for part, inside in zip(data_type.fields, row_fields(values), strict=True):
+            found.append(_first_beyond(part.type, inside))
+    elif data_type.is_nested:
+        counts, parts = entries(values)
+        for part, inside in zip(data_type.fields, parts, strict=True):
+            at = _first_beyond(part.type, inside)
+            found.append(None if at is None else int(owners(counts)[at]))
+    elif _has_seconds(data_type) and len(values):
+        numbers = np.frombuffer(values.buffers()[1], np.int64, len(values), values.offset * 8)
+        bad = (numbers > _SECONDS_MAX) | (numbers < -_SECONDS_MAX)
+        valid = validity(values)
+        bad = bad if valid is None else bad & valid
+        return int(np.argmax(bad)) if bad.any() else None
+    return min((each for each in found if each is not None), default=None)

@@ -1,12 +1,14 @@
 """Rows to Avro's binary encoding: one compiled pass that writes each row once, from the Arrow buffers.
 
-What a column becomes is in `avro_schema`. The kernel reads the columns through their addresses, as that of `json_write`
-does; the arrays are kept alive by the caller meanwhile.
+What a column becomes is in `avro_schema`. Nested columns are written level by level, the innermost first, each level
+in one such pass; in the next one they are bytes to copy. The kernel reads the columns through their addresses, as that
+of `json_write` does; the arrays are kept alive by the caller meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +16,27 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from tablelayer.model.arrays import Bytes, Offsets, sealed
+from tablelayer.model.arrays import Bytes, Offsets, binary_array, sealed, validity, variable_values
+from tablelayer.model.avro_schema import check_range
 from tablelayer.model.memory import Int64, bit_at, byte_at, int32_at, int64_at
+from tablelayer.model.nested import entries, row_fields
 from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import TypeKind
+from tablelayer.model.types import DataType, Field, TypeKind
 
-_BOOLEAN, _INT8, _INT16, _INT32, _INT64, _COPIED, _VARIABLE, _DECIMAL = range(8)
+_BOOLEAN, _INT8, _INT16, _INT32, _INT64, _COPIED, _VARIABLE, _DECIMAL, _ENCODED = range(9)
 _KIND, _NULLABLE, _OFFSET, _VALIDITY, _VALUES, _DATA, _SIZE = range(7)
 """What describes a column to the kernel. _SIZE: bytes of a copied value, or what an integer is multiplied by."""
 
-_MAX_LENGTH = {_BOOLEAN: 1, _INT8: 2, _INT16: 3, _INT32: 5, _INT64: 10, _VARIABLE: 5, _DECIMAL: 18}
+_MAX_LENGTH = {
+    _BOOLEAN: 1,
+    _INT8: 2,
+    _INT16: 3,
+    _INT32: 5,
+    _INT64: 10,
+    _VARIABLE: 5,
+    _DECIMAL: 18,
+    _ENCODED: 0,
+}
 _INTEGERS = {1: _INT8, 2: _INT16, 4: _INT32, 8: _INT64}
 _SIZE_MAX = 5  # bytes of a length, as a number below 2^31 takes
 _SYNC_SIZE = 16
@@ -54,6 +67,9 @@ class Frame:
         return cls(b"".join(parts) + _long(0) + sync + _long(1), sync, sized=True)
 
 
+_NO_FRAME = Frame(b"")
+
+
 def _long(value: int) -> bytes:
     """A number of 0 or more as Avro writes it."""
     rest, out = value << 1, bytearray()
@@ -65,16 +81,24 @@ def _long(value: int) -> bytes:
 
 
 def rows_to_avro(rows: pa.RecordBatch, schema: Schema, frame: Frame) -> tuple[Offsets, Bytes]:
-    """n values as (int32[n+1] offsets, data). rows: of the schema's columns. Raises ValueError beyond 2 GiB."""
-    count = rows.num_rows
-    table = np.zeros((len(schema.columns), 7), np.int64)
+    """n values as (int32[n+1] offsets, data). rows: of the schema's columns. Raises ValueError beyond 2 GiB, RowError
+    as `check_range` does."""
+    check_range(schema.columns, rows)
+    return _values(schema.columns, rows.columns, rows.num_rows, frame)
+
+
+def _values(
+    parts: Sequence[Column | Field], arrays: Sequence[pa.Array], count: int, frame: Frame
+) -> tuple[Offsets, Bytes]:
+    """Parts one behind the other, n times: (int32[n+1] offsets, data)."""
+    table = np.zeros((len(parts), 7), np.int64)
     capacity = count * (len(frame.front) + len(frame.back) + 2 * _SIZE_MAX)
     kept = []
-    for row, column, array in zip(table, schema.columns, rows.columns, strict=True):
-        kept.append(array)
-        capacity += _describe(row, column, array)
-    if capacity > np.iinfo(np.int32).max:
-        raise ValueError(f"up to {capacity} bytes of Avro do not fit into one batch; the limit is 2 GiB")
+    for row, part, array in zip(table, parts, arrays, strict=True):
+        flat = _encoded(part.type, array) if part.type.is_nested else array
+        kept.append(flat)
+        capacity += _describe(row, part, flat)
+    _check_capacity(capacity)
     out = np.empty(capacity, np.uint8)
     offsets = np.zeros(count + 1, np.int32)
     front, back = (sealed(np.frombuffer(each + b"\0", np.uint8))[:-1] for each in (frame.front, frame.back))
@@ -83,7 +107,27 @@ def rows_to_avro(rows: pa.RecordBatch, schema: Schema, frame: Frame) -> tuple[Of
     return offsets, out[:size] if size >= capacity * 3 // 4 else out[:size].copy()
 
 
-def _describe(row: np.ndarray, column: Column, array: pa.Array) -> int:
+def _encoded(data_type: DataType, array: pa.Array) -> pa.Array:
+    """Nested values as n binary values, each without what says that it is not null."""
+    parts = data_type.fields
+    if data_type.kind is TypeKind.ROW:
+        offsets, data = _values(parts, row_fields(array), len(array), _NO_FRAME)
+    else:
+        counts, arrays = entries(array)
+        item_offsets, items = _values(parts, arrays, len(arrays[0]), _NO_FRAME)
+        capacity = len(items) + len(counts) * (_SIZE_MAX + 1)
+        _check_capacity(capacity)
+        data, offsets = np.empty(capacity, np.uint8), np.zeros(len(counts) + 1, np.int32)
+        data = data[: int(_write_blocks(sealed(counts), sealed(item_offsets), sealed(items), data, offsets))]
+    return binary_array(offsets, data, validity(array))
+
+
+def _check_capacity(capacity: int) -> None:
+    if capacity > np.iinfo(np.int32).max:
+        raise ValueError(f"up to {capacity} bytes of Avro do not fit into one batch; the limit is 2 GiB")
+
+
+def _describe(row: np.ndarray, column: Column | Field, array: pa.Array) -> int:
     """Describe a column to the kernel; the bytes that it takes at most."""
     count, buffers, data_type = len(array), array.buffers(), column.type
     row[_NULLABLE] = column.nullable
@@ -98,12 +142,12 @@ def _describe(row: np.ndarray, column: Column, array: pa.Array) -> int:
         case TypeKind.FLOAT | TypeKind.DOUBLE | TypeKind.BINARY:
             row[_KIND] = _COPIED
             row[_SIZE] = {TypeKind.FLOAT: 4, TypeKind.DOUBLE: 8}.get(data_type.kind, data_type.length)
-        case TypeKind.CHAR | TypeKind.STRING | TypeKind.BYTES:
-            row[_KIND] = _VARIABLE
+        case TypeKind.CHAR | TypeKind.STRING | TypeKind.BYTES | TypeKind.ARRAY | TypeKind.MAP | TypeKind.ROW:
+            row[_KIND] = _ENCODED if data_type.is_nested else _VARIABLE
             if count:
-                row[_DATA] = buffers[2].address if buffers[2] is not None else 0
-                ends = np.frombuffer(buffers[1], np.int32)
-                extra = int(ends[array.offset + count]) - int(ends[array.offset])
+                offsets, data = variable_values(array)
+                row[_DATA] = data.ctypes.data
+                extra = int(offsets[-1]) - int(offsets[0])
         case TypeKind.DECIMAL:
             row[_KIND] = _DECIMAL
         case _:
@@ -171,10 +215,11 @@ def _write(table: Any, count: int, front: Bytes, back: Bytes, sized: bool, out: 
                     continue
                 out[position] = 2
                 position += 1
-            if kind == _VARIABLE:
+            if kind in (_VARIABLE, _ENCODED):
                 start = np.int64(int32_at(values, at))
                 length = np.int64(int32_at(values, at + 1)) - start
-                position = _put_long(out, position, length)
+                if kind == _VARIABLE:
+                    position = _put_long(out, position, length)
                 source = description[_DATA] + start
                 for index in range(length):
                     out[position + index] = byte_at(source, index)
@@ -215,9 +260,31 @@ def _write(table: Any, count: int, front: Bytes, back: Bytes, sized: bool, out: 
     return position
 
 
+@njit(cache=True, nogil=True)
+def _write_blocks(counts: Any, item_offsets: Any, items: Bytes, out: Bytes, offsets: Any) -> Int64:
+    """The items of each value as one block and its end. counts: int64[n]; item_offsets: int32[items + 1] into `items`;
+    offsets: int32[n + 1], filled. Returns the bytes written."""
+    position = np.int64(0)
+    item = np.int64(0)
+    for row in range(len(counts)):
+        count = counts[row]
+        if count > 0:
+            position = _put_long(out, position, count)
+            for index in range(np.int64(item_offsets[item]), np.int64(item_offsets[item + count])):
+                out[position] = items[index]
+                position += 1
+            item += count
+        out[position] = 0
+        position += 1
+        offsets[row + 1] = position
+    return position
+
+
 def warm() -> None:
     """Compile (or load from the cache) all kernels of this module."""
-    from tablelayer.model.types import BIGINT
+    from tablelayer.model.types import BIGINT, array_of
 
-    schema = Schema.of([("a", BIGINT)])
-    rows_to_avro(pa.RecordBatch.from_pydict({"a": [1]}, schema.arrow()), schema, Frame.confluent(1))
+    schema = Schema.of([("a", BIGINT), ("b", array_of(BIGINT))])
+    rows_to_avro(
+        pa.RecordBatch.from_pydict({"a": [1], "b": [[1]]}, schema.arrow()), schema, Frame.confluent(1)
+    )

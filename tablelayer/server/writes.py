@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
 from tablelayer.model.arrays import Mask
+from tablelayer.model.avro_schema import check_range
 from tablelayer.model.batch import ArrowBatch, ChangeType
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.kafka_formats import KafkaValueFormat
 from tablelayer.model.nested import check_inside
 from tablelayer.model.options import ArrowCompression, DeleteBehavior, MergeEngine
 from tablelayer.model.partitions import check_rows_of_partition
@@ -195,6 +197,7 @@ def decode_put(
         if not deletes.any():
             deletes = None
     check_columns(columns, rows, deletes, latest.primary_key, partial=targets is not None)
+    _check_value_format(definition, columns, rows)
     check_rows_of_partition(definition, rows)
     if targets is not None:
         filled = dict(zip(sorted(targets), rows.columns, strict=True))
@@ -242,6 +245,7 @@ def decode_append(
     except DecodeError as error:
         raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
     check_columns(schema.columns, rows, None, (), partial=False)
+    _check_value_format(definition, schema.columns, rows)
     if definition.path.partition is not None:
         latest = rows
         if schema is not definition.schema:
@@ -283,6 +287,12 @@ def check_columns(
                     TableErrorCode.INVALID_ROW,
                     f"column '{column.name}': a text of {longest} characters does not fit into {column.type}",
                 )
+
+
+def _check_value_format(definition: TableDefinition, columns: Sequence[Column], rows: pa.RecordBatch) -> None:
+    """What a Kafka consumer could never be given is not taken in. Raises RowError."""
+    if definition.settings.kafka_value_format is KafkaValueFormat.AVRO:
+        check_range(columns, rows)
 
 
 def admit(definition: TableDefinition, operations: Operations) -> Operations:

@@ -285,7 +285,7 @@ def _columns_read(tree: exp.Expr, tables: list[exp.Table], database: str) -> dic
     for column in tree.find_all(exp.Column):
         # What stands in front may be a column too, of which a field is wanted.
         before = {column.table.lower(), column.db.lower(), column.catalog.lower()}
-        names |= {column.name.lower()} | (before - aliases)
+        names |= {column.name.lower()} | (before - aliases - {""})
     for join in tree.find_all(exp.Join):
         names.update(using.name.lower() for using in join.args.get("using") or ())
     # A table's own name (or alias) as a value is the whole row.

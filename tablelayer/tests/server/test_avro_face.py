@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model.avro_schema import AvroSchema, AvroSchemaError, schema_text
-from tablelayer.model.avro_write import Frame
+from tablelayer.model.avro_schema import AvroSchema, AvroSchemaError, check_range, schema_text
+from tablelayer.model.avro_write import Frame, rows_to_avro
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import BIGINT, TypeKind
+from tablelayer.model.types import BIGINT, TEXT_KINDS, DataType, TypeKind, array_of, timestamp
 from tablelayer.server.avro_face import schema_ids
 from tablelayer.server.transcode import from_kafka, to_kafka
-from tablelayer.tests.model.random_rows import batches
+from tablelayer.tests.model.random_rows import avro_nested_types, batches, plain_types, with_edges
 from tablelayer.tests.server.test_value_formats import DELETE, INSERT, logged, records, table
 
 AVRO = {"table.kafka.value-format": "avro"}
@@ -61,29 +61,33 @@ def decode(definition: TableDefinition, schema: Any, *rows: Any) -> pa.RecordBat
     return from_kafka(found, definition, {ID: AvroSchema.parse(json.dumps(schema))}).rows
 
 
-def plain(value: Any, column: Column) -> Any:
-    """What another implementation reads, without logical types, for an Arrow value as an integer or as it is."""
-    kind = column.type.kind
-    if value is None:
+def plain(scalar: pa.Scalar, data_type: DataType) -> Any:
+    """What another implementation reads and writes, without logical types, for an Arrow value."""
+    kind = data_type.kind
+    if not scalar.is_valid:
         return None
+    if kind is TypeKind.ROW:
+        return {field.name: plain(scalar[index], field.type) for index, field in enumerate(data_type.fields)}
+    if kind is TypeKind.ARRAY:
+        return [plain(each, data_type.fields[0].type) for each in scalar.values]
+    if kind is TypeKind.MAP:
+        pairs = [
+            [plain(pair[index], part.type) for index, part in enumerate(data_type.fields)]
+            for pair in scalar.values
+        ]
+        if data_type.fields[0].type.kind in TEXT_KINDS:
+            return dict(pairs)
+        return [{"key": key, "value": value} for key, value in pairs]
     if kind is TypeKind.DECIMAL:
-        unscaled = int(Context(prec=60).scaleb(value, column.type.scale))
+        unscaled = int(Context(prec=60).scaleb(scalar.as_py(), data_type.scale))
         return unscaled.to_bytes(
             (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1, "big", signed=True
         )
     if kind is TypeKind.DATE:
-        return (value - datetime.date(1970, 1, 1)).days
+        return scalar.value
     if kind in (TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ):
-        return value * (1000 if column.type.unit == "s" else 1)
-    return value
-
-
-def raw_values(column: pa.Array) -> list[Any]:
-    """Times as integers of their unit."""
-    kind = column.type
-    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
-        return column.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist()
-    return column.to_pylist()
+        return scalar.value * (1000 if data_type.unit == "s" else 1)
+    return scalar.as_py()
 
 
 def without_logical(value: Any) -> Any:
@@ -92,8 +96,8 @@ def without_logical(value: Any) -> Any:
     return [without_logical(each) for each in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=60)
-@given(batches(), st.booleans())
+@settings(max_examples=100, deadline=None)
+@given(batches(column_types=plain_types | avro_nested_types, values=with_edges), st.booleans())
 def test_r17_every_type_as_another_implementation_reads_it_and_back(
     made: tuple[Schema, pa.RecordBatch], by_registry: bool
 ) -> None:
@@ -106,7 +110,11 @@ def test_r17_every_type_as_another_implementation_reads_it_and_back(
 
     found = decode_records(encoded)
     parsed = fastavro.parse_schema(without_logical(json.loads(text)))
-    columns = [raw_values(column) for column in rows.columns]
+    wanted = [
+        {column.name: plain(values[index], column.type)
+         for column, values in zip(schema.columns, rows.columns, strict=True)}
+        for index in range(rows.num_rows)
+    ]  # fmt: skip
     for index, value in enumerate(found.values()):
         assert value is not None
         if by_registry:
@@ -121,12 +129,12 @@ def test_r17_every_type_as_another_implementation_reads_it_and_back(
                 pass
             got = fastavro.schemaless_reader(stream, parsed)
             assert stream.read() == b""
-        assert got == {
-            column.name: plain(values[index], column)
-            for column, values in zip(schema.columns, columns, strict=True)
-        }
+        assert got == wanted[index]
     assert schema_ids(found) == ([ID] if by_registry and len(found) else [])
-    assert from_kafka(found, definition, {ID: AvroSchema.parse(text)}).rows.equals(rows)
+    schemas = {ID: AvroSchema.parse(text)}
+    assert from_kafka(found, definition, schemas).rows.equals(rows)
+    written = wire(without_logical(json.loads(text)), *wanted)
+    assert from_kafka(records(*((None, value) for value in written)), definition, schemas).rows.equals(rows)
 
 
 EVERYTHING = table(
@@ -395,3 +403,135 @@ def test_a_column_that_can_be_no_field_is_refused() -> None:
     with pytest.raises(TableError, match="column 'a-b': a field in Avro"):
         table("a-b INT", **RECORD)
     assert np.array(table("a_b INT", **RECORD).schema.names).tolist() == ["a_b"]
+
+
+NESTED = table(
+    "id INT; who ROW<name STRING, age INT NOT NULL, born DATE>; tags ARRAY<CHAR(3) NOT NULL>; "
+    "attrs MAP<STRING, ROW<v DECIMAL(5, 2)>>; days MAP<DATE, ARRAY<INT>>; gone ARRAY<INT>",
+    **AVRO,
+)
+PERSON = {
+    "type": "record", "name": "person", "fields": [
+        {"name": "more", "type": {"type": "array", "items": "string"}},
+        {"name": "age", "type": ["int", "null", "long"]},
+        {"name": "name", "type": ["null", {"type": "enum", "name": "e", "symbols": ["BOB"]}, "string"]},
+    ],
+}  # fmt: skip
+MILLS = {"type": "fixed", "size": 3, "name": "f", "logicalType": "decimal", "precision": 6, "scale": 3}
+VALUE = {"type": "record", "name": "v", "fields": [{"name": "v", "type": MILLS}]}
+FOREIGN = of(
+    who=["null", PERSON],
+    tags={"type": "array", "items": ["string", "bytes", "null"]},
+    attrs={"type": "map", "values": ["null", VALUE]},
+    days={"type": "array", "items": {"type": "record", "name": "pair", "fields": [
+        {"name": "k", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "v", "type": ["null", {"type": "array", "items": "long"}]},
+    ]}},
+    gone={"type": "array", "items": "null"},
+)  # fmt: skip
+GOOD = {"who": {"more": ["x"], "age": 5, "name": "Ann"}, "tags": ["a", b"bc"], "attrs": {"k": {"v": Decimal("1.500")}},
+        "days": [{"k": datetime.date(2024, 9, 19), "v": [1]}], "gone": [None, None]}  # fmt: skip
+
+
+def test_r20_nested_values_of_a_writer_with_another_schema() -> None:
+    other = {
+        "who": {"more": [], "age": 1 << 20, "name": "BOB"}, "tags": [], "gone": [],
+        "attrs": {"": None, "ö": {"v": Decimal("-2.25")}}, "days": [{"k": datetime.date(1, 1, 1), "v": None}],
+    }  # fmt: skip
+    rows = decode(NESTED, FOREIGN, GOOD, {**other, "who": None}, other).to_pylist()
+    assert rows[0] == {
+        "id": None, "who": {"name": "Ann", "age": 5, "born": None}, "tags": ["a", "bc"],
+        "attrs": [("k", {"v": Decimal("1.50")})], "days": [(datetime.date(2024, 9, 19), [1])], "gone": [None, None],
+    }  # fmt: skip
+    assert rows[1]["who"] is None
+    assert rows[2]["who"] == {"name": "BOB", "age": 1 << 20, "born": None}
+    assert rows[1]["attrs"] == [("", None), ("ö", {"v": Decimal("-2.25")})]
+    assert rows[1]["days"] == [(datetime.date(1, 1, 1), None)]
+    assert (rows[1]["tags"], rows[1]["gone"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"tags": ["a", None]}, r"tags\[1\].*NOT NULL"),
+        ({"tags": ["a", "bc", "long"]}, None),
+        ({"tags": ["a", "bc", "longer"]}, r"tags\[2\].*longer than CHAR\(3\)"),
+        ({"tags": [b"\xff"]}, r"tags\[0\].*not UTF-8"),
+        ({"who": {"more": [], "age": None, "name": None}}, r"who.age: null, but the field is NOT NULL"),
+        ({"who": {"more": [], "age": 1 << 40, "name": None}}, r"who.age: .*out of the range of INT"),
+        ({"attrs": {"k": None, "l": {"v": Decimal("0.001")}}}, r"attrs\[1\].v: .*lose digits"),
+        ({"days": [{"k": datetime.date(1, 1, 1), "v": [1, 1 << 31]}]}, r"days\[0\]\[1\]: .*out of the range"),
+    ],
+)
+def test_r20_2_what_is_wrong_inside_is_named_with_its_place(bad: dict[str, Any], reason: str | None) -> None:
+    if reason is None:  # four characters are too many, whatever they were before
+        reason = r"tags\[2\].*4 characters"
+    with pytest.raises(RowError, match=reason) as caught:
+        decode(NESTED, FOREIGN, GOOD, GOOD, {**GOOD, **bad})
+    assert caught.value.index == 2
+    assert (caught.value.column or "").split(".")[0] in bad
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value"),
+    [
+        ("who", {"type": "map", "values": "string"}, {}),
+        ("tags", {"type": "map", "values": "string"}, {}),
+        ("attrs", {"type": "array", "items": "string"}, []),
+        ("days", {"type": "map", "values": {"type": "array", "items": "int"}}, {}),
+        ("id", PERSON, GOOD["who"]),
+        ("who", {"type": "record", "name": "r2", "fields": [{"name": "name", "type": "int"}]}, {"name": 1}),
+    ],
+)
+def test_r20_2_nested_types_that_are_not_read_as_the_column(name: str, kind: Any, value: Any) -> None:
+    with pytest.raises(RowError, match="which is not read as") as caught:
+        decode(NESTED, of(**{name: kind}), {name: value})
+    assert (caught.value.index, caught.value.column) == (0, name)
+
+
+def test_r20_2_fields_that_a_row_does_not_have() -> None:
+    strict = table("id INT; who ROW<name STRING>", **AVRO, **{"table.kafka.unknown-fields": "fail"})
+    with pytest.raises(RowError, match="the ROW has no field 'more', and"):
+        decode(strict, of(id="int", who=PERSON), {"id": 1, "who": GOOD["who"]})
+
+
+def test_r20_2_items_without_bytes_do_not_fill_the_memory() -> None:
+    parsed = {ID: AvroSchema.parse(json.dumps(of(gone={"type": "array", "items": "null"})))}
+    many = b"\0" + ID.to_bytes(4, "big") + b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01" + b"\0"
+    with pytest.raises(RowError, match="items that take no bytes") as caught:
+        from_kafka(records((None, many[:5] + b"\x02\0"), (None, many)), NESTED, parsed)
+    assert (caught.value.index, caught.value.column) == (1, "gone")
+
+
+def test_r20_names_of_types_in_avro_do_not_collide() -> None:
+    schema = table(
+        "t ROW<b ROW<x INT>, bytes BINARY(2)>; t_b ROW<y INT>; t_bytes BINARY(3); m MAP<INT, BINARY(4)>; "
+        "m_entry ROW<z INT>",
+        **RECORD,
+    ).schema  # fmt: skip
+    value = json.loads(schema_text(schema, "db", "t"))
+    fastavro.parse_schema(value)
+    AvroSchema.parse(json.dumps(value))
+    with pytest.raises(TableError, match="column 'r', field 'two words': a field in Avro"):
+        table("r ROW<`two words` INT>", **RECORD)
+
+
+def test_r17_times_that_milliseconds_do_not_reach_are_refused_when_written() -> None:
+    columns = (Column(1, "at", timestamp(0)), Column(2, "all", array_of(timestamp(0))))
+    good, bad = ((1 << 63) - 1) // 1000, ((1 << 63) - 1) // 1000 + 1
+
+    def batch(at: int, inside: int) -> pa.RecordBatch:
+        first = pa.array([0, None, at], pa.int64()).view(pa.timestamp("s"))
+        rest = pa.array([[1], None, [0, inside]], pa.list_(pa.int64()))
+        return pa.RecordBatch.from_arrays(
+            [first, rest.cast(pa.list_(pa.timestamp("s")))],
+            schema=pa.schema([each.field() for each in columns]),
+        )
+
+    check_range(columns, batch(-good, good))
+    for rows, name in ((batch(-bad, 1), "at"), (batch(0, bad), "all")):
+        with pytest.raises(RowError, match="292 million years") as caught:
+            check_range(columns, rows)
+        assert (caught.value.index, caught.value.column) == (2, name)
+        with pytest.raises(RowError, match="292 million years"):
+            rows_to_avro(rows, Schema.of(columns), Frame.confluent(1))
