@@ -8,7 +8,7 @@ again alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -128,6 +128,7 @@ class Reader:
         self._definition = definition
         self._schema_id = definition.schema.schema_id
         self._topic = definition.path.topic
+        self._every_column = nullable_schema(definition.schema.columns)
         self._routes = TableRoutes(cluster, definition)
 
     # -- asking buckets
@@ -136,7 +137,7 @@ class Reader:
     async def ask(
         self,
         buckets: Sequence[int],
-        send: Callable[[int, list[int], Deadline], Awaitable[dict[int, AnswerT]]],
+        send: Callable[[int, list[int], Deadline], Coroutine[Any, Any, dict[int, AnswerT]]],
         *,
         doing: str,
     ) -> dict[int, AnswerT]:
@@ -156,10 +157,7 @@ class Reader:
             except Exception as caught:  # noqa: BLE001 - _fail_for_good raises what must not be retried
                 failure, results = caught, []
             else:
-                results = await asyncio.gather(
-                    *(send(leader, group, deadline) for leader, group in groups.items()),
-                    return_exceptions=True,
-                )
+                results = await _all(send(leader, group, deadline) for leader, group in groups.items())
             for result in results:
                 if isinstance(result, Exception):
                     failure = result
@@ -234,7 +232,7 @@ class Reader:
                 return await self._lookup_batch(batch, ids, answer_schema, insert_if_absent)
 
         self._cluster.counters.keys_looked_up += keys.num_rows
-        results = await together(one(batch) for batch in batches)
+        results = [await one(batches[0])] if len(batches) == 1 else await together(map(one, batches))
         found = np.concatenate([result[0] for result in results])
         return LookupResult(found, reorder(pa.Table.from_batches([result[1] for result in results]), order))
 
@@ -319,6 +317,8 @@ class Reader:
 
     def _split(self, keys: pa.RecordBatch) -> tuple[list[tuple[int, pa.RecordBatch]], np.ndarray]:
         """Keys by bucket, and for each key in the order of the parts its position in `keys`."""
+        if self._definition.bucket_count == 1:
+            return [(0, keys)], np.arange(keys.num_rows)
         buckets = buckets_of(self._definition, keys)
         return split_by_bucket(buckets, keys), np.argsort(buckets, kind="stable")
 
@@ -329,8 +329,9 @@ class Reader:
         return schema if order is None else pa.schema([schema.field(name) for name in order])
 
     def _answer_schema(self, ids: list[int] | None) -> pa.Schema:
-        schema = self._definition.schema
-        return nullable_schema(schema.columns if ids is None else schema.columns_by_ids(ids))
+        if ids is None:
+            return self._every_column
+        return nullable_schema(self._definition.schema.columns_by_ids(ids))
 
     # -- numbers and samples
     # ----------------------------------------------------------------------------------
@@ -526,5 +527,18 @@ def first_row(result: LookupResult) -> dict[str, Any] | None:
     """The one row of a one-key lookup as a dict."""
     if not result.found[0]:
         return None
-    row: Mapping[str, Any] = result.rows.slice(0, 1).to_pylist()[0]
-    return dict(row)
+    return {
+        name: column[0].as_py()
+        for name, column in zip(result.rows.column_names, result.rows.columns, strict=True)
+    }
+
+
+async def _all(sends: Iterable[Coroutine[Any, Any, AnswerT]]) -> list[AnswerT | BaseException]:
+    """What each gives or raises, run at the same time; one alone without a task of its own."""
+    listed = list(sends)
+    if len(listed) != 1:
+        return await asyncio.gather(*listed, return_exceptions=True)
+    try:
+        return [await listed[0]]
+    except Exception as error:  # noqa: BLE001 - whoever asked decides
+        return [error]

@@ -59,6 +59,7 @@ T = TypeVar("T")
 
 _SNAPSHOT_ATTEMPTS = 3
 _SNAPSHOTS_AT_ONCE = 4
+_FEW_KEYS = 8
 _snapshot_numbers = itertools.count(1)
 _UPSERT = int(ChangeType.UPDATE_AFTER)
 DELETE = int(ChangeType.DELETE)
@@ -293,6 +294,8 @@ class AsyncTable:
         )
 
     async def _keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
+        if isinstance(keys, Mapping) or (isinstance(keys, (list, tuple)) and len(keys) <= _FEW_KEYS):
+            return self._conform_keys(keys, columns)  # sooner done than handed over
         return await asyncio.to_thread(self._conform_keys, keys, columns)
 
     def _conform_keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:

@@ -76,6 +76,34 @@ def encode_keys(columns: Sequence[pa.Array]) -> pa.BinaryArray:
     return binary_array(key_offsets, out)
 
 
+def encode_few_keys(columns: Sequence[pa.Array]) -> list[bytes]:
+    """The same as `encode_keys`, for a few rows in a fraction of its time."""
+    if any(column.null_count or not _is_plain(column.type) for column in columns):
+        return list(encode_keys(columns).to_pylist())
+    keys = [b""] * len(columns[0])
+    for column in columns if keys else ():
+        width = width_of(column.type)
+        if width:
+            body, sign = memoryview(column.buffers()[1]), 1 << (8 * width - 1)
+            starts = range(column.offset * width, (column.offset + len(column)) * width, width)
+            numbers = [int.from_bytes(body[start : start + width], "little") for start in starts]
+            parts = [(number ^ sign).to_bytes(width, "big") for number in numbers]
+        else:
+            texts = column.cast(pa.binary()).to_pylist()
+            parts = [text.replace(b"\x00", b"\x00\xff") + b"\x00\x00" for text in texts]
+        keys = list(map(bytes.__add__, keys, parts))
+    return keys
+
+
+def _is_plain(arrow_type: pa.DataType) -> bool:
+    """Whole numbers in any sense, and texts: what needs neither a float's order nor bits taken apart."""
+    return not (
+        pa.types.is_floating(arrow_type)
+        or pa.types.is_boolean(arrow_type)
+        or pa.types.is_fixed_size_binary(arrow_type)
+    )
+
+
 def decode_keys(keys: pa.BinaryArray, types: Sequence[pa.DataType]) -> list[pa.Array]:
     """The columns of encoded keys, given their Arrow types in order. Raises DecodeError for other bytes.
 

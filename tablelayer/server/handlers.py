@@ -311,7 +311,7 @@ class Handlers:
                     self._check_replicas(definition, part.bucket)
                     await bucket.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
                 answer.found, answer.rows = await bucket.read(
-                    reads.lookup, bucket.versions, part.keys, wanted, limit
+                    reads.lookup, bucket.versions, part.keys, wanted, limit, quick=reads.lookup_in_memory
                 )
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, part.bucket)

@@ -426,12 +426,22 @@ class KeyBucket(TableBucket):
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    async def read(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Call blocking `work(store, ...)`. What it has seen is published when this returns (R12.1)."""
+    async def read(
+        self,
+        work: Callable[..., Result],
+        *arguments: Any,
+        quick: Callable[..., Result | None] | None = None,
+    ) -> Result:
+        """Call blocking `work(store, ...)`. What it has seen is published when this returns (R12.1).
+
+        `quick` is asked first, in the event loop; it must not block, and gives None for what it cannot answer.
+        """
         tablet = self.tablet
         store = tablet.kv
         try:
-            result = await self.services.run(work, store, *arguments)
+            result = None if quick is None else quick(store, *arguments)
+            if result is None:
+                result = await self.services.run(work, store, *arguments)
         except Exception as error:
             if is_damage(error):
                 raise self._damaged(error) from error

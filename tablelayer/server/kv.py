@@ -151,6 +151,16 @@ class KeyValueStore:
         """The value of each key, None where there is none. Sorted keys are found faster."""
         return self._database.get(keys) if keys else []
 
+    def get_in_memory(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
+        """The same without reading from a disk, or None if that is not possible. Microseconds a key."""
+        values: list[bytes | None] = []
+        for key in keys:
+            may_exist, value = self._database.key_may_exist(key, fetch=True)
+            if may_exist and value is None:
+                return None
+            values.append(value)
+        return values
+
     def write(
         self,
         groups: Sequence[tuple[Sequence[bytes], Sequence[bytes | None]]],

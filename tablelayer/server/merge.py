@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from tablelayer.model.arrays import Mask, sealed, validity
 from tablelayer.model.batch import ChangeType
-from tablelayer.model.keys import encode_keys
+from tablelayer.model.keys import encode_few_keys, encode_keys
 from tablelayer.model.options import ChangelogImage, MergeEngine
 from tablelayer.model.rows import decode_rows, encode_rows
 from tablelayer.model.schema import Schema
@@ -107,6 +107,11 @@ def row_keys(schema: Schema, rows: pa.RecordBatch, columns: tuple[str, ...] | No
     names = schema.primary_key if columns is None else columns
     prefix = pa.repeat(pa.scalar(True), rows.num_rows)  # a true boolean is encoded as 01
     return encode_keys([prefix, *(rows.column(name) for name in names)])
+
+
+def few_row_keys(schema: Schema, rows: pa.RecordBatch) -> list[bytes]:
+    """The same for a few rows, by their primary key."""
+    return [b"\x01" + key for key in encode_few_keys([rows.column(name) for name in schema.primary_key])]
 
 
 def merge(

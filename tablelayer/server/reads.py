@@ -24,13 +24,14 @@ from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters import Filter, Verdict
 from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.rows import decode_few_rows
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions, decode_stored
 from tablelayer.server.batch_filter import BatchFilter
 from tablelayer.server.bucket import headers_of
 from tablelayer.server.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
-from tablelayer.server.merge import row_keys
+from tablelayer.server.merge import few_row_keys, row_keys
 
 if TYPE_CHECKING:
     from broker.log.region import FileRegion
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 Rows = bytes | memoryview
 _PIECE_BYTES = 4 << 20
+_FEW_KEYS = 8  # up to here values one by one are quicker than columns
+_FEW_KEYS_BYTES = 4 << 10
 _SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
 
 
@@ -119,11 +122,38 @@ def lookup(
 ) -> tuple[bytes, Rows]:
     """(a byte for each key: found or not, rows in the order of the keys). Raises TableError(INVALID_KEY)."""
     schema = wanted.schema
-    sought = row_keys(schema, _key_rows(schema, schema.primary_key, keys, keys_max))
-    values = _values_of(store, sought)
+    rows = _key_rows(schema, schema.primary_key, keys, keys_max)
+    if rows.num_rows <= _FEW_KEYS:
+        return _few_found(store.get(few_row_keys(schema, rows)), versions, wanted)
+    values = _values_of(store, row_keys(schema, rows))
     valid = validity(values)
     found = np.ones(len(values), np.uint8) if valid is None else valid.astype(np.uint8)
     return found.tobytes(), _rows(values, versions, wanted)
+
+
+def lookup_in_memory(
+    store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int
+) -> tuple[bytes, Rows] | None:
+    """As `lookup`, but None at once for more than a few keys and for rows that are not in memory. Does not block."""
+    if len(keys) > _FEW_KEYS_BYTES:
+        return None
+    rows = _key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max)
+    if rows.num_rows > _FEW_KEYS:
+        return None
+    values = store.get_in_memory(few_row_keys(wanted.schema, rows))
+    return None if values is None else _few_found(values, versions, wanted)
+
+
+def _few_found(values: list[bytes | None], versions: Versions, wanted: Wanted) -> tuple[bytes, Rows]:
+    found = bytes(value is not None for value in values)
+    schema, known = wanted.schema, versions()
+    if (
+        len(known) > 1
+        or schema is not known.latest
+        or any(column.type.is_nested for column in schema.columns)
+    ):
+        return found, _rows(pa.array(values, pa.binary()), versions, wanted)
+    return found, encode_ipc(decode_few_rows(values, schema, wanted.columns))
 
 
 def absent_keys(store: KeyValueStore, schema: Schema, keys: memoryview, keys_max: int) -> pa.RecordBatch:

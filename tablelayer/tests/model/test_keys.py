@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.keys import decode_keys, encode_keys
+from tablelayer.model.keys import decode_keys, encode_few_keys, encode_keys
 from tablelayer.model.types import DataType, TypeKind
 from tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, values_of
 
@@ -44,6 +44,14 @@ def test_encoded_keys_sort_like_their_columns(drawn: tuple[list[DataType], list[
         for right, right_key in zip(values, keys, strict=True):
             assert (left < right) == (left_key < right_key)
             assert (left == right) == (left_key == right_key)
+
+
+@given(key_columns(), st.integers(0, 3))
+def test_few_keys_are_encoded_as_many_are(
+    drawn: tuple[list[DataType], list[tuple[Any, ...]]], start: int
+) -> None:
+    columns = [column.slice(start, 8) for column in columns_of(*drawn)]
+    assert encode_few_keys(columns) == encode_keys(columns).to_pylist()
 
 
 @given(key_columns(), st.data())
