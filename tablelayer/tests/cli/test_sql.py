@@ -97,7 +97,7 @@ def test_selects_go_the_cheapest_way(server, shop, database, monkeypatch):
     from tablelayer.client import Table
 
     ways = []
-    for name in ("lookup", "prefix_lookup", "count", "limit", "to_arrow", "range_scan", "scan"):
+    for name in ("lookup", "prefix_lookup", "count", "limit", "to_arrow", "range_scan", "scan", "extremes"):
         original = getattr(Table, name)
 
         def recorded(self, *arguments, _name=name, _original=original, **options):
@@ -132,7 +132,8 @@ def test_selects_go_the_cheapest_way(server, shop, database, monkeypatch):
         assert way("SELECT * FROM item WHERE k = 1 AND name = 'pear'") == (["range_scan"], True, 0)
         assert way("SELECT * FROM item WHERE k = 1.5") == (["lookup", "range_scan", "to_arrow"], True, 0)
         assert way('SELECT * FROM "visit$changelog"') == (["scan"], True, 3)
-        way("SELECT max(price) FROM item")
+        assert way("SELECT max(price) FROM item") == (["extremes"], False, 1)
+        way("SELECT avg(price) FROM item")
         assert ways == [("to_arrow", ["price"])], "only the columns that are named are read"
 
 
@@ -228,7 +229,7 @@ def test_the_prompt(server, shop, database, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("builtins.input", lambda prompt: prompts.append(prompt) or next(typed))
     monkeypatch.setattr(shell, "HISTORY", tmp_path / "history")
     with connect(server) as connection:
-        shell._prompt(shell.Session(connection), server, Format.CSV)
+        shell._prompt(connection, shell.Session(connection), server, Format.CSV)
     out, err = capsys.readouterr()
     assert "k\n1\n" in out
     assert "did you mean SELECT" in err
