@@ -135,6 +135,10 @@ class TopicManager:
     def topic_by_id(self, topic_id: uuid.UUID) -> TopicImage | None:
         return self._topics_by_id.get(topic_id)
 
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
     def topics(self) -> list[TopicImage]:
         """All topics, by name."""
         return [self._topics[name] for name in sorted(self._topics)]

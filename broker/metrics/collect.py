@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from broker.api.log_dirs import sizes_on_disk
@@ -96,46 +95,55 @@ class BrokerCollector:
         gathering.put(CONNECTIONS, self._network.connection_count)
         await self._collect_topics(gathering)
         await self._collect_groups(gathering)
-        states = Counter(
-            each.stored.state.value
-            for each in self._transactions.transactions.values()
-            if each.stored is not None
-        )
-        for state, count in states.items():
-            gathering.put(TRANSACTIONS, count, state)
+        for each in list(self._transactions.transactions.values()):
+            await gathering.breathe()
+            if each.stored is not None:
+                gathering.add(TRANSACTIONS, 1, each.stored.state.value)
         for committed, count in self._transactions.ended.items():
             gathering.put(TRANSACTIONS_ENDED, count, "commit" if committed else "abort")
 
     async def _collect_topics(self, gathering: Gathering) -> None:
         metadata = self._context.metadata
-        topics = metadata.topics()
         partitions = metadata.all_partitions()
-        await self._look_at_unopened(partitions)
-        gathering.put(TOPICS, len(topics))
+        await self._look_at_unopened(gathering, partitions)
+        gathering.put(TOPICS, metadata.topic_count)
         gathering.put(PARTITIONS, len(partitions))
-        gathering.put(OFFLINE, sum(partition.failure is not None for partition in partitions))
+        gathering.put(OFFLINE, 0)
+        names = set()
         for partition in partitions:
             await gathering.breathe()
+            if partition.failure is not None:
+                gathering.add(OFFLINE, 1)
+            names.add(partition.topic.name)
             if partition.topic.internal:
                 continue
             self._totals.count(partition.topic.name, partition.traffic, partition.traffic.all())
             size = partition.log.size_bytes if partition.is_open else self._sizes.get(partition, 0)
             gathering.add(LOG_SIZE, size, self._totals.label(partition.topic.name))
-        self._totals.keep((each.name for each in topics), (each.traffic for each in partitions))
-        await gathering.breathe()
+        await self._totals.keep(names, (each.traffic for each in partitions), gathering.breathe)
         for label, sums in self._totals.sums():
             for metric, total in zip(_TRAFFIC, sums, strict=True):
                 gathering.put(metric, total, label)
 
-    async def _look_at_unopened(self, partitions: list[Partition]) -> None:
-        unopened = [partition for partition in partitions if not partition.is_open]
-        self._sizes = {each: self._sizes[each] for each in unopened if each in self._sizes}
-        unknown = [partition for partition in unopened if partition not in self._sizes]
+    async def _look_at_unopened(self, gathering: Gathering, partitions: list[Partition]) -> None:
+        known: dict[Partition, int] = {}
+        unknown = []
+        for partition in partitions:
+            await gathering.breathe()
+            if partition.is_open:
+                continue
+            size = self._sizes.get(partition)
+            if size is None:
+                unknown.append(partition)
+            else:
+                known[partition] = size
         if unknown:
             loop = asyncio.get_running_loop()
-            self._sizes |= await loop.run_in_executor(
-                self._context.executor, sizes_on_disk, self._context.data_dir, unknown
+            directory = self._context.data_dir
+            known = await loop.run_in_executor(
+                self._context.executor, lambda: known | sizes_on_disk(directory, unknown)
             )
+        self._sizes = known
 
     async def _collect_groups(self, gathering: Gathering) -> None:
         find = self._context.metadata.find_partition
@@ -143,11 +151,11 @@ class BrokerCollector:
         for group in list(self._groups.groups.values()):
             gathering.add(GROUPS, 1, group.state_name)
             for topic, offsets in list(group.offsets.items()):
-                await gathering.breathe()
                 pair = group.group_id, self._totals.label(topic)
                 if len(lags) >= GROUP_LAGS_MAX and pair not in lags:
                     pair = OTHERS, OTHERS
-                for index, committed in offsets.items():
+                for index, committed in list(offsets.items()):
+                    await gathering.breathe()
                     partition = find(topic, index)
                     if partition is not None and partition.is_open:
                         behind = max(0, partition.high_watermark - committed.offset)

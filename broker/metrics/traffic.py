@@ -6,7 +6,7 @@ sums of its topic (`Totals`), so that sums only grow, whatever becomes of partit
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Iterator
 
 from broker.metrics.model import OTHERS
 
@@ -68,15 +68,21 @@ class Totals:
         for index, value in enumerate(now):
             sums[index] += value - (0 if before is None else before[index])
 
-    def keep(self, names: Iterable[str], counters: Iterable[Hashable]) -> None:
-        """Forget all others."""
-        there, alive = set(names), set(counters)
-        for name in [name for name in self._labels if name not in there]:
-            if self._labels.pop(name) != OTHERS:
+    async def keep(
+        self, names: Container[str], counters: Iterable[Hashable], breathe: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Forget all others, in turns: nobody else may use the sums meanwhile."""
+        for name in list(self._labels):
+            await breathe()
+            if name not in names and self._labels.pop(name) != OTHERS:
                 self._named -= 1
                 self._sums.pop(name, None)
-        for counter in [counter for counter in self._seen if counter not in alive]:
-            del self._seen[counter]
+        alive = {}
+        for counter in counters:
+            await breathe()
+            if counter in self._seen:
+                alive[counter] = self._seen[counter]
+        self._seen = alive
 
     def sums(self) -> Iterator[tuple[str, list[int]]]:
         """(label, its sums)"""

@@ -131,7 +131,7 @@ class TableCollector:
                 ages[label] = max(ages.get(label, 0.0), (now_ms - newest.created_at_ms) / 1000)
         for label, age in ages.items():
             gathering.put(SNAPSHOT_AGE, age, label)
-        self._totals.keep(names, buckets)
+        await self._totals.keep(names, buckets, gathering.breathe)
         for label, (rows,) in self._totals.sums():
             gathering.put(ROWS_WRITTEN, rows, label)
 

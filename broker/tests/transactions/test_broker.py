@@ -394,6 +394,36 @@ def test_t4_a_transaction_that_hangs_is_aborted_by_its_timeout(tmp_path):
     asyncio.run(main())
 
 
+def test_transactions_that_end_are_counted_once_by_how(tmp_path):
+    """Asked for again, ended by the timeout, or refused: the metric counts decisions that are stored."""
+
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 1)
+
+            async def ended():
+                found = (await broker.context.metrics.gather())["headrace_transactions_ended_total"]
+                return found[("commit",)], found[("abort",)]
+
+            client = Client(broker)
+            await client.init()
+            assert await ended() == (0, 0)
+            for commit, wanted in ((True, (1, 0)), (False, (1, 1)), (True, (2, 1))):
+                await client.add(("a", 0))
+                await client.send([b"x"])
+                assert await until(lambda commit=commit: client.end(commit), loaded) is ErrorCode.NONE
+                await until(lambda commit=commit: client.end(commit), lambda error: error is ErrorCode.NONE)
+                assert await ended() == wanted
+            assert await client.end(False) is ErrorCode.INVALID_TXN_STATE
+            other = Client(broker, "hangs")
+            await other.init(timeout_ms=100)
+            await other.add(("a", 0))
+            await until(ended, lambda counts: counts != (2, 1))
+            assert await ended() == (2, 2)
+
+    asyncio.run(main())
+
+
 def test_many_partitions_are_ended_in_turns(tmp_path):
     async def main():
         async with direct_broker(tmp_path) as broker:
