@@ -19,8 +19,9 @@ from tablelayer.model.batch import ArrowBatch, ChangeType, with_statistics
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters import encode_filter
 from tablelayer.model.ipc import decode_ipc
+from tablelayer.model.options import ArrowCompression
 from tablelayer.server import batch_filter, scan_log, writes
-from tablelayer.tests.server.tables import Table, run, tables
+from tablelayer.tests.server.tables import Table, Tables, copy_as_killed, run, tables
 
 Found = tuple[int, str, dict[str, Any]]
 
@@ -304,6 +305,45 @@ def test_a_writer_cannot_hide_rows_by_wrong_statistics(tmp_path: Path) -> None:
             assert answer.buckets[0].error_code == 0
             found = await found_rows(table, pc.field("id") == pa.scalar(77, pa.int32()))
             assert [at for at, _, _ in found] == [1]
+
+    run(work)
+
+
+@pytest.mark.parametrize("compression", list(ArrowCompression))
+def test_filters_projections_and_counts_are_the_same_after_a_kill(
+    tmp_path: Path, compression: ArrowCompression
+) -> None:
+    """Of a log table and of a changelog, whatever their buffers are compressed with."""
+    rng = random.Random(compression.value)
+    conditions = [random_condition(rng) for _ in range(6)]
+
+    async def given(all_tables: Tables) -> list[Any]:
+        found: list[Any] = []
+        for name in ("log", "keyed"):
+            table = await all_tables.open(name)
+            found += [[each.compression for each in await table.scan()], await table.count()]
+            for expression in conditions:
+                rows = await found_rows(table, expression)
+                assert repr(rows) == repr(matching(await found_rows(table, None), table, expression))
+                found += [repr(rows), await found_rows(table, expression, ["id", "s"])]
+                found.append(repr(await limited(table, expression, 3)))
+        return found
+
+    async def work() -> None:
+        option = {"table.log.arrow.compression.type": compression.value}
+        async with tables(tmp_path / "first") as all_tables:
+            log = await all_tables.create(COLUMNS, name="log", given=option)
+            keyed = await all_tables.create(
+                f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", name="keyed", given=option
+            )
+            for around in range(0, 60, 6):
+                await log.append(random_rows(rng, around), compression=compression)
+                await keyed.put(*((rng.choice("+++-"), row) for row in random_rows(rng, around)))
+            before = await given(all_tables)
+            assert set(before[0]) == {compression}
+            copy_as_killed(tmp_path / "first", tmp_path / "killed")
+        async with tables(tmp_path / "killed") as all_tables:
+            assert await given(all_tables) == before
 
     run(work)
 
