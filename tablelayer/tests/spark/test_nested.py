@@ -62,7 +62,7 @@ def rows_of(frame: Any) -> list[tuple[Any, ...]]:
 
 
 def test_nested_columns_are_tiered_and_read_with_the_log(
-    spark: Any, address: str, client: Connection, key: tuple[str, ...]
+    spark: Any, address: str, client: Connection
 ) -> None:
     columns = [(name, parse_type(text)) for name, text in COLUMNS]
     path = create(client, columns, ("id",), table_datalake_enabled="true", table_datalake_format="iceberg")
