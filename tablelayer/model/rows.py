@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from struct import pack
 from typing import Any
 
@@ -48,13 +49,15 @@ from tablelayer.model.schema import Schema
 _ID_SIZE = 2
 _END_DTYPE = np.dtype("<u4")
 _NO_ROW = -1
+_BOOLEAN = pa.bool_()
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where things stand in a row: per column the slot's dtype and position, whether it is variable, and which
-    variable column is the one before it."""
+    """Where things stand in a row: per column its type, the slot's dtype and position, whether it is variable, and
+    which variable column is the one before it."""
 
+    types: tuple[pa.DataType, ...]
     dtypes: tuple[np.dtype[Any], ...]
     positions: tuple[int, ...]
     variable: tuple[bool, ...]
@@ -82,7 +85,8 @@ def _layout(arrow_schema: pa.Schema, id_size: int = _ID_SIZE) -> _Layout:
         positions.append(position)
         position += dtype.itemsize
     variable = tuple(not width for width in widths)
-    return _Layout(dtypes, tuple(positions), variable, _previous_variable(variable), id_size, position)
+    types = tuple(field.type for field in arrow_schema)
+    return _Layout(types, dtypes, tuple(positions), variable, _previous_variable(variable), id_size, position)
 
 
 def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
@@ -190,22 +194,21 @@ def decode_few_rows(
             raise DecodeError(f"a stored row was written under schema {found}, not {schema.schema_id}")
     nulls = [int.from_bytes(row[_ID_SIZE:first], "little") for row in rows]
     chosen = range(len(arrow_schema)) if columns is None else columns
+    anywhere = reduce(or_, nulls, 0)
     arrays = []
     for index in chosen:
-        arrow_type = arrow_schema.field(index).type
-        valid = None
-        if any(bits >> index & 1 for bits in nulls):
+        arrow_type, at, valid = layout.types[index], layout.positions[index], None
+        if anywhere >> index & 1:
             valid = _bit_buffer([not bits >> index & 1 for bits in nulls])
-        at = layout.positions[index]
         if layout.variable[index]:
             arrays.append(_few_texts(rows, layout, index, valid, arrow_type))
-        elif pa.types.is_boolean(arrow_type):
-            bits = _bit_buffer([row[at] != 0 for row in rows])
-            arrays.append(pa.Array.from_buffers(arrow_type, len(rows), [valid, bits]))
+            continue
+        if arrow_type == _BOOLEAN:
+            body = _bit_buffer([row[at] != 0 for row in rows])
         else:
             end = at + layout.dtypes[index].itemsize
             body = pa.py_buffer(b"".join([row[at:end] for row in rows]))
-            arrays.append(pa.Array.from_buffers(arrow_type, len(rows), [valid, body]))
+        arrays.append(pa.Array.from_buffers(arrow_type, len(rows), [valid, body]))
     if columns is not None:
         arrow_schema = pa.schema([arrow_schema.field(index) for index in chosen])
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
