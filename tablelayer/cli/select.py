@@ -187,12 +187,10 @@ def _pruned(table: Table, select: Select) -> Table | None:
 def _begins_in_lake(table: Table) -> bool:
     """Whether rows of a log table have left the log, and are to be found in the lake."""
     definition = table.definition
-    if (
-        definition.is_primary_key_table
-        or definition.is_partitioned
-        or not definition.settings.datalake_enabled
-    ):
+    if definition.is_primary_key_table or not definition.settings.datalake_enabled:
         return False
+    if definition.is_partitioned:
+        return any(any(each.values()) for each in table.partition_offsets("earliest").values())
     return any(table.offsets("earliest").values())
 
 
@@ -216,8 +214,11 @@ def _read(connection: Connection, name: str, select: Select) -> pa.Table | pa.Re
     pushed = push_down(select.conditions.get(name, ()), table.definition.schema, DUCKDB).predicate
     wanted = None if pushed is None else arrow_expression(pushed, table.arrow_schema)
     if path.endswith(LAKE_SUFFIX) or (not is_changelog and moment is None and _begins_in_lake(table)):
+        # A table has the partitions that there are; what the lake keeps of others is in "t$lake".
         return _of_lake(
-            lambda scans: scans.union_scan(connection, path, columns, wanted, predicate=pushed).reader()
+            lambda scans: scans.union_scan(
+                connection, path, columns, wanted, predicate=pushed, dropped=False
+            ).reader()
         )
     if is_changelog:
         with table.scan(columns, start="earliest", until="latest", filter=wanted) as scan:

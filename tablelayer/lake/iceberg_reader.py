@@ -10,33 +10,30 @@ Memory: one data file of one column selection at a time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tablelayer.lake.adapter import LakeError, LakeState
 from tablelayer.lake.iceberg import EPOCH_PROPERTY, OFFSETS_PROPERTY, TABLE_ID_PROPERTY, TIERED_TAG
 from tablelayer.lake.iceberg_columns import COLUMNS_PROPERTY
+from tablelayer.lake.reader import (
+    check_owner,
+    columns_by_id,
+    filtered,
+    forgotten,
+    in_our_type,
+    listed_offsets,
+    snapshots_schema,
+)
 from tablelayer.model.conditions import Predicate
 from tablelayer.model.filters import Filter
+from tablelayer.model.lake_offsets import offsets_from_json
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
 
-SNAPSHOTS_SCHEMA = pa.schema(
-    [
-        pa.field("snapshot_id", pa.int64()),
-        pa.field("parent_id", pa.int64()),
-        pa.field("committed_at", pa.timestamp("ms", "UTC")),
-        pa.field("operation", pa.string()),
-        pa.field("epoch", pa.int64()),
-        pa.field("offsets", pa.map_(pa.int32(), pa.int64())),
-    ]
-)
-"""As `LakeTable.snapshots`."""
 _PRUNED_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT, TypeKind.STRING})
 _COMPARISONS = {
     "=": "EqualTo", "<": "LessThan", "<=": "LessThanOrEqual", ">": "GreaterThan", ">=": "GreaterThanOrEqual",
@@ -58,12 +55,7 @@ class IcebergReader:
         """As `LakeTable.find_committed`."""
         if self._table is None:
             return LakeState()
-        owner = self._table.properties.get(TABLE_ID_PROPERTY)
-        if owner != str(self.definition.table_id):
-            raise LakeError(
-                f"the lake table of {self.definition.path} belongs to table id {owner}, not to"
-                f" {self.definition.table_id}: the table was dropped and created again"
-            )
+        check_owner(self.definition, self._table.properties.get(TABLE_ID_PROPERTY))
         head = self._table.current_snapshot()
         if head is None:
             return LakeState()
@@ -81,21 +73,19 @@ class IcebergReader:
             found = None if tagged is None else self._state_of(tagged, head.snapshot_id)
             if found is not None:
                 return found
-        raise LakeError(
-            f"the history of the lake table of {self.definition.path} does not say any more what was tiered: the"
-            f" snapshots with {OFFSETS_PROPERTY} were expired"
-        )
+        raise forgotten(self.definition, OFFSETS_PROPERTY)
 
     def _state_of(self, snapshot: Any, head: int) -> LakeState | None:
         summary = _summary(snapshot)
         text = summary.get(OFFSETS_PROPERTY)
         if text is None:
             return None
-        offsets = {int(bucket): int(offset) for bucket, offset in json.loads(text).items()}
-        return LakeState(head, snapshot.snapshot_id, offsets, int(summary.get(EPOCH_PROPERTY) or -1))
+        return LakeState(
+            head, snapshot.snapshot_id, offsets_from_json(text), int(summary.get(EPOCH_PROPERTY) or -1)
+        )
 
     def snapshots(self) -> pa.Table:
-        """A row for each snapshot that is left, the oldest first, in SNAPSHOTS_SCHEMA."""
+        """A row for each snapshot that is left, the oldest first, in `snapshots_schema`."""
         rows = []
         found = [] if self._table is None else self._table.metadata.snapshots
         for snapshot in sorted(found, key=lambda each: (each.timestamp_ms, each.snapshot_id)):
@@ -108,12 +98,10 @@ class IcebergReader:
                     "committed_at": snapshot.timestamp_ms,
                     "operation": None if snapshot.summary is None else snapshot.summary.operation.value,
                     "epoch": None if epoch is None else int(epoch),
-                    "offsets": None
-                    if text is None
-                    else [(int(bucket), int(offset)) for bucket, offset in json.loads(text).items()],
+                    "offsets": None if text is None else listed_offsets(offsets_from_json(text)),
                 }
             )
-        return pa.Table.from_pylist(rows, schema=SNAPSHOTS_SCHEMA)
+        return pa.Table.from_pylist(rows, schema=snapshots_schema(self.definition))
 
     def read(
         self,
@@ -130,7 +118,7 @@ class IcebergReader:
         at = self._table.snapshot_by_id(snapshot)
         schemas = self._table.schemas()
         names = {field.field_id: field.name for field in schemas[at.schema_id].fields}
-        fields = self._fields()
+        fields = columns_by_id(self._table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
         sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}
         selected = tuple(name for name in sources.values() if name is not None)
         # Rows are counted by a column, whichever.
@@ -138,42 +126,15 @@ class IcebergReader:
         row_filter = _pruning(predicate, {column.name: column for column in columns}, sources)
         scan = self._table.scan(row_filter=row_filter, selected_fields=selected, snapshot_id=snapshot)
         arrow = ArrowScan(self._table.metadata, self._table.io, scan.projection(), scan.row_filter)
-        positions = None
-        if wanted is not None:
-            filtered = [wanted.schema.columns[place].name for place in wanted.columns]
-            positions = [[column.name for column in columns].index(name) for name in filtered]
         schema = pa.schema([column.field() for column in columns])
         for task in scan.plan_files():
             for batch in arrow.to_record_batches([task]):
                 if not batch.num_rows:
                     continue
-                arrays = [self._in_our_type(batch, column, sources[column.name]) for column in columns]
-                rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
-                if wanted is not None and positions is not None:
-                    rows = rows.filter(pa.array(wanted.mask(rows.select(positions))))
+                arrays = [in_our_type(batch, column, sources[column.name]) for column in columns]
+                rows = filtered(pa.RecordBatch.from_arrays(arrays, schema=schema), wanted)
                 if rows.num_rows:
                     yield rows
-
-    def _fields(self) -> dict[int, int]:
-        """Iceberg's field id of each column that the lake table knows."""
-        text = self._table.properties.get(COLUMNS_PROPERTY)
-        if text is None:
-            first = self.definition.versions.schemas[0]
-            return {column.id: index + 1 for index, column in enumerate(first.columns)}
-        return {int(column): int(field) for column, field in json.loads(text).items()}
-
-    def _in_our_type(self, batch: pa.RecordBatch, column: Column, source: str | None) -> pa.Array:
-        target = column.type.arrow()
-        if source is None:  # added later than the snapshot
-            initial = column.initial_scalar()
-            return pa.nulls(batch.num_rows, target) if initial is None else pa.repeat(initial, batch.num_rows)
-        array = batch.column(source)
-        if column.type.kind is TypeKind.BINARY and array.type != target:
-            # In the lake it has no length, and what was written while it was shorter is shorter.
-            zeros = pa.scalar(bytes(target.byte_width), pa.binary())
-            padded = pc.binary_join_element_wise(array.cast(pa.binary()), zeros, pa.scalar(b"", pa.binary()))
-            array = pc.binary_slice(padded, 0, target.byte_width)
-        return array if array.type == target else array.cast(target)
 
 
 def _summary(snapshot: Any) -> Mapping[str, str]:

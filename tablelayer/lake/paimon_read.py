@@ -22,8 +22,8 @@ from tablelayer.lake.paimon_columns import columns_of_files, file_fields
 from tablelayer.model.table import TableDefinition
 from tablelayer.spark.types import spark_schema
 
-_SEQUENCE, _KIND = "_SEQUENCE_NUMBER", "_VALUE_KIND"
-_GONE_KINDS = (1, 3)
+SEQUENCE_COLUMN, KIND_COLUMN = "_SEQUENCE_NUMBER", "_VALUE_KIND"
+GONE_KINDS = (1, 3)
 """-U and -D among Paimon's row kinds."""
 _BROADCAST_ROWS_MAX = 1_000_000
 
@@ -75,11 +75,12 @@ def read_rows(spark: Any, table: Any, definition: TableDefinition, snapshot: int
     first = [file for file in files if file.run == oldest[file.bucket]]
     newer = [file for file in files if file.run != oldest[file.bucket]]
     names = [f"`{name}`" for name in definition.schema.names]
-    gone = ", ".join(str(kind) for kind in _GONE_KINDS)
-    living = _scan(spark, table, definition, first, [_KIND]).where(f"{_KIND} NOT IN ({gone})").select(*names)
+    gone = ", ".join(str(kind) for kind in GONE_KINDS)
+    oldest_rows = _scan(spark, table, definition, first, [KIND_COLUMN])
+    living = oldest_rows.where(f"{KIND_COLUMN} NOT IN ({gone})").select(*names)
     if not newer:
         return living
-    versions = _scan(spark, table, definition, newer, [_SEQUENCE, _KIND])
+    versions = _scan(spark, table, definition, newer, [SEQUENCE_COLUMN, KIND_COLUMN])
     keys = list(definition.schema.primary_key)
     few = sum(file.rows for file in newer) <= _BROADCAST_ROWS_MAX
     untouched = living.join(versions.select(*keys).hint("broadcast" if few else "merge"), keys, "left_anti")
@@ -88,17 +89,17 @@ def read_rows(spark: Any, table: Any, definition: TableDefinition, snapshot: int
         ranked = versions.selectExpr(
             "*",
             f"row_number() OVER (PARTITION BY {', '.join(f'`{key}`' for key in keys)}"
-            f" ORDER BY {_SEQUENCE} DESC) AS _headrace_rank",
+            f" ORDER BY {SEQUENCE_COLUMN} DESC) AS _headrace_rank",
         )
         latest = ranked.where("_headrace_rank = 1")
-    return untouched.select(*names).unionAll(latest.where(f"{_KIND} NOT IN ({gone})").select(*names))
+    return untouched.select(*names).unionAll(latest.where(f"{KIND_COLUMN} NOT IN ({gone})").select(*names))
 
 
 def _scan(
     spark: Any, table: Any, definition: TableDefinition, files: Sequence[DataFile], system: Sequence[str]
 ) -> Any:
     """All rows of these files in the table's columns, with Paimon's `system` columns behind them."""
-    kinds = {_SEQUENCE: "bigint", _KIND: "tinyint"}
+    kinds = {SEQUENCE_COLUMN: "bigint", KIND_COLUMN: "tinyint"}
     parts = []
     for schema_id in sorted({file.schema_id for file in files}):
         known = file_fields(table, schema_id)

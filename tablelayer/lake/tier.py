@@ -161,7 +161,7 @@ class TableChanges:
         read = TableRead(self._bootstrap, definition, definition.schema.columns, "current")
         splits = [
             Split(bucket, 0, stop, state=True, partition=partition)
-            for partition, ends in self._by_partition(end)
+            for partition, ends in self.by_partition(end)
             for bucket, stop in sorted(ends.items())
             if stop
         ]
@@ -174,15 +174,15 @@ class TableChanges:
         schema = self._definition.schema
         mode: ReadMode = "last" if self._definition.is_primary_key_table else "current"
         read = TableRead(self._bootstrap, self._definition, schema.columns, mode)
-        starts = dict(self._by_partition(start))
+        starts = dict(self.by_partition(start))
         splits = [
             replace(split, partition=partition)
-            for partition, ends in self._by_partition(end)
+            for partition, ends in self.by_partition(end)
             for split in plan_splits(starts.get(partition, {}), ends)
         ]
         return splits_frame(spark, read, splits)
 
-    def _by_partition(self, offsets: Offsets) -> list[tuple[Partition | None, dict[int, int]]]:
+    def by_partition(self, offsets: Offsets) -> list[tuple[Partition | None, dict[int, int]]]:
         """Offsets by bucket: of the table, or of each of its partitions."""
         found: dict[Partition | None, dict[int, int]] = {}
         for place, offset in in_order(offsets):

@@ -10,6 +10,9 @@ Both sides are pinned when `union_scan` is called: the lake's snapshot with the 
 Every iteration gives the same rows, however much is written or tiered meanwhile, until the snapshot is expired or the
 tail leaves the log (retention never passes what is tiered, so that takes a later round and the retention time).
 
+Of a partitioned table the lake keeps the rows of partitions that were dropped, and they are given too, unless their
+partition was made anew. A partition that is dropped after the call gives nothing (more) of its tail.
+
 Of a PK table the tail wins per key: its last changes are held in memory, lake rows of their keys are left out. A
 filter is applied to the lake's rows as they are read, and to the tail only after the last change of each key is known.
 `tablelayer.lake.union_read` gives the same as a DataFrame.
@@ -17,25 +20,30 @@ filter is applied to the lake's rows as they are read, and to the tail only afte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ErrorCode, KafkaError
-from tablelayer.lake.adapter import LakeError, LakeState
+from tablelayer.lake.adapter import LakeError, LakeState, new_partitions
 from tablelayer.lake.coordinator import ServerCoordinator
-from tablelayer.lake.iceberg_reader import IcebergReader
 from tablelayer.lake.names import LAKE_SUFFIX, SNAPSHOTS_SUFFIX
-from tablelayer.lake.tier import check_lake
+from tablelayer.lake.reader import LakeReader, filtered, reader_of
+from tablelayer.lake.tier import TableChanges
 from tablelayer.model.conditions import DUCKDB, Predicate, filter_of_sql, push_down
+from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters import Filter, FilterLike, encode_filter
+from tablelayer.model.lake_offsets import PartitionBucket
 from tablelayer.model.options import ChangelogImage
+from tablelayer.model.partitions import Partition, typed_value, values_of
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.spark.splits import DELETED_COLUMN, KeySet, last_changes
 
+T = TypeVar("T")
 _OPENED_AT_MOST = 5
 """Times the lake is looked at: a round may end, and the log be cut, between the look at it and the one at the log."""
 
@@ -48,27 +56,35 @@ def union_scan(
     *,
     predicate: Predicate | None = None,
     warehouse: str | None = None,
+    dropped: bool = True,
 ) -> UnionScan:
     """The rows of `table` ("db.t"; "db.t$lake": the lake alone) that match, pinned now.
 
     `connection` is the table client's; `predicate` says the same as a filter that is an expression, or less, to spare
-    files of the lake (of a filter in SQL it is known); `warehouse` overrides the server's. Raises LakeError: the table
-    is not tiered, its lake is none that can be read here (Paimon; pyiceberg is missing), or, for `$lake`, nothing is in
-    it yet.
+    files of the lake (of a filter in SQL it is known); `warehouse` overrides the server's; `dropped` False leaves out
+    what the lake keeps of partitions that are dropped. Raises LakeError: the table is not tiered, its lake cannot be
+    read here (pyiceberg is missing, or the warehouse is on a file system that only Spark knows), or, for `$lake`,
+    nothing is in it yet.
     """
     only_lake = table.endswith(LAKE_SUFFIX)
-    definition, lake, known = open_reader(connection, table.removesuffix(LAKE_SUFFIX), warehouse)
-    opened = connection.open_table(definition)
+    name = table.removesuffix(LAKE_SUFFIX)
     for _ in range(_OPENED_AT_MOST):
+        definition, lake, known = open_reader(connection, name, warehouse)
         state = lake.state(known)
         if only_lake:
             if state.head is None:
                 raise LakeError(f"{definition.path} is not in the lake yet: run `headrace tier --once` first")
-            return UnionScan(opened, definition, lake, state, None, columns, filter, predicate)
-        earliest, end = opened.offsets("earliest"), opened.offsets("latest")
-        if state.committed is None or all(earliest[bucket] <= state.offsets.get(bucket, 0) for bucket in end):
-            return UnionScan(opened, definition, lake, state, end, columns, filter, predicate)
-        definition, lake, known = open_reader(connection, str(definition.path), warehouse)
+            return UnionScan(connection, definition, lake, state, None, columns, filter, predicate)
+        log = TableChanges(connection, "", definition)
+        earliest, end = log.earliest(), log.latest()
+        tails = [
+            _Tail(partition, ends, _begin(partition, ends, state), _earliest(partition, ends, earliest))
+            for partition, ends in log.by_partition(end)
+        ]
+        if all(tail.reaches_back() for tail in tails):
+            scan = UnionScan(connection, definition, lake, state, tails, columns, filter, predicate)
+            scan.without(new_partitions(state, end) if dropped else None)
+            return scan
     raise LakeError(
         f"the log of {definition.path} begins behind what the lake's last round has: rows are missing in between"
     )
@@ -81,23 +97,56 @@ def lake_snapshots(connection: Any, table: str, *, warehouse: str | None = None)
 
 def open_reader(
     connection: Any, table: str, warehouse: str | None
-) -> tuple[TableDefinition, IcebergReader, int | None]:
+) -> tuple[TableDefinition, LakeReader, int | None]:
     """A table, its lake as of now, and the last snapshot that the server was told of."""
-    definition = connection.admin.describe_table(TablePath.parse(table))
-    if definition.is_partitioned:
-        raise LakeError(
-            f"{definition.path} is partitioned: its lake is read in Spark (tablelayer.lake.union_read), its log here"
-        )
+    path = TablePath.parse(table)
+    if path.partition is not None:
+        raise LakeError(f"{path} is a partition: it is tiered together with its table, read {path.whole}")
+    definition = connection.admin.describe_table(path)
     if definition.table_id is None:
         raise LakeError(f"{definition.path} has no id")
     status = ServerCoordinator(connection, "union read").describe(definition.table_id)
-    if status.enabled and status.format != "iceberg":
-        raise LakeError(
-            f"the lake of {definition.path} is {status.format}: only Iceberg is read here; Spark reads both"
-            " (tablelayer.lake.union_read)"
-        )
-    reader = IcebergReader(definition, check_lake(status, warehouse, definition.path))
-    return definition, reader, status.snapshot_id
+    return definition, reader_of(definition, status, warehouse), status.snapshot_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What the log has to add, of the table or of one partition: up to `end` by bucket. `begin`: where the lake ends;
+    None where the lake has nothing of it, and the log is read from `earliest`, or the state at `end`.
+    """
+
+    partition: Partition | None
+    end: Mapping[int, int]
+    begin: Mapping[int, int] | None
+    earliest: Mapping[int, int]
+
+    def places(self) -> dict[Any, int]:
+        """The end by place."""
+        return {_place(self.partition, bucket): offset for bucket, offset in self.end.items()}
+
+    def reaches_back(self) -> bool:
+        """Whether the log has all that the lake does not have."""
+        begin = self.begin
+        return begin is None or all(self.earliest[bucket] <= offset for bucket, offset in begin.items())
+
+
+def _place(partition: Partition | None, bucket: int) -> Any:
+    return bucket if partition is None else PartitionBucket(partition.name, partition.table_id, bucket)
+
+
+def _begin(partition: Partition | None, ends: Mapping[int, int], state: LakeState) -> dict[int, int] | None:
+    if state.committed is None:
+        return None
+    found = {bucket: state.offsets.get(_place(partition, bucket)) for bucket in ends}
+    if partition is not None and all(offset is None for offset in found.values()):
+        return None
+    return {bucket: min(offset or 0, ends[bucket]) for bucket, offset in found.items()}
+
+
+def _earliest(
+    partition: Partition | None, ends: Mapping[int, int], earliest: Mapping[Any, int]
+) -> dict[int, int]:
+    return {bucket: min(earliest.get(_place(partition, bucket), 0), end) for bucket, end in ends.items()}
 
 
 class UnionScan:
@@ -105,33 +154,53 @@ class UnionScan:
 
     def __init__(
         self,
-        table: Any,
+        connection: Any,
         definition: TableDefinition,
-        lake: IcebergReader,
+        lake: LakeReader,
         state: LakeState,
-        end: Mapping[int, int] | None,
+        tails: Sequence[_Tail] | None,
         columns: Sequence[str] | None,
         wanted: FilterLike = None,
         predicate: Predicate | None = None,
     ) -> None:
-        """`end` None: the lake alone."""
+        """`tails` None: the lake alone."""
         schema = definition.schema
-        self._table, self._definition, self._lake, self._state, self._end = (
-            table,
-            definition,
-            lake,
-            state,
-            end,
-        )
+        self._connection, self._definition, self._lake = connection, definition, lake
+        self._state, self._tails = state, tails
         self._names = list(schema.names if columns is None else columns)
         schema.select(self._names)
         self._given = wanted
         self._filter, found = _parsed(wanted, definition)
         self._predicate = found if predicate is None else predicate
+        self._left_out: KeySet | None = None
+        self._kept: KeySet | None = None
         self.schema = pa.schema([schema.column(name).field() for name in self._names])
         self.snapshot = state.head
         self.offsets = dict(state.offsets)
-        self.end_offsets = None if end is None else dict(end)
+        self.end_offsets: dict[Any, int] | None = None
+        if tails is not None:
+            self.end_offsets = {place: end for tail in tails for place, end in tail.places().items()}
+
+    def without(self, partitions: Sequence[str] | None) -> None:
+        """Leave out what the lake has of earlier partitions of these names; None: of all that are not tiered now."""
+        if not self._definition.is_partitioned:
+            return
+        if partitions is None:
+            tiered = [tail.partition for tail in self._tails or () if tail.begin is not None]
+            self._kept = self._partition_set([each.name for each in tiered if each is not None])
+        elif partitions:
+            self._left_out = self._partition_set(partitions)
+
+    def _partition_set(self, names: Sequence[str]) -> KeySet:
+        columns = [self._definition.schema.column(key) for key in self._definition.partition_keys]
+        values = [values_of(name) for name in names]
+        arrays = [
+            pa.array([typed_value(column, value[at]).as_py() for value in values], column.type.arrow())
+            for at, column in enumerate(columns)
+        ]
+        return KeySet(
+            pa.table(arrays, names=[column.name for column in columns]), self._definition.partition_keys
+        )
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._rows():
@@ -154,69 +223,87 @@ class UnionScan:
         return list(schema.select(list(dict.fromkeys([*self._names, *more, *filtered]))))
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        keyed = self._definition.is_primary_key_table
-        if self._end is None:
+        if self._tails is None or not self._definition.is_primary_key_table:
             yield from self._of_lake(self._needed())
-        elif self._state.committed is None:
-            if keyed:
-                # Without old images there is no way back to the end: the state is then that of the moment of reading.
-                past = self._definition.settings.changelog_image is not ChangelogImage.WAL
-                for bucket, end in self._end.items():
-                    moment = end if past else None
-                    for piece, _ in self._table.snapshot(bucket, self._names, self._given, as_of=moment):
-                        yield piece
-            else:
-                yield from self._log_rows(self._table.offsets("earliest"))
-        elif keyed:
-            key = self._definition.schema.primary_key
-            needed = self._needed(*key)
-            tail = self._tail(needed)
-            changed = None if tail is None else KeySet(tail, key)
-            for batch in self._of_lake(needed):
-                yield batch if changed is None else batch.filter(pc.invert(changed.contains(batch)))
-            if tail is not None:
-                living = tail.filter(pc.invert(tail.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
-                for batch in living.to_batches():
-                    yield self._matching(batch)
-        else:
-            yield from self._of_lake(self._needed())
-            yield from self._log_rows(self._state.offsets)
+            for tail in self._tails or ():
+                yield from self._of(tail, self._log_rows)
+            return
+        key = self._definition.schema.primary_key
+        needed = self._needed(*key)
+        changes = self._changes(needed)
+        changed = None if changes is None else KeySet(changes, key)
+        for batch in self._of_lake(needed):
+            yield batch if changed is None else batch.filter(pc.invert(changed.contains(batch)))
+        if changes is not None:
+            living = changes.filter(pc.invert(changes.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
+            for batch in living.to_batches():
+                yield filtered(batch, self._filter)
+        for tail in self._tails:
+            if tail.begin is None:
+                yield from self._of(tail, self._present)
 
     def _of_lake(self, needed: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-        if self._state.head is not None:
-            yield from self._lake.read(self._state.head, needed, self._filter, self._predicate)
+        if self._state.head is None or (self._tails is not None and self._state.committed is None):
+            return
+        if self._left_out is not None or self._kept is not None:
+            names = [column.name for column in needed]
+            more = [key for key in self._definition.partition_keys if key not in names]
+            needed = [*needed, *(self._definition.schema.column(key) for key in more)]
+        for batch in self._lake.read(self._state.head, needed, self._filter, self._predicate):
+            rows = batch
+            if self._left_out is not None:
+                rows = rows.filter(pc.invert(self._left_out.contains(rows)))
+            if self._kept is not None:
+                rows = rows.filter(self._kept.contains(rows))
+            yield rows
 
-    def _log_rows(self, start: Mapping[int, int]) -> Iterator[pa.RecordBatch]:
-        end = self._end or {}
-        begin = {bucket: min(start.get(bucket, 0), stop) for bucket, stop in end.items()}
-        with self._table.scan(self._names, start=begin, until=dict(end), filter=self._given) as scan:
-            for part in scan:
-                yield part.batch
-
-    def _tail(self, needed: Sequence[Column]) -> pa.Table | None:
-        """The last change of each key behind the lake; None if there is none."""
-        end = self._end or {}
-        start = {bucket: min(self._state.offsets.get(bucket, 0), stop) for bucket, stop in end.items()}
-        if start == end:
-            return None
-        names = [column.name for column in needed]
+    def _of(self, tail: _Tail, read: Callable[[Any, _Tail], Iterator[T]]) -> Iterator[T]:
+        """What the log says; nothing (more) of a partition that was dropped meanwhile."""
+        part, definition = tail.partition, self._definition
+        if part is not None:
+            definition = definition.of_partition(part.name, part.table_id, part.bucket_count)
         try:
-            with self._table.scan(names, start=start, until=dict(end)) as scan:
-                changes = ((part.batch, part.change_types) for part in scan)
-                batches = list(last_changes(changes, self._definition.schema.primary_key))
+            yield from read(self._connection.open_table(definition), tail)
+        except TableError as error:
+            if part is None or error.code is not TableErrorCode.TABLE_NOT_FOUND:
+                raise
         except KafkaError as error:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
             raise LakeError(
-                f"the tail of {self._definition.path} has left the log since this read began: begin again"
+                f"the tail of {definition.path} has left the log since this read began: begin again"
             ) from error
-        return pa.Table.from_batches(batches).combine_chunks() if batches else None
 
-    def _matching(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._filter is None:
-            return batch
-        names = [self._definition.schema.columns[at].name for at in self._filter.columns]
-        return batch.filter(pa.array(self._filter.mask(batch.select(names))))
+    def _log_rows(self, table: Any, tail: _Tail) -> Iterator[pa.RecordBatch]:
+        begin = tail.earliest if tail.begin is None else tail.begin
+        if begin == tail.end:
+            return
+        with table.scan(self._names, start=dict(begin), until=dict(tail.end), filter=self._given) as scan:
+            for part in scan:
+                yield part.batch
+
+    def _present(self, table: Any, tail: _Tail) -> Iterator[pa.RecordBatch]:
+        """A PK table's rows at the end. Without old images there is no way back to it: the state is then that of the
+        moment of reading.
+        """
+        past = self._definition.settings.changelog_image is not ChangelogImage.WAL
+        for bucket, end in tail.end.items():
+            for piece, _ in table.snapshot(bucket, self._names, self._given, as_of=end if past else None):
+                yield piece
+
+    def _changes(self, needed: Sequence[Column]) -> pa.Table | None:
+        """The last change of each key behind the lake; None if there is none."""
+        names = [column.name for column in needed]
+
+        def of_tail(table: Any, tail: _Tail) -> Iterator[tuple[pa.RecordBatch, Any]]:
+            with table.scan(names, start=dict(tail.begin or {}), until=dict(tail.end)) as scan:
+                for part in scan:
+                    yield part.batch, part.change_types
+
+        moved = [tail for tail in self._tails or () if tail.begin is not None and tail.begin != tail.end]
+        changes = (each for tail in moved for each in self._of(tail, of_tail))
+        batches = list(last_changes(changes, self._definition.schema.primary_key))
+        return pa.Table.from_batches(batches).combine_chunks() if batches else None
 
 
 def _parsed(wanted: FilterLike, definition: TableDefinition) -> tuple[Filter | None, Predicate | None]:

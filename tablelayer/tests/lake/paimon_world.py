@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 
 from tablelayer.lake.paimon import PaimonTable
 from tablelayer.lake.paimon_jvm import Jvm
+from tablelayer.lake.paimon_reader import PaimonReader
+from tablelayer.lake.reader import LakeReader
 from tablelayer.tests.lake.test_tiering import World
 
 _numbers = itertools.count()
@@ -19,6 +21,9 @@ _numbers = itertools.count()
 class PaimonWorld(World):
     def tierer(self) -> PaimonTable:  # type: ignore[override]
         return PaimonTable(self.root.newSession(), self.table, {"warehouse": self.properties["warehouse"]})
+
+    def reader(self) -> LakeReader:
+        return PaimonReader(self.table, self.properties)
 
     def read_by_another(self) -> list[tuple[Any, ...]]:
         """The lake's current rows as Paimon's own reader gives them."""

@@ -59,7 +59,9 @@ def alter(world: World, clauses: str) -> None:
 def rows(world: World, snapshot: int | None = None) -> list[dict[str, Any]]:
     found = [each.asDict() for each in world.lake.read(snapshot).collect()]
     assert all(list(each) == world.table.schema.names for each in found)
-    return sorted(found, key=lambda each: int(each["id"]))
+    found.sort(key=lambda each: int(each["id"]))
+    assert sorted(world.rows_without_spark(snapshot), key=lambda each: int(each["id"])) == found
+    return found
 
 
 def test_the_lake_follows_every_change_of_the_schema(spark: Any, warehouse: Path) -> None:

@@ -203,6 +203,7 @@ def test_every_type_goes_there_and_back(spark: Any, warehouse: Path) -> None:
     found = world.lake.read().orderBy("id").toArrow().cast(schema.arrow())
     assert found.to_pylist() == expected.to_pylist()
     assert world.read_by_another()[0] == tuple(expected.to_pylist()[0].values())
+    assert sorted(world.rows_without_spark(), key=lambda each: each["id"]) == expected.to_pylist()
     later = PaimonWorld(
         spark,
         warehouse,

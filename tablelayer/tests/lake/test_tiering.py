@@ -19,6 +19,8 @@ import pytest
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.coordinator import LakeStatus, TieringRound
 from tablelayer.lake.iceberg import IcebergTable
+from tablelayer.lake.iceberg_reader import IcebergReader
+from tablelayer.lake.reader import LakeReader
 from tablelayer.lake.tier import Outcome, RoundResult, tier_round
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -185,7 +187,22 @@ class World:
         return tier_round(self.round_of(), self.coordinator, self.lake, self.log, self.lake.spark)
 
     def lake_rows(self, snapshot: int | None = None) -> list[tuple[Any, ...]]:
-        return sorted(tuple(found) for found in self.lake.read(snapshot).collect())
+        found = sorted(tuple(found) for found in self.lake.read(snapshot).collect())
+        assert sorted(tuple(each.values()) for each in self.rows_without_spark(snapshot)) == found
+        return found
+
+    def reader(self) -> LakeReader:
+        """The lake as it is now, for who has no Spark."""
+        return IcebergReader(self.table, self.properties)
+
+    def rows_without_spark(self, snapshot: int | None = None) -> list[dict[str, Any]]:
+        """The rows of a snapshot (None: now), after a look whether both doors find the same state."""
+        reader = self.reader()
+        state = reader.state(None)
+        assert state == self.lake.find_committed()
+        at = state.head if snapshot is None else snapshot
+        batches = [] if at is None else reader.read(at, self.table.schema.columns)
+        return [row for batch in batches for row in batch.to_pylist()]
 
     def read_by_another(self) -> list[tuple[Any, ...]]:
         """The lake's current rows as pyiceberg sees them, from the table's metadata file alone."""

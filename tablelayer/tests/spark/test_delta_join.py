@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablelayer.model.errors import TableError
@@ -19,6 +20,7 @@ from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.model.types import BIGINT, INT, STRING
 from tablelayer.spark.delta_join import GroupPartition, check_join, read_group
+from tablelayer.spark.splits import Split
 
 ORDERS = TableDefinition(
     TablePath("db", "orders"),
@@ -104,18 +106,23 @@ writes = st.lists(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     writes,
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 4)), max_size=8),
     st.booleans(),
+    st.sampled_from(["inner", "left"]),
 )
 def test_the_stream_applied_by_key_is_the_join_of_the_tables(
-    steps: list[tuple[bool, int, int, int | None]], batches: list[tuple[int, int, int]], by_prefix: bool
+    steps: list[tuple[bool, int, int, int | None]],
+    batches: list[tuple[int, int, int]],
+    by_prefix: bool,
+    how: Any,
 ) -> None:
     """Whatever the micro-batches, and however far lookups run ahead of them."""
     right_definition = ADDRESSES if by_prefix else CUSTOMERS
     on = {"customer": right_definition.bucket_key[0]}
-    join = check_join("x:1", ORDERS, right_definition, on, None)
+    join = check_join("x:1", ORDERS, right_definition, on, None, how)
     left, right = Memory(ORDERS), Memory(right_definition)
     for is_left, a, b, value in steps:
         if is_left:
@@ -123,15 +130,15 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
         else:
             right.write((a, b) if by_prefix else (a,), value)
     at = [0, 0]
-    result: dict[tuple[int, ...], tuple[int, int]] = {}
+    result: dict[tuple[int | None, ...], tuple[int, int | None]] = {}
     width = len(right_definition.schema.primary_key)
     first = True
     tables = {ORDERS.path: left, right_definition.path: right}
     for more_left, more_right, ahead in [*batches, (99, 99, 0)]:
         end = [min(at[0] + more_left, len(left.log)), min(at[1] + more_right, len(right.log))]
         left.present, right.present = min(end[0] + ahead, len(left.log)), min(end[1] + ahead, len(right.log))
-        ranges = ({0: (at[0], end[0])}, {0: (at[1], end[1])})
-        partition = GroupPartition(0, None, None) if first else GroupPartition(0, *ranges)
+        splits = ([Split(0, at[0], end[0])], [Split(0, at[1], end[1])])
+        partition = GroupPartition(0, 1, None, None) if first else GroupPartition(0, 1, *splits)
         with patch("tablelayer.spark.delta_join.open_table", lambda _, definition: tables[definition.path]):
             for batch in read_group(join, partition, changes=True):
                 for row in batch.to_pylist():
@@ -142,13 +149,30 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
                     else:
                         result[key] = (row["price"], row["street" if by_prefix else "name"])
         at, first = end, False
-    expected = {
-        (*ours, *theirs[1:]): (price, value)
-        for ours, price in left.states[-1].items()
-        for theirs, value in right.states[-1].items()
-        if ours[0] == theirs[0]
-    }
-    assert result == expected
+    assert result == expected(left, right, how)
+    # A batch gives the same at once.
+    tables_now = {ORDERS.path: left, right_definition.path: right}
+    with patch("tablelayer.spark.delta_join.open_table", lambda _, definition: tables_now[definition.path]):
+        rows = [
+            row
+            for batch in read_group(join, GroupPartition(0, 1, None, None), changes=False)
+            for row in batch.to_pylist()
+        ]
+    value = "street" if by_prefix else "name"
+    keys = ["customer", "nr", *(["place"] if width == 2 else [])]
+    found = [(*(row[name] for name in keys), row["price"], row[value]) for row in rows]
+    assert sorted(found, key=repr) == sorted(((*key, *values) for key, values in result.items()), key=repr)
+
+
+def expected(left: Memory, right: Memory, how: str) -> dict[tuple[Any, ...], tuple[Any, Any]]:
+    """As SQL says, by DuckDB."""
+    with duckdb.connect() as database:
+        database.register("l", left._table(left.rows(), list(left.definition.schema.names)))
+        names = list(right.definition.schema.names)
+        database.register("r", right._table(right.rows(), names))
+        rest = "".join(f", r.{name}" for name in names[1:-1])
+        query = f"SELECT l.customer, l.nr{rest}, price, r.{names[-1]} FROM l {how} JOIN r ON l.customer = r.{names[0]}"
+        return {tuple(row[:-2]): tuple(row[-2:]) for row in database.sql(query).fetchall()}  # type: ignore[misc]
 
 
 def test_tables_that_cannot_be_joined_so_are_named() -> None:
@@ -159,10 +183,24 @@ def test_tables_that_cannot_be_joined_so_are_named() -> None:
     for right, on, said in (
         (log, {"customer": "k"}, "is a log table"),
         (other, {"customer": "k"}, "differ in type"),
-        (CUSTOMERS, {"nr": "id"}, "bucket keys of both tables"),
+        (CUSTOMERS, {"nr": "id"}, "of both tables as join columns"),
     ):
         with pytest.raises(TableError, match=said):
             check_join("x:1", ORDERS, right, on, None)
+    parted = TableDefinition(
+        TablePath("db", "p"),
+        Schema.of([("d", BIGINT), ("k", BIGINT)], ["d", "k"]),
+        bucket_key=("k",),
+        bucket_count=1,
+        partition_keys=("d",),
+    )
+    whole = TableDefinition(
+        TablePath("db", "w"),
+        Schema.of([("d", BIGINT), ("k", BIGINT), ("v", INT)], ["d", "k"]),
+        bucket_count=1,
+    )
+    with pytest.raises(TableError, match="spread their rows differently"):
+        check_join("x:1", parted, whole, {"d": "d", "k": "k"}, None)
     with pytest.raises(TableError, match="'price' would be there twice"):
         check_join("x:1", ORDERS, CUSTOMERS, {"customer": "id"}, {"name": "price"})
     named = check_join("x:1", ORDERS, ADDRESSES, {"customer": "owner"}, {"street": "s"})
@@ -175,4 +213,4 @@ def test_groups_of_buckets_are_the_common_divisor() -> None:
 
     for left, right, groups in ((4, 6, 2), (3, 3, 3), (2, 5, 1)):
         join = check_join("x:1", sized(ORDERS, left), sized(CUSTOMERS, right), {"customer": "id"}, None)
-        assert join.groups == groups
+        assert join.groups() == groups

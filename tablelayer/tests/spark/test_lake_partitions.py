@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.coordinator import ServerCoordinator
 from tablelayer.lake.tier import open_lake, run_tiering
 from tablelayer.lake.union_read import lake_then_stream, union_read
+from tablelayer.lake.union_scan import lake_snapshots, union_scan
 from tablelayer.model.lake_offsets import PartitionBucket
 from tablelayer.tests.spark.spark_tables import read_available
 
@@ -51,7 +53,16 @@ class Lake:
         return lines
 
     def rows(self, suffix: str = "") -> list[tuple[Any, ...]]:
-        return sorted(map(tuple, union_read(self.spark, self.address, self.path + suffix).collect()))
+        """In Spark; and the same without it, columns and a condition of one's own included."""
+        found = sorted(map(tuple, union_read(self.spark, self.address, self.path + suffix).collect()))
+        if not suffix or self.status().commits:
+            alone = union_scan(self.client, self.path + suffix).to_arrow().to_pylist()
+            assert sorted(tuple(row.values()) for row in alone) == found
+            some = union_scan(self.client, self.path + suffix, ["id"], "r = 'us' AND v > 4").to_arrow()
+            assert sorted(some.column("id").to_pylist()) == sorted(
+                row[2] for row in found if row[1] == "us" and row[3] > 4
+            )
+        return found
 
     def truth(self) -> list[tuple[Any, ...]]:
         return sorted(tuple(row.values()) for row in self.table.to_arrow().to_pylist())
@@ -87,6 +98,8 @@ def test_partitions_come_go_and_come_again(spark: Any, address: str, client: Con
     lake.tier()
     assert [row for row in lake.rows("$lake") if row[1] == "us"] == kept, "the lake keeps what was dropped"
     assert lake.rows() == sorted([*lake.truth(), *kept])
+    present = union_scan(client, lake.path, dropped=False).to_arrow().to_pylist()
+    assert sorted(tuple(row.values()) for row in present) == lake.truth()
     assert {place.partition for place in lake.status().offsets} == {"2024-01-01.eu", "2024-01-01.asia"}
 
     lake.write("us", [(4, 7)])
@@ -104,6 +117,15 @@ def test_partitions_come_go_and_come_again(spark: Any, address: str, client: Con
     newest = union_read(spark, address, f"{lake.path}$lake$snapshots").collect()[-1]
     us = {p.bucket: o for p, o in offsets.items() if p.partition.endswith(".us")}
     assert newest.offsets["2024-01-01.us"] == us
+    alone = lake_snapshots(client, f"{lake.path}$lake$snapshots").to_pylist()[-1]
+    assert {name: dict(ends) for name, ends in alone["offsets"]} == newest.offsets
+    assert (alone["snapshot_id"], alone["epoch"]) == (newest.snapshot_id, newest.epoch)
+    (answer,) = Session(client).run(
+        f"SELECT count(*), sum(v) FROM \"{lake.path.split('.')[1]}$lake\" WHERE r = 'eu'"
+    )
+    assert answer.rows is not None
+    eu = [row[3] for row in lake.truth() if row[1] == "eu"]
+    assert [tuple(row.values()) for row in answer.rows.to_pylist()] == [(len(eu), sum(eu))]
     client.admin.drop_table(lake.path)
 
 

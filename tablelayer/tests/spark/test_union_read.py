@@ -4,6 +4,7 @@ while somebody writes and a tierer runs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -16,9 +17,10 @@ import pytest
 
 from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
+from tablelayer.lake.iceberg_reader import IcebergReader
 from tablelayer.lake.tier import TableChanges, run_tiering
 from tablelayer.lake.union_read import union_read
-from tablelayer.lake.union_scan import union_scan
+from tablelayer.lake.union_scan import open_reader, union_scan
 from tablelayer.model.types import BIGINT, INT, STRING
 from tablelayer.tests.spark.spark_tables import create
 
@@ -64,14 +66,21 @@ def run(
     key: bool,
     rounds: int,
     lake: str = "iceberg",
-) -> None:
+    *,
+    tiered: int = 0,
+    spark_every: int = 1,
+    compaction: bool = True,
+) -> str:
+    """Read at least `rounds` times, and until the tierer was there `tiered` times, while somebody writes; in Spark the
+    first time, the last one, and every so many in between. The table's path.
+    """
     path = create(
         client,
         [("id", BIGINT), ("n", INT), ("name", STRING)],
         ("id",) if key else (),
         table_datalake_enabled="true",
         table_datalake_format=lake,
-        **{"table_datalake_auto-compaction": "true"},
+        **{"table_datalake_auto-compaction": str(compaction).lower()},
     )
     pinned: list[dict[int, int]] = []
     latest = TableChanges.latest
@@ -83,7 +92,7 @@ def run(
         return end
 
     monkeypatch.setattr(TableChanges, "latest", recorded)
-    stop, failures = threading.Event(), []
+    stop, failures, done = threading.Event(), [], []
 
     def write() -> None:
         rng, table = random.Random(SEED), client.table(path)
@@ -101,39 +110,44 @@ def run(
 
     def tier() -> None:
         said: list[str] = []
-        while not stop.wait(0.2):
+        while not stop.wait(0.2) and not (tiered and len(done) == tiered):
             if run_tiering(address, tables=[path], once=True, report=said.append):
                 failures.append(said[-1])
+            done.append(said[-1])
 
     threads = [threading.Thread(target=each) for each in (write, tier)]
     for thread in threads:
         thread.start()
     try:
         rng = random.Random(SEED)
-        for number in range(rounds):
+        for number in itertools.count():
+            last = number + 1 >= rounds and len(done) >= tiered
             predicate = PREDICATES[number % len(PREDICATES)] if number else "TRUE"
-            frame = union_read(spark, address, path).where(predicate)
-            end = pinned[-1]
-            scan = union_scan(client, path, filter=None if predicate == "TRUE" else predicate)
-            for _ in range(1 + (rng.random() < 0.3)):  # the same rows again, whatever was done meanwhile
-                assert sorted(map(tuple, frame.collect())) == oracle(client, path, end, predicate)
+            if last or number % spark_every == 0:
+                frame = union_read(spark, address, path).where(predicate)
+                end = pinned[-1]
+                for _ in range(1 + (rng.random() < 0.3)):  # the same rows again, whatever was done meanwhile
+                    assert sorted(map(tuple, frame.collect())) == oracle(client, path, end, predicate)
             # The same without Spark, where a predicate is one that the server understands.
+            scan = union_scan(client, path, filter=None if predicate == "TRUE" else predicate)
             assert scan.end_offsets is not None
-            rows = [tuple(each.values()) for each in scan.to_arrow().to_pylist()]
-            assert sorted(rows) == oracle(client, path, scan.end_offsets, predicate)
+            for _ in range(2):
+                rows = [tuple(each.values()) for each in scan.to_arrow().to_pylist()]
+                assert sorted(rows) == oracle(client, path, scan.end_offsets, predicate)
+            if last or failures:
+                break
         assert union_read(spark, address, f"{path}$lake").count() > 0
         said = Session(client)
-        (answer,) = said.run(f'SELECT count(*), max(epoch) FROM "{path.split(".")[1]}$lake$snapshots"')
-        assert answer.rows is not None
-        assert answer.rows.column(0)[0].as_py() > 0
-        (answer,) = said.run(f'SELECT count(*) FROM "{path.split(".")[1]}$lake"')
-        assert answer.rows is not None
-        assert answer.rows.column(0)[0].as_py() > 0
+        for view, column in (("$lake$snapshots", "epoch"), ("$lake", "id")):
+            (answer,) = said.run(f'SELECT count({column}) FROM "{path.split(".")[1]}{view}"')
+            assert answer.rows is not None
+            assert answer.rows.column(0)[0].as_py() > 0
     finally:
         stop.set()
         for thread in threads:
             thread.join(120)
     assert failures == []
+    return path
 
 
 @pytest.mark.slow
@@ -141,7 +155,11 @@ def run(
 def test_lake_and_log_are_the_table_while_it_is_written_and_tiered(
     spark: Any, address: str, client: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(spark, address, client, monkeypatch, True, 4)
+    path = run(spark, address, client, monkeypatch, True, 4, tiered=2, spark_every=1 << 30, compaction=False)
+    _, lake, known = open_reader(client, path, None)
+    assert isinstance(lake, IcebergReader)
+    tasks = lake._table.scan(snapshot_id=lake.state(known).head).plan_files()
+    assert any(task.delete_files for task in tasks), "rounds that merge leave deletes, which were read"
 
 
 @pytest.mark.soak

@@ -144,12 +144,6 @@ def test_what_cannot_be_read_so_is_said(client: Connection) -> None:
         union_scan(client, tiered)
 
 
-def test_a_lake_of_another_format_is_refused(client: Connection) -> None:
-    path = create(client, COLUMNS, ("id",), table_datalake_enabled="true", table_datalake_format="paimon")
-    with pytest.raises(LakeError, match="is paimon: only Iceberg is read here"):
-        union_scan(client, path)
-
-
 def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None:
     path = create(client, COLUMNS, table_datalake_enabled="true", table_datalake_format="iceberg")
     table, name = client.table(path), path.split(".")[1]
