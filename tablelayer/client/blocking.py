@@ -350,7 +350,7 @@ class Table:
         until: Until = None,
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
         filter: FilterLike = None,
         row_filter: bool = True,
     ) -> Scan:
@@ -419,7 +419,7 @@ class Table:
         include_lower: bool = True,
         include_upper: bool = False,
         limit: int | None = None,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
         filter: FilterLike = None,
     ) -> pa.Table:
         """The rows of a PK table between two keys, in key order; see `AsyncTable.range_scan`."""

@@ -376,7 +376,7 @@ class AsyncPartitionedTable(AsyncTable):
         until: Until = None,
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
         filter: FilterLike = None,
         row_filter: bool = True,
     ) -> AsyncScan:
@@ -385,12 +385,13 @@ class AsyncPartitionedTable(AsyncTable):
         A partition that is added while the scan goes on is read from its beginning; one that is dropped ends. Offsets
         for `start` and `until` are by partition and bucket; partitions that they do not name are read from their
         beginning (a PK table's with their state), and not at all when `until` names others. Of each partition rows
-        come in log order.
+        come in log order. `as_of`: a time, or offsets by partition and bucket; partitions that these do not name, or
+        that came later, were empty then, and their rows come as changes.
         """
         if buckets is not None:
             raise self._needs_partition("scan of some buckets", "partition(name).scan")
-        if as_of is not None:
-            raise self._needs_partition("scan from a moment", "partition(name).scan")
+        if isinstance(as_of, Mapping):
+            as_of = self._by_partition(as_of)
         return AsyncPartitionedScan(
             self._cluster,
             self.definition,
@@ -399,9 +400,21 @@ class AsyncPartitionedTable(AsyncTable):
             start=start,
             until=until,
             poll_timeout=poll_timeout,
+            as_of=as_of,
             condition=self._condition(filter),
             row_filter=row_filter,
         )
+
+    def _by_partition(self, moment: Mapping[Any, Any]) -> dict[str, Mapping[int, int]]:
+        """The moment as offsets by partition and bucket. Raises TableError(PARTITION_NEEDED)."""
+        found = {}
+        for name, offsets in moment.items():
+            if not isinstance(name, str) or not isinstance(offsets, Mapping):
+                raise self._needs_partition(
+                    "reading at offsets", "offsets by partition and bucket, or a time"
+                )
+            found[name] = offsets
+        return found
 
     def snapshot(
         self,
@@ -425,11 +438,10 @@ class AsyncPartitionedTable(AsyncTable):
         """
         self._condition(filter)
         if isinstance(as_of, Mapping):
-            parts = {}
-            for name, offsets in as_of.items():
-                if not isinstance(name, str) or not isinstance(offsets, Mapping):
-                    raise self._needs_partition("reading at offsets", "offsets by partition and bucket")
-                parts[name] = await (await self.partition(name)).to_arrow(columns, filter, as_of=offsets)
+            parts = {
+                name: await (await self.partition(name)).to_arrow(columns, filter, as_of=offsets)
+                for name, offsets in self._by_partition(as_of).items()
+            }
         else:
             moment = as_of
             parts = await self._of_each(lambda child: child.to_arrow(columns, filter, as_of=moment))
@@ -447,22 +459,29 @@ class AsyncPartitionedTable(AsyncTable):
         include_lower: bool = True,
         include_upper: bool = False,
         limit: int | None = None,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
         filter: FilterLike = None,
     ) -> pa.Table:
-        """As `AsyncTable.range_scan`, over the present partitions."""
-        if isinstance(as_of, Mapping):
-            raise self._needs_partition("reading at offsets", "partition(name).range_scan")
+        """As `AsyncTable.range_scan`, over the present partitions, or those that `as_of` gives offsets for."""
         self._must_be(log_table=False, doing="range scan")
         primary_key = self.definition.schema.primary_key
         wanted = None if columns is None else list(dict.fromkeys([*columns, *primary_key]))
-        parts = await self._of_each(
-            lambda child: child.range_scan(
+
+        def look(child: AsyncTable, moment: Moment | None) -> Awaitable[pa.Table]:
+            return child.range_scan(
                 lower, upper, wanted,
-                include_lower=include_lower, include_upper=include_upper, limit=limit, as_of=as_of,
+                include_lower=include_lower, include_upper=include_upper, limit=limit, as_of=moment,
                 filter=filter,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+
+        if isinstance(as_of, Mapping):
+            parts = {
+                name: await look(await self.partition(name), offsets)
+                for name, offsets in self._by_partition(as_of).items()
+            }
+        else:
+            moment = as_of
+            parts = await self._of_each(lambda child: look(child, moment))
         _, schema, order = self._reader.project(wanted)
         empty = schema.empty_table() if order is None else schema.empty_table().select(order)
         rows = pa.concat_tables([empty, *parts.values()]).sort_by(

@@ -16,8 +16,8 @@ from typing import Any
 from uuid import UUID
 
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.reader import Reader
-from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until
+from tablelayer.client.reader import AnyMoment, Moment, Reader
+from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until, check_as_of
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition
@@ -62,10 +62,12 @@ class AsyncPartitionedScan(AsyncScan):
         start: Start = "full",
         until: Until = None,
         poll_timeout: float | None = None,
+        as_of: AnyMoment | None = None,
         condition: bytes | None = None,
         row_filter: bool = True,
     ) -> None:
         """`partitions` lists those to be read."""
+        check_as_of(as_of, start, definition)
         super().__init__(
             cluster,
             definition,
@@ -79,6 +81,7 @@ class AsyncPartitionedScan(AsyncScan):
         self._list = partitions
         self._from = _by_partition(start)
         self._to = _by_partition(until)
+        self._moment = as_of
         self._children: dict[str, _Child] = {}
         self._queue: asyncio.Queue[_Arrived] = asyncio.Queue(_READ_AT_ONCE)
         self._gate = None if until is None else asyncio.Semaphore(_READ_AT_ONCE)
@@ -198,7 +201,7 @@ class AsyncPartitionedScan(AsyncScan):
                     if not _is_gone(error):
                         raise
                     return
-                self._begin_child(partition, start, until)
+                self._begin_child(partition, start, until, self._moment_of(partition) if first else None)
 
         await asyncio.gather(*map(begin, fresh))
 
@@ -222,6 +225,12 @@ class AsyncPartitionedScan(AsyncScan):
         reader = Reader(self._cluster, self._definition_of(partition))
         return {**given, **await reader.offsets(place, missing)}
 
+    def _moment_of(self, partition: Partition) -> Moment | None:
+        if not isinstance(self._moment, Mapping):
+            return self._moment
+        given: Any = self._moment.get(partition.name, {})  # type: ignore[call-overload]
+        return {bucket: given.get(bucket, 0) for bucket in range(partition.bucket_count)}
+
     async def _end_of(self, partition: Partition) -> Mapping[int, int] | None:
         if self._to is None or isinstance(self._to, Mapping):
             return None if self._to is None else self._to[partition.name]
@@ -230,7 +239,9 @@ class AsyncPartitionedScan(AsyncScan):
         reader = Reader(self._cluster, self._definition_of(partition))
         return await reader.offsets("latest", range(partition.bucket_count))
 
-    def _begin_child(self, partition: Partition, start: Any, until: Mapping[int, int] | None) -> None:
+    def _begin_child(
+        self, partition: Partition, start: Any, until: Mapping[int, int] | None, as_of: Moment | None = None
+    ) -> None:
         scan = AsyncScan(
             self._cluster,
             self._definition_of(partition),
@@ -239,6 +250,7 @@ class AsyncPartitionedScan(AsyncScan):
             row_filter=self._row_filter,
             start=start,
             until=until,
+            as_of=as_of,
         )
         known = dict(start) if isinstance(start, Mapping) else {}
         child = _Child(partition.name, partition.table_id, scan, known)

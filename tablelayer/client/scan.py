@@ -112,6 +112,12 @@ class _Arrived:
     rows: ScanBatch | None
 
 
+def check_as_of(as_of: object, start: Start, definition: TableDefinition) -> None:
+    """Whether a scan can begin at an earlier moment. Raises ValueError."""
+    if as_of is not None and (start != "full" or not definition.is_primary_key_table):
+        raise ValueError("as_of is for scans of primary-key tables that start with the state (start='full')")
+
+
 class AsyncScan:
     """An asynchronous iterator of `ScanBatch`. Made by `AsyncTable.scan`; close it, or use it in `async
     with`.
@@ -132,10 +138,7 @@ class AsyncScan:
         row_filter: bool = True,
     ) -> None:
         """`condition`: a filter as it travels (`model.filters.encode_filter`)."""
-        if as_of is not None and (start != "full" or not definition.is_primary_key_table):
-            raise ValueError(
-                "as_of is for scans of primary-key tables that start with the state (start='full')"
-            )
+        check_as_of(as_of, start, definition)
         self._condition = condition
         self._row_filter = condition is not None and row_filter
         self._cluster = cluster

@@ -486,7 +486,7 @@ class AsyncTable:
         until: Until = None,
         buckets: Sequence[int] | None = None,
         poll_timeout: float | None = None,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
         filter: FilterLike = None,
         row_filter: bool = True,
     ) -> AsyncScan:
@@ -514,7 +514,7 @@ class AsyncTable:
             until=until,
             buckets=buckets,
             poll_timeout=poll_timeout,
-            as_of=as_of,
+            as_of=None if as_of is None else flat(as_of, self.path),
             condition=self._condition(filter),
             row_filter=row_filter,
         )
@@ -603,7 +603,7 @@ class AsyncTable:
         include_lower: bool = True,
         include_upper: bool = False,
         limit: int | None = None,
-        as_of: Moment | None = None,
+        as_of: AnyMoment | None = None,
         filter: FilterLike = None,
     ) -> pa.Table:
         """The rows of a PK table between two keys, in key order; at most `limit` of them.
@@ -621,7 +621,7 @@ class AsyncTable:
         if columns is not None and len(buckets) > 1:
             wanted = list(dict.fromkeys([*columns, *primary_key]))
         ids, schema, _ = self._reader.project(wanted)
-        moments = None if as_of is None else await self._reader.offsets_as_of(as_of, buckets)
+        moments = None if as_of is None else await self._reader.offsets_as_of(flat(as_of, self.path), buckets)
         batches = await self._states(
             ids, schema, moments, limit=limit if filter is None else None, condition=self._condition(filter),
             lower=await self._bound(lower, inclusive=include_lower),

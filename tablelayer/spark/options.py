@@ -52,7 +52,7 @@ class ReadOptions:
     predicate: Predicate | None
     limit: int
     max_offsets: int | None
-    available_now: AvailableNow
+    available_now: AvailableNow | None
     fail_on_data_loss: bool
     min_partitions: int
     max_records: int
@@ -73,7 +73,7 @@ class ReadOptions:
             limit=-1 if limit is None else limit,
             max_offsets=given.number("maxOffsetsPerTrigger", 1),
             available_now=cast(
-                AvailableNow, given.choice("availableNow", ("false", "true", "capped"), "false")
+                AvailableNow | None, given.choice("availableNow", ("false", "true", "capped"), None)
             ),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             min_partitions=given.number("minPartitions", 1) or 1,

@@ -12,7 +12,10 @@
   is AvailableNow. With `maxOffsetsPerTrigger` there are three ways: `availableNow=true` here too makes one micro-batch
   of all that is there; `availableNow=capped` together with `tablelayer.spark.run_available_now(writer)`, instead of
   the trigger, makes capped ones up to where the table ended when the run began; and with neither the query ends
-  after one capped micro-batch, and goes on when it is run again.
+  after one capped micro-batch, and goes on when it is run again. That loses nothing, and is easily taken for the end:
+  unless `availableNow=false` says that the trigger is another one, the first micro-batch that the cap cuts off is
+  told of in the log. (4.1's `PythonMicroBatchStream` has neither of Spark's interfaces SupportsAdmissionControl and
+  SupportsTriggerAvailableNow, and no call to a Python source has the trigger in it.)
 - **Partitioned tables** are read as a whole: partitions that are added are read from their beginning, those that are
   dropped end, R18.3. A partition that is new to the stream and whose log does not reach back to offset 0 begins with
   its state (a PK table whose stream began "full"), else that is lost rows.
@@ -106,6 +109,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
         self._initial: Any = None
         self._at: Any = None
         self._pinned: Any = None
+        self._warned = False
 
     # -- where ---------------------------------------------------------------------------------------------
 
@@ -143,6 +147,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
         else:
             ends = admit(at.offsets, latest, self._most)
             ends = {bucket: max(offset, at.offsets.get(bucket, 0)) for bucket, offset in ends.items()}
+            self._tell_of_cap(start, sum(latest.values()) - sum(ends.values()))
         end = Position(self._table_id, ends, at.began)
         if start is None:
             self._at = end
@@ -151,6 +156,20 @@ class HeadraceStreamReader(DataSourceStreamReader):
     @property
     def _most(self) -> int | None:
         return None if self.options.available_now == "true" else self.options.max_offsets
+
+    def _tell_of_cap(self, start: object, waiting: int) -> None:
+        """Once, where nobody has said that this cannot be Spark 4.1's Trigger.AvailableNow."""
+        if start is None and waiting > 0 and self.options.available_now is None and not self._warned:
+            self._warned = True
+            logger.warning(
+                "maxOffsetsPerTrigger=%s leaves %d offsets of %s to the next batch. Trigger.AvailableNow has none:"
+                " with it this query ends before them; set availableNow=true for one micro-batch of all, or"
+                " availableNow=capped and run_available_now for several. With another trigger all is well;"
+                " availableNow=false says so, and this is not told again",
+                self.options.max_offsets,
+                waiting,
+                self.options.table,
+            )
 
     # -- what ----------------------------------------------------------------------------------------------
 
@@ -277,6 +296,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         }
         wanted = {place: latest[place[0]].offsets[place[1]] for place in begins}
         ends = admit(begins, wanted, self._most)
+        self._tell_of_cap(start, sum(wanted.values()) - sum(ends.values()))
         partitions = {
             name: replace(each, full=True)
             if name in full

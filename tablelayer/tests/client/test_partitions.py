@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -292,9 +293,47 @@ def test_what_is_by_bucket_says_where_to_go_instead(new: Any) -> None:
         lambda: list(table.snapshot(0)),
         lambda: table.committed("g"),
         lambda: table.scan(buckets=[0]),
+        lambda: table.scan(as_of={0: 1}),
+        lambda: table.range_scan(as_of={0: 1}),
         lambda: table.commit("g", {0: 1}),
     ):
         assert code_of(work) is TableErrorCode.PARTITION_NEEDED
     with pytest.raises(ValueError, match="by partition and bucket"):
         table.scan(start={0: 1})
     assert isinstance(table.to_arrow(), pa.Table)
+
+
+def test_a_partitioned_table_is_read_as_it_was_by_partition_and_bucket(new: Any) -> None:
+    table = new(PK)
+    table.upsert([{"dt": f"d{n % 2}", "id": n, "v": n} for n in range(10)])
+    before, then = table.to_arrow(), table.partition_offsets("latest")
+    at = max(part.timestamp_ms for part in table.scan(start="earliest", until="latest"))
+    time.sleep(0.002)
+    table.delete([{"dt": "d0", "id": 0}])
+    table.upsert([{"dt": "d1", "id": 1, "v": -1}, {"dt": "d2", "id": 7, "v": 7}])
+    now = table.to_arrow()
+    for moment in (then, at):
+        assert table.to_arrow(as_of=moment).sort_by("id") == before.sort_by("id")
+        assert table.range_scan({"dt": "d0"}, {"dt": "d2"}, as_of=moment) == before.sort_by(
+            [("dt", "ascending"), ("id", "ascending")]
+        )
+        assert table.range_scan({"dt": "d1", "id": 3}, columns=["v"], limit=2, as_of=moment).num_rows == 2
+        # A scan begins with the state of then; what came since comes as changes, of new partitions too.
+        rows: dict[tuple[str, int], int] = {}
+        state = 0
+        with table.scan(as_of=moment, until="latest") as scan:
+            for part in scan:
+                state += part.batch.num_rows if part.from_snapshot else 0
+                for row, change in zip(part.batch.to_pylist(), part.change_types, strict=True):
+                    if change in (ChangeType.DELETE, ChangeType.UPDATE_BEFORE):
+                        rows.pop((row["dt"], row["id"]), None)
+                    else:
+                        rows[row["dt"], row["id"]] = row["v"]
+        assert state == before.num_rows
+        assert {(*key, value) for key, value in rows.items()} == {
+            tuple(row.values()) for row in now.to_pylist()
+        }
+    some = {"d1": then["d1"]}
+    assert table.range_scan(as_of=some).column("id").to_pylist() == [1, 3, 5, 7, 9]
+    with pytest.raises(ValueError, match="start with the state"):
+        new(LOG).scan(as_of=at)

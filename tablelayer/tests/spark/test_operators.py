@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from tablelayer.client import Connection
@@ -76,3 +77,53 @@ def test_joins_are_what_sparks_own_join_of_the_tables_is(
         select=["nr", "price"],
     )
     assert {(row.id, row.nr, row.price, row.name) for row in looked_up.collect()} == own_join()
+
+
+def test_left_joins_of_partitioned_tables_follow_new_partitions(
+    spark: Any, address: str, client: Connection, tmp_path: Path
+) -> None:
+    """Several orders of a customer, some customers without any, and the other way round; by day."""
+    name = f"joined_{tmp_path.name.replace('-', '_')}"[:60]
+    for table, rest in (("c", "PRIMARY KEY (d, k)"), ("o", "PRIMARY KEY (d, k, nr)")):
+        client.execute(
+            f"CREATE TABLE {name}_{table} (d STRING, k INT, nr INT, v INT, {rest} NOT ENFORCED) PARTITIONED BY (d)"
+            " WITH ('bucket.num' = '2', 'bucket.key' = 'k')"
+        )
+    left, right = client.table(f"default.{name}_c"), client.table(f"default.{name}_o")
+
+    def own_join() -> set[tuple[Any, ...]]:
+        with duckdb.connect() as database:
+            database.register("l", left.to_arrow())
+            database.register("r", right.to_arrow())
+            query = "SELECT l.d, l.k, l.v, r.nr, r.v FROM l LEFT JOIN r ON l.d = r.d AND l.k = r.k"
+            return set(database.sql(query).fetchall())
+
+    left.upsert([{"d": "mon", "k": k, "nr": 0, "v": k} for k in range(6)])
+    right.upsert([{"d": "mon", "k": n % 4, "nr": n, "v": n} for n in range(10)])
+    joined: dict[str, Any] = {
+        "on": {"d": "d", "k": "k"}, "select": {"nr": "order", "v": "paid"}, "how": "left", "bootstrap": address,
+    }  # fmt: skip
+    tables = f"default.{name}_c", f"default.{name}_o"
+    batch = delta_join(spark, *tables, **joined).select("d", "k", "v", "order", "paid")
+    assert {tuple(row) for row in batch.collect()} == own_join()
+
+    state: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def apply() -> None:
+        changes = delta_join(spark, *tables, streaming=True, **joined)
+        for row in read_available(changes, tmp_path / "c"):
+            if row._change_type == "-D":
+                state.pop((row.d, row.k, row.order), None)
+            else:
+                state[row.d, row.k, row.order] = (row.d, row.k, row.v, row.order, row.paid)
+
+    apply()
+    assert set(state.values()) == own_join()
+    left.upsert([{"d": "tue", "k": 1, "nr": 0, "v": 11}, {"d": "tue", "k": 2, "nr": 0, "v": 12}])
+    right.upsert([{"d": "tue", "k": 1, "nr": 1, "v": 5}, {"d": "mon", "k": 5, "nr": 50, "v": 9}])
+    right.delete([{"d": "mon", "k": 0, "nr": n} for n in (0, 4, 8)])
+    left.delete([{"d": "mon", "k": 1}])
+    apply()
+    assert set(state.values()) == own_join()
+    for each in tables:
+        client.admin.drop_table(each)
