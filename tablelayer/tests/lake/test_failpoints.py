@@ -146,12 +146,12 @@ class Tierer:
         return self.fault.at("close" if self._looks % 3 == 2 else "", lambda: self._branch_snapshot(branch))
 
     def _writing(self, name: str) -> Callable[..., None]:
-        def write(changes: Any, target: str, properties: Mapping[str, str]) -> None:
+        def write(changes: Any, *more: Any) -> None:
             fault = self.fault
             if fault.point == "write file" and fault.kind == "error" and not fault.fired:
                 fault.fired = True
                 changes = failing(changes)
-            fault.at("write file", lambda: self._write[name](changes, target, properties))
+            fault.at("write file", lambda: self._write[name](changes, *more))
 
         return write
 
