@@ -44,6 +44,9 @@ class LakeState:
 class LakeTable(Protocol):
     """One table in a lake."""
 
+    def stored_definition(self) -> TableDefinition | None:
+        """The definition that the lake table was made or last changed from; None if there is no such table."""
+
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
         """The table's state, read from the lake itself.
 

@@ -157,7 +157,7 @@ class IcebergTable:
             self.spark.sql(f"REFRESH TABLE {self.name}")
 
     def stored_definition(self) -> TableDefinition | None:
-        """The definition that the lake table was made or last changed from; None if there is no such table."""
+        """See `LakeTable`."""
         table = self._load()
         text = None if table is None else table.properties().get(DEFINITION_PROPERTY)
         if text is None:

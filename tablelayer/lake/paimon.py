@@ -11,6 +11,9 @@ was thought dead could add its rows a second time.
     headrace.table-id         the table's id, also an option of the lake table: one dropped and made again has another
     headrace.epoch            the tiering round's epoch
 
+A partitioned table is one Paimon table with the same partition columns. Partitions that were dropped stay in the
+lake; of one that is made anew under its old name the files that were there leave in the commit of its first rows.
+
 The newest snapshot with these counts. Compaction by others makes snapshots without them (ours carries them along), and
 expiry could remove the last one that has them; a consumer `headrace_tiered` stands on it, which expiry respects.
 Where it was removed all the same, tiering stops with an error, because starting over would duplicate rows.
@@ -33,9 +36,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
+from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError, new_partitions
 from tablelayer.lake.paimon_columns import (
+    DEFINITION_OPTION,
     needs_evolution,
     new_table_options,
     paimon_type,
@@ -44,9 +49,17 @@ from tablelayer.lake.paimon_columns import (
 from tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
 from tablelayer.lake.paimon_maintenance import compact, expire
 from tablelayer.lake.paimon_read import read_rows
-from tablelayer.model.lake_offsets import Offsets, offsets_from_json, offsets_to_json
+from tablelayer.model.lake_offsets import (
+    Offsets,
+    PartitionBucket,
+    in_order,
+    offsets_from_json,
+    offsets_to_json,
+)
 from tablelayer.model.options import PAIMON_PREFIX
+from tablelayer.model.partitions import values_of
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.topic_lake import from_stored
 from tablelayer.spark.splits import DELETED_COLUMN
 
 OFFSETS_PROPERTY = "headrace.offsets"
@@ -93,6 +106,8 @@ class PaimonTable:
         builder = self.jvm.paimon.schema.Schema.newBuilder()
         for column in schema.columns:
             builder = builder.column(column.name, paimon_type(self.jvm, column), column.comment)
+        if definition.partition_keys:
+            builder = builder.partitionKeys(self.jvm.list_of(definition.partition_keys))
         if schema.primary_key:
             builder = builder.primaryKey(self.jvm.list_of(schema.primary_key))
         if definition.comment:
@@ -123,6 +138,15 @@ class PaimonTable:
         if table is not None and needs_evolution(table, self.definition):
             changes = schema_changes(self.jvm, table, self.definition)
             self._catalog.alterTable(self._identifier, changes, False)
+
+    def stored_definition(self) -> TableDefinition | None:
+        """See `LakeTable`."""
+        table = self._load()
+        text = None if table is None else table.options().get(DEFINITION_OPTION)
+        if text is None:
+            return None
+        table_id = UUID(table.options().get(TABLE_ID_PROPERTY))  # type: ignore[union-attr]
+        return from_stored(text, self.definition.path, table_id)
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
         """See `LakeTable`. Snapshots are numbered without gaps, so the history is walked by number."""
@@ -197,6 +221,8 @@ class PaimonTable:
         table = self._must_load()
         branch = self._branch(table, base.head, epoch)
         messages = self._write_rows(table, base, changes)
+        if base.head is not None:
+            messages += self._cleared(table, base.head, new_partitions(base, offsets))
         return self._commit_on(branch, messages, base.head, self._round_properties(offsets, epoch))
 
     def _branch(self, table: Any, head: int | None, epoch: int) -> Any:
@@ -221,6 +247,20 @@ class PaimonTable:
             return self._feed(table, files, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def _cleared(self, table: Any, head: int, partitions: Sequence[str]) -> list[Any]:
+        """Commit messages that take out what snapshot `head` has of partitions that are made anew: whole files."""
+        messages = []
+        io, nothing = self.jvm.paimon.io, self.jvm.java.java.util.ArrayList()
+        unchanged = io.CompactIncrement.emptyIncrement()
+        for name in partitions:
+            spec = dict(zip(self.definition.partition_keys, values_of(name), strict=True))
+            reader = table.newSnapshotReader().withSnapshot(head)
+            for split in reader.withPartitionFilter(self.jvm.map_of(spec)).read().splits():
+                gone = io.DataIncrement(nothing, split.dataFiles(), nothing)
+                place = split.partition(), split.bucket(), split.totalBuckets()
+                messages.append(self.jvm.paimon.table.sink.CommitMessageImpl(*place, gone, unchanged))
+        return messages
 
     def _stage(self, table: Any, changes: Any, folder: Path) -> Sequence[Path]:
         """The rows as Parquet files of the driver's: the lake table's fields in its order, then the row kind."""
@@ -395,10 +435,21 @@ class PaimonTable:
             at = datetime.datetime.fromtimestamp(each.timeMillis() / 1000, datetime.UTC)
             state = self._state_of(each, each.id())
             parent = each.id() - 1 if index else None
-            epoch, offsets = (None, None) if state is None else (state.epoch, dict(state.offsets))
+            epoch, offsets = (None, None) if state is None else (state.epoch, self._listed(state.offsets))
             rows.append((each.id(), parent, at, each.commitKind().toString().lower(), epoch, offsets))
         columns = "snapshot_id bigint, parent_id bigint, committed_at timestamp, operation string,"
-        return self.spark.createDataFrame(rows, f"{columns} epoch bigint, offsets map<int,bigint>")
+        ends = "map<string,map<int,bigint>>" if self.definition.is_partitioned else "map<int,bigint>"
+        return self.spark.createDataFrame(rows, f"{columns} epoch bigint, offsets {ends}")
+
+    def _listed(self, offsets: Offsets) -> dict[Any, Any]:
+        """By bucket, or by partition and bucket."""
+        if not self.definition.is_partitioned:
+            return dict(offsets)
+        listed: dict[str, dict[int, int]] = {}
+        for place, offset in in_order(offsets):
+            assert isinstance(place, PartitionBucket)
+            listed.setdefault(place.partition, {})[place.bucket] = offset
+        return listed
 
 
 def passed_options(definition: TableDefinition) -> dict[str, str]:

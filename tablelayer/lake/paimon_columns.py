@@ -12,6 +12,7 @@ which column stands in the lake table's options, in the same commit as every cha
 
     headrace.columns      {"0": 1, ...}   our column id -> Paimon's field id
     headrace.schema-id    the table's schema that the fields were made from
+    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/topic_lake.py`)
 
 So a column that was dropped and added again is a new field, and old values stay behind. New fields are the last
 ones. Paimon has no defaults for the rows that were there before a column: our reads fill them in for files that
@@ -29,12 +30,14 @@ from tablelayer.lake.adapter import LakeError, RoundLostError
 from tablelayer.lake.paimon_jvm import Jvm
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
+from tablelayer.model.topic_lake import stored_text
 from tablelayer.model.types import DataType, TypeKind
 from tablelayer.model.values import literal_sql
 from tablelayer.spark.types import spark_type
 
 COLUMNS_OPTION = "headrace.columns"
 SCHEMA_ID_OPTION = "headrace.schema-id"
+DEFINITION_OPTION = "headrace.definition"
 
 _SIMPLE = {
     TypeKind.BOOLEAN: "BOOLEAN",
@@ -120,6 +123,7 @@ def _options(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str
     return {
         COLUMNS_OPTION: json.dumps(listed, separators=(",", ":")),
         SCHEMA_ID_OPTION: str(definition.schema.schema_id),
+        DEFINITION_OPTION: stored_text(definition),
     }
 
 

@@ -26,10 +26,15 @@ def compact(
 ) -> tuple[list[Any], str]:
     """Commit messages of what Paimon wants to merge at `snapshot`, none if nothing; what was done, for a person."""
     files = data_files(table, snapshot)
-    runs: dict[int, set[object]] = defaultdict(set)
+    runs: dict[tuple[str, int], set[object]] = defaultdict(set)
     for file in files:
-        runs[file.bucket[1]].add(file.run if definition.is_primary_key_table else file.path)
-    wanted = sorted(bucket for bucket, each in runs.items() if len(each) >= COMPACT_FILES_PER_BUCKET)
+        runs[file.bucket].add(file.run if definition.is_primary_key_table else file.path)
+    partitions = {file.bucket: file.partition for file in files}
+    wanted = [
+        (partitions[bucket], bucket[1])
+        for bucket, each in sorted(runs.items())
+        if len(each) >= COMPACT_FILES_PER_BUCKET
+    ]
     if not wanted:
         return [], ""
     if filled_on_read(table, definition, (file.schema_id for file in files)):
@@ -44,13 +49,16 @@ def compact(
     return (messages, f"compacted {taken} data files into {added}") if taken else ([], "")
 
 
-def _compact_buckets(jvm: Jvm, table: Any, buckets: list[int], user: str, scratch: Path) -> list[Any]:
+def _compact_buckets(
+    jvm: Jvm, table: Any, buckets: list[tuple[Any, int]], user: str, scratch: Path
+) -> list[Any]:
+    """`buckets`: (partition, number)."""
     full = table.coreOptions().changelogProducer().toString() == "full-compaction"
     writer = table.newWrite(user)
     try:
         writer.withIOManager(jvm.paimon.disk.IOManager.create(str(scratch)))
-        for bucket in buckets:
-            writer.compact(jvm.paimon.data.BinaryRow.EMPTY_ROW, bucket, full)
+        for partition, bucket in buckets:
+            writer.compact(partition, bucket, full)
         return list(writer.prepareCommit(True, 0))
     finally:
         writer.close()

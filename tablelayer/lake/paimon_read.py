@@ -30,13 +30,16 @@ _BROADCAST_ROWS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One data file of a snapshot. `run`: files of a bucket with the same one are a sorted run; smaller is older."""
+    """One data file of a snapshot. `run`: files of a bucket with the same one are a sorted run; smaller is older.
+    `partition`: Paimon's row of it. `bucket`: by folder and number, so that of another partition is another.
+    """
 
     path: str
     bucket: tuple[str, int]
     run: tuple[int, int]
     schema_id: int
     rows: int
+    partition: Any = None
 
 
 def data_files(table: Any, snapshot: int) -> list[DataFile]:
@@ -50,7 +53,7 @@ def data_files(table: Any, snapshot: int) -> list[DataFile]:
                 f"{table.name()} has deletion vectors, which are not read here: read it with an engine that knows"
                 " them, or take the option 'deletion-vectors.enabled' back and compact it fully"
             )
-        folder = split.bucketPath()
+        folder, partition = split.bucketPath(), split.partition()
         for file in split.dataFiles():
             name, level = file.fileName(), file.level()
             if not name.endswith(".parquet"):
@@ -58,7 +61,9 @@ def data_files(table: Any, snapshot: int) -> list[DataFile]:
             path = file.externalPath().orElse(f"{folder}/{name}")
             # Level 0: every file is a run of its own, and files are as old as their sequence numbers.
             run = (-level, 0 if level else file.maxSequenceNumber())
-            found.append(DataFile(path, (folder, split.bucket()), run, file.schemaId(), file.rowCount()))
+            found.append(
+                DataFile(path, (folder, split.bucket()), run, file.schemaId(), file.rowCount(), partition)
+            )
     return found
 
 

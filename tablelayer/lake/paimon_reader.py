@@ -49,9 +49,13 @@ class PaimonReader:
     """A table's copy in a Paimon filesystem catalog, as it was when this was made."""
 
     def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
-        """`properties` as for `PaimonTable`. Raises LakeError: the warehouse cannot be opened here."""
+        """`properties` as for `PaimonTable`. Raises LakeError: the warehouse cannot be opened here, or has partitions."""
         from pyarrow import fs
 
+        if definition.is_partitioned:
+            raise LakeError(
+                f"{definition.path} is partitioned: its Paimon table is read in Spark (tablelayer.lake.union_read)"
+            )
         self.definition = definition
         warehouse = properties["warehouse"].rstrip("/")
         path = f"{warehouse}/{definition.path.database}.db/{definition.path.table}"

@@ -448,7 +448,6 @@ class _Job:
 
     def _tier_topic(self, granted: TieringRound, name: str) -> RoundResult:
         """See `topics.py`."""
-        from tablelayer.lake.iceberg import IcebergTable  # the only lake of topics
         from tablelayer.lake.topics import Topic, TopicSource
 
         described = self._connection.kafka.describe_topic(name)
@@ -461,8 +460,7 @@ class _Job:
         status = self._coordinator.describe(granted.table_id)
         check_lake(status, self._warehouse, name)
         with self._spark_of(granted) as spark:
-            provisional = config.undefined(topic.topic_id)
-            found = IcebergTable(spark, provisional, check_lake(status, self._warehouse, name))
+            found = open_lake(spark, config.undefined(topic.topic_id), status, self._warehouse)
             stored = found.stored_definition()
             with Heartbeats(self._coordinator, granted) as heartbeats:
                 heartbeats.doing = "looking"

@@ -461,11 +461,6 @@ def _validate(definition: TableDefinition) -> None:
     _check_statistics(definition)
     _check_auto_increment(definition)
     if definition.settings.datalake_enabled:
-        if definition.partition_keys and definition.bucket_format is DatalakeFormat.PAIMON:
-            raise _invalid(
-                f"table {definition.path}: partitioned tables are tiered into iceberg, not into paimon, in this "
-                f"release; leave out '{table_options.DATALAKE_ENABLED}' = 'true'"
-            )
         _check_lake_names(definition)
     passed = [name for name in definition.options if name.startswith(table_options.PAIMON_PREFIX)]
     if passed and definition.bucket_format is not DatalakeFormat.PAIMON:

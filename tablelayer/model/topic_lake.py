@@ -49,7 +49,7 @@ EXPIRY = "datalake.auto-expire-snapshot"
 
 DOCS: Mapping[str, str] = {
     ENABLED: "Whether this plain topic is tiered into the lake: true or false.",
-    FORMAT: "The lake's format: iceberg.",
+    FORMAT: "The lake's format: iceberg or paimon.",
     FRESHNESS: "How far the lake may be behind the topic (3 min).",
     TABLE: "The lake table, as database.table; by default named like the topic.",
     VALUE_FORMAT: "What the records are: raw (default: the record as it is), json, or debezium-json.",
@@ -100,7 +100,7 @@ class TopicLake:
         )
         found = cls(
             enabled=_word(ENABLED, given.get(ENABLED, "false"), ["true", "false"]) == "true",
-            format=_word(FORMAT, given.get(FORMAT, "iceberg"), ["iceberg"]),
+            format=_word(FORMAT, given.get(FORMAT, "iceberg"), ["iceberg", "paimon"]),
             freshness_ms=_duration(given.get(FRESHNESS, "3 min")),
             path=_lake_path(topic, given.get(TABLE)),
             value_format=TopicFormat(value_format),

@@ -11,7 +11,9 @@ from confluent_kafka import Producer
 
 from tablelayer.client import Connection
 from tablelayer.lake.coordinator import ServerCoordinator, list_lake
+from tablelayer.lake.paimon import PaimonTable
 from tablelayer.lake.tier import run_tiering
+from tablelayer.model.table import SCHEMA_CONFIG, TableDefinition, TablePath
 from tablelayer.tests.spark.spark_tables import Server
 
 pytestmark = [
@@ -25,6 +27,7 @@ pytestmark = [
 class TieredTopic:
     def __init__(self, server: Server, client: Connection, name: str, **configs: str) -> None:
         self.server, self.client, self.name = server, client, name
+        self.is_paimon = configs.get("format") == "paimon"
         given = {f"datalake.{key.replace('_', '-')}": value for key, value in configs.items()}
         client.kafka.create_topic(name, partitions=2, configs={"datalake.enabled": "true", **given})
 
@@ -51,11 +54,42 @@ class TieredTopic:
         assert code == 0, lines
         return "\n".join(lines)
 
+    def _in_paimon(self, spark: Any, path: TablePath) -> PaimonTable:
+        properties = {"warehouse": str(self.server.folder / "paimon")}
+        topic_id = self.client.kafka.describe_topic(self.name).topic_id
+        known = TableDefinition.from_topic_config(path, topic_id, 1, {SCHEMA_CONFIG: "id BIGINT"})
+        definition = PaimonTable(spark, known, properties).stored_definition()
+        assert definition is not None
+        return PaimonTable(spark, definition, properties)
+
     def lake(self, spark: Any, suffix: str = "") -> list[dict[str, Any]]:
-        """The lake table as Iceberg itself reads it."""
+        """The lake table as Iceberg itself reads it, or by the definition that a Paimon table keeps."""
         database, _, table = self.name.rpartition(".")
+        if self.is_paimon:
+            path = TablePath(database or "default", f"{table}{suffix}")
+            return [row.asDict() for row in self._in_paimon(spark, path).read().collect()]
         folder = self.server.folder / "warehouse" / (database or "default") / f"{table}{suffix}"
         return [row.asDict() for row in spark.read.format("iceberg").load(str(folder)).collect()]
+
+
+def test_topics_in_paimon(spark: Any, server: Server, client: Connection) -> None:
+    topic = TieredTopic(server, client, "seen", format="paimon", value_format="json", primary_key="id")
+    topic.produce([(n, {"id": n, "n": 1.5}) for n in range(10)])
+    topic.produce([(3, None), (4, {"id": 4, "n": 7}), ("k", "{"), ("k", {"n": 1})])
+    assert "2 records do not fit and went to default.seen_dead_letters" in topic.tier()
+    rows = {row["id"]: row["n"] for row in topic.lake(spark)}
+    assert rows == {n: 7.0 if n == 4 else 1.5 for n in range(10) if n != 3}
+    bad = topic.lake(spark, "_dead_letters")
+    assert {bytes(row["value"]).decode() for row in bad} == {"{", '{"n": 1}'}
+    assert "nothing new" in topic.tier()
+    topic.produce([(4, {"id": 4, "n": 8}), (5, None), ("k", "[]")])
+    topic.tier()
+    rows = {row["id"]: row["n"] for row in topic.lake(spark)}
+    assert rows == {n: 8.0 if n == 4 else 1.5 for n in range(10) if n not in (3, 5)}
+    assert len(topic.lake(spark, "_dead_letters")) == 3
+    status = next(each for each in list_lake(client) if each.name == "seen")
+    assert (status.behind, status.behind_ms) == (0, 0)
+    client.kafka.delete_topic(topic.name)
 
 
 def test_raw_records_and_only_committed_ones(spark: Any, server: Server, client: Connection) -> None:
