@@ -49,7 +49,7 @@ class PaimonReader:
     """A table's copy in a Paimon filesystem catalog, as it was when this was made."""
 
     def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
-        """`properties` as for `PaimonTable`. Raises LakeError: the warehouse cannot be opened here, or has partitions."""
+        """`properties` as for `PaimonTable`. Raises LakeError: a partitioned table, or no such warehouse here."""
         from pyarrow import fs
 
         if definition.is_partitioned:

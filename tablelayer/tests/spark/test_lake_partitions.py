@@ -24,7 +24,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-COLUMNS = "d DATE, r STRING, id INT, v INT, n ROW<a INT, b ARRAY<STRING>>"
+COLUMNS = "d DATE, r STRING, id INT, v INT"
+NESTED = {"iceberg": "", "paimon": ", n ROW<a INT, b ARRAY<STRING>>"}
 
 
 class Lake:
@@ -33,7 +34,7 @@ class Lake:
     def __init__(self, spark: Any, address: str, client: Connection, name: str, key: bool, lake: str) -> None:
         primary = ", PRIMARY KEY (d, r, id) NOT ENFORCED" if key else ""
         client.execute(
-            f"CREATE TABLE {name} ({COLUMNS}{primary}) PARTITIONED BY (d, r) WITH ('bucket.num' = '2',"
+            f"CREATE TABLE {name} ({COLUMNS}{NESTED[lake]}{primary}) PARTITIONED BY (d, r) WITH ('bucket.num' = '2',"
             f" 'bucket.key' = 'id', 'table.datalake.enabled' = 'true', 'table.datalake.format' = '{lake}')"
         )
         self.table = client.table(name)
@@ -43,7 +44,8 @@ class Lake:
 
     def write(self, region: str, rows: list[tuple[int, int]]) -> None:
         data = [
-            {"d": "2024-01-01", "r": region, "id": key, "v": value, "n": {"a": value, "b": ["x", None]}}
+            {"d": "2024-01-01", "r": region, "id": key, "v": value}
+            | ({"n": {"a": value, "b": ["x", None]}} if self.kind == "paimon" else {})
             for key, value in rows
         ]
         if self.table.definition.is_primary_key_table:
