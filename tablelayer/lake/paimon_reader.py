@@ -38,7 +38,8 @@ from tablelayer.model.filters import Filter
 from tablelayer.model.lake_offsets import offsets_from_json
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
-from tablelayer.spark.splits import DELETED_COLUMN, KeySet, last_changes
+from tablelayer.spark.key_set import KeySet
+from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 
 BATCH_ROWS = 1 << 16
 _ADD, _DELETE = 0, 1

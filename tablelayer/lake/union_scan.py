@@ -41,7 +41,8 @@ from tablelayer.model.options import ChangelogImage
 from tablelayer.model.partitions import Partition, typed_value, values_of
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.spark.splits import DELETED_COLUMN, KeySet, last_changes
+from tablelayer.spark.key_set import KeySet
+from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 
 T = TypeVar("T")
 _OPENED_AT_MOST = 5

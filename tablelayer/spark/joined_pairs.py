@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
-from tablelayer.spark.splits import BATCH_ROWS, KeySet
+from tablelayer.spark.key_set import KeySet
+from tablelayer.spark.splits import BATCH_ROWS
 from tablelayer.spark.types import CHANGE_TYPE_COLUMN, conform, spark_arrow_schema
 
 KEYS_AT_ONCE = 4096

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table import TableDefinition
-from tablelayer.spark.splits import KeySet
+from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.types import choose_columns, conform, spark_arrow_schema, spark_schema
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table

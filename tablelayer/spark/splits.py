@@ -38,6 +38,7 @@ from tablelayer.model.options import ChangelogImage
 from tablelayer.model.partitions import Partition
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
+from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.types import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -409,34 +410,3 @@ def _compacted(
     )
     kept = positions.group_by(list(primary_key), use_threads=False).aggregate([("_position", keep)])
     return table.take(kept.column(f"_position_{keep}").combine_chunks().sort()).combine_chunks()
-
-
-class KeySet:
-    """The keys of a table's rows, to ask whether a batch's rows have one of them, and which."""
-
-    def __init__(self, rows: pa.Table, key: Sequence[str]) -> None:
-        self._key = list(key)
-        self._values = self._encoded(rows.select(self._key).combine_chunks())
-
-    def contains(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """bool[rows]."""
-        return pc.is_in(self._encoded(batch.select(self._key)), value_set=self._values)
-
-    def positions(self, rows: pa.RecordBatch | pa.Table) -> pa.Array:
-        """int32[rows]: the position of each row's key among the keys, null where it is none."""
-        return pc.index_in(self._encoded(rows.select(self._key)), value_set=self._values)
-
-    @staticmethod
-    def _encoded(keys: Any) -> Any:
-        columns = [_flat(column) for column in keys.columns]
-        if len(columns) == 1:
-            return columns[0]
-        from tablelayer.model.keys import encode_keys  # numba: only who has keys of several columns waits
-
-        return encode_keys(columns)
-
-
-def _flat(column: Any) -> Any:
-    if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return column
