@@ -1,4 +1,4 @@
-"""`python -m bench [kafka] [fluss] [tables] [transcode] [--rounds N] [--scale X] [--quick] [--only G] [--json F]`
+"""`python -m bench [kafka] [fluss] [tables] [transcode] [spark] [lake] [--rounds N] [--quick] [--only G] [--json F]`
 
 Kafka, or Fluss, and Headrace are up at the same time and take turns figure by figure, so that a noisy machine disturbs
 both alike. Every figure is the median over the rounds, with the lowest and the highest beside it; where there is
@@ -15,15 +15,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import fluss, tables, transcode
+from bench import fluss, lake, spark, tables, transcode
 from bench.figures import GROUPS, Size, chosen
 from bench.fluss_peer import FLUSS
 from bench.maven import java
 from bench.peers import Peer, both, start_headrace
-from bench.report import Samples, show_comparison, show_rates, show_tables
+from bench.report import Samples, show_beside, show_comparison, show_rates, show_tables
+from bench.spark_world import measure, world
 
 WORK = Path(".bench")
-EVERYTHING = ("kafka", "fluss", "tables", "transcode")
+IN_SPARK = {"spark": spark.GROUPS, "lake": lake.GROUPS}
+EVERYTHING = ("kafka", "fluss", "tables", "transcode", *IN_SPARK)
 
 
 def compare(
@@ -43,18 +45,55 @@ def compare(
         Console(stderr=True).print(f"{name}: done")
 
 
+def measure_in_spark(
+    console: Console, sections: list[str], arguments: argparse.Namespace
+) -> dict[str, dict[str, object]]:
+    """The sections that need Spark, each shown when it is done, in one server and one session; their figures."""
+    rounds = arguments.rounds or (3 if arguments.quick else 5)
+    scale = arguments.scale or 1.0
+    found: dict[str, dict[str, object]] = {}
+    chosen_groups = {
+        section: {
+            name: group for name, group in IN_SPARK[section].items() if name in (arguments.only or [name])
+        }
+        for section in sections
+    }
+    if not any(chosen_groups.values()):
+        return found
+    with world((WORK / "spark").absolute()) as place:
+        for section, groups in chosen_groups.items():
+            samples = Samples()
+            try:
+                measure(
+                    place,
+                    groups,
+                    samples,
+                    rounds,
+                    scale,
+                    quick=arguments.quick,
+                    report=Console(stderr=True).print,
+                )
+            finally:  # what was measured before something failed took minutes too
+                show_beside(console, f"Headrace, {section}", samples)
+            found[section] = samples.as_json()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    groups = [*GROUPS, *fluss.GROUPS, *(name for section in IN_SPARK.values() for name in section)]
     parser.add_argument("what", nargs="*", choices=[*EVERYTHING, []], help="default: all")
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
-    parser.add_argument("--scale", type=float, help="1.0 = 400,000 records and 1,000,000 rows a run")
+    parser.add_argument(
+        "--scale", type=float, help="1.0 = 400,000 records and 1,000,000 rows a run; in Spark 10,000,000"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer kinds, shorter runs: a few minutes")
     parser.add_argument(
         "--only",
         action="append",
         default=[],
-        choices=[*GROUPS, *fluss.GROUPS],
-        help="of the groups of kafka and fluss",
+        choices=list(dict.fromkeys(groups)),
+        help="of the groups of all but tables and transcode",
     )
     parser.add_argument("--json", type=Path, help="write every sample, ratio and goal to this file")
     arguments = parser.parse_args()
@@ -94,18 +133,16 @@ def main() -> None:
     if "transcode" in what:
         rates = transcode.measure(rounds, scale)
         show_rates(console, rates, transcode.GOALS)
+    in_spark = measure_in_spark(console, [section for section in IN_SPARK if section in what], arguments)
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps(
-                {
-                    "kafka": samples.as_json(),
-                    "fluss": beside_fluss.as_json(),
-                    "tables": rows,
-                    "transcode": rates,
-                },
-                indent=1,
-            )
-        )
+        found = {
+            "kafka": samples.as_json(),
+            "fluss": beside_fluss.as_json(),
+            "tables": rows,
+            "transcode": rates,
+            **in_spark,
+        }
+        arguments.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

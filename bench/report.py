@@ -19,9 +19,12 @@ class Goal:
     ratio_max: float | None = None
     ratio_min: float | None = None
     value_max: float | None = None
+    value_min: float | None = None
 
     def is_met(self, ours: float, theirs: float | None) -> bool:
         if self.value_max is not None and ours > self.value_max:
+            return False
+        if self.value_min is not None and ours < self.value_min:
             return False
         if theirs is None:
             return True
@@ -39,12 +42,16 @@ class Goal:
             parts.append(f"ratio >= {self.ratio_min:g}")
         if self.value_max is not None:
             parts.append(f"<= {self.value_max:g}")
+        if self.value_min is not None:
+            parts.append(f">= {self.value_min:,.0f}")
         return ", ".join(parts)
 
 
 @dataclass(slots=True)
 class Samples:
-    """Per figure and server one value a round. `other` is the server beside Headrace."""
+    """Per figure and server one value a round. `other` is the server beside Headrace; figures that have none of its
+    values are compared with the first server they have.
+    """
 
     other: str = KAFKA
     values: dict[str, dict[str, list[float]]] = field(
@@ -60,7 +67,9 @@ class Samples:
     def as_json(self) -> dict[str, object]:
         shown: dict[str, object] = {}
         for figure, by_server in self.values.items():
-            theirs, ours = by_server.get(self.other), by_server.get(HEADRACE)
+            ours = by_server.get(HEADRACE)
+            others = [values for server, values in by_server.items() if server != HEADRACE]
+            theirs = by_server.get(self.other) or next(iter(others), None)
             entry: dict[str, object] = dict(by_server)
             if ours and theirs:
                 entry["ratio"] = statistics.median(ours) / max(1e-9, statistics.median(theirs))
@@ -103,6 +112,32 @@ def show_comparison(console: Console, samples: Samples) -> None:
             "" if goal is None else str(goal),
             met,
         )
+    console.print(table)
+
+
+def show_beside(console: Console, title: str, samples: Samples) -> None:
+    """Figures that each have peers of their own, or none; a line for each peer, the goal's ratio is to the first."""
+    table = Table(title=f"{title}: median (lowest-highest)")
+    for heading in ("figure", HEADRACE, "beside", "its figure", "ratio", "goal", ""):
+        table.add_column(heading, justify="left" if heading in ("figure", "beside", "goal") else "right")
+    for figure, by_server in samples.values.items():
+        ours = by_server.get(HEADRACE)
+        if not ours:
+            continue
+        median, goal = statistics.median(ours), samples.goals.get(figure)
+        peers = [(server, values) for server, values in by_server.items() if server != HEADRACE] or [("", [])]
+        for place, (server, values) in enumerate(peers):
+            against = statistics.median(values) if values else None
+            met = "" if goal is None or place else ("met" if goal.is_met(median, against) else "missed")
+            table.add_row(
+                "" if place else figure,
+                "" if place else spread(ours),
+                server,
+                spread(values) if values else "",
+                "" if against is None else f"{median / max(1e-9, against):.2f}",
+                "" if goal is None or place else str(goal),
+                met,
+            )
     console.print(table)
 
 

@@ -219,10 +219,13 @@ class IcebergTable:
 
     def _load(self) -> Any | None:
         """Iceberg's own table object, fresh; None if there is no such table."""
-        if not self.exists():
-            return None
         helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
-        return helper.loadIcebergTable(self.spark._jsparkSession, self._plain_name)
+        try:
+            return helper.loadIcebergTable(self.spark._jsparkSession, self._plain_name)
+        except Exception:  # asked afterwards: asking costs more than loading, and most tables are there
+            if self.exists():
+                raise
+            return None
 
     # ---- a round
 
