@@ -1,9 +1,11 @@
-"""ARRAY, MAP and ROW columns through Spark: written, tiered into Iceberg, read together with the log."""
+"""ARRAY, MAP and ROW columns through Spark: written, streamed, looked up, tiered into Iceberg, read together with
+the log."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from tablelayer.lake.tier import run_tiering
 from tablelayer.lake.union_read import union_read
 from tablelayer.model.schema import Schema
 from tablelayer.model.type_text import parse_type
+from tablelayer.spark.lookup_join import lookup_join
 from tablelayer.spark.types import spark_schema
-from tablelayer.tests.spark.spark_tables import create
+from tablelayer.tests.spark.spark_tables import create, finish, sink, stream
 
 pytestmark = [
     pytest.mark.spark,
@@ -59,6 +62,28 @@ def plain(value: Any) -> Any:
 def rows_of(frame: Any) -> list[tuple[Any, ...]]:
     names = [name for name, _ in COLUMNS]
     return sorted((plain(tuple(row)) for row in frame.select(*names).collect()), key=lambda row: int(row[0]))
+
+
+def test_nested_columns_are_written_streamed_and_looked_up(
+    spark: Any, address: str, client: Connection, tmp_path: Path
+) -> None:
+    """From Spark into a log table, from its stream into a primary-key table, from there to the rows of a frame."""
+    columns = [(name, parse_type(text)) for name, text in COLUMNS]
+    log, keyed = create(client, columns, buckets=1), create(client, columns, ("id",), buckets=1)
+    frame = spark.createDataFrame(VALUES, spark_schema(Schema.of(columns).columns)).coalesce(1)
+    frame.write.format("headrace").options(**{"bootstrap.servers": address, "table": log}).mode(
+        "append"
+    ).save()
+    written = stream(spark, address, log).select(*[name for name, _ in COLUMNS])
+    finish(sink(written, address, keyed, tmp_path / "c").trigger(availableNow=True).start())
+    found = client.table(keyed).to_arrow().sort_by("id").to_pylist()
+    assert found == client.table(log).to_arrow().sort_by("id").to_pylist()
+    first = found[0]
+    assert (first["a"], first["r"]["inner"]) == ([1, -32768], {"x": 7})
+    assert first["i"] == [(-7, datetime.date(1, 1, 1)), (3, None)]
+    keys = spark.createDataFrame([(3,), (1,), (4,), (2,)], "id BIGINT").coalesce(1)
+    joined = lookup_join(keys, address, keyed, on={"id": "id"})
+    assert rows_of(joined) == [*VALUES, (4, None, None, None, None, None)]
 
 
 def test_nested_columns_are_tiered_and_read_with_the_log(
