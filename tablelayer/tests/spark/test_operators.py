@@ -12,7 +12,7 @@ from tablelayer.client import Connection
 from tablelayer.model.types import BIGINT, STRING
 from tablelayer.spark.delta_join import delta_join
 from tablelayer.spark.lookup_join import lookup_join
-from tablelayer.tests.spark.spark_tables import create, load, read_available
+from tablelayer.tests.spark.spark_tables import create, load, read_available, stream
 
 pytestmark = [
     pytest.mark.spark,
@@ -77,6 +77,28 @@ def test_joins_are_what_sparks_own_join_of_the_tables_is(
         select=["nr", "price"],
     )
     assert {(row.id, row.nr, row.price, row.name) for row in looked_up.collect()} == own_join()
+    # As a stream: by prefix, with those that have no order; and by primary key, through a cache.
+    changes = stream(spark, address, customers, mode="upsert")
+    all_rows = lookup_join(changes, address, orders, on={"id": "customer"}, select=["nr", "price"])
+    found = {(row.id, row.nr, row.price, row.name) for row in read_available(all_rows, tmp_path / "prefix")}
+    missing = {row["id"] for row in client.table(customers).to_arrow().to_pylist()} - {
+        row[0] for row in own_join()
+    }
+    assert {row for row in found if row[1] is not None} == own_join()
+    assert {row[0] for row in found if row[1] is None} == missing
+    for how in ("left", "inner"):
+        named = lookup_join(
+            stream(spark, address, orders, mode="upsert"),
+            address,
+            customers,
+            on={"customer": "id"},
+            how=how,
+            cache_ttl_s=60,
+        )
+        found = {(row.customer, row.nr, row.price, row.name) for row in read_available(named, tmp_path / how)}
+        assert {row for row in found if row[3] is not None} == own_join()
+        every = {row["nr"] for row in client.table(orders).to_arrow().to_pylist()}
+        assert {row[1] for row in found} == (every if how == "left" else {row[1] for row in own_join()})
 
 
 def test_left_joins_of_partitioned_tables_follow_new_partitions(
