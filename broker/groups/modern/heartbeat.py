@@ -139,7 +139,11 @@ def _stay(step: Rebalance, event: ConsumerHeartbeat) -> None:
     is_new = member_id not in draft.state.members
 
     subscription = _updated(before.subscription, event)
-    bumps = is_new or subscription.topics != before.subscription.topics
+    # Another pattern moves partitions too when both patterns stay in use by others.
+    bumps = is_new or (subscription.topics, subscription.pattern) != (
+        before.subscription.topics,
+        before.subscription.pattern,
+    )
     if is_new or subscription != before.subscription:
         _check_pattern(draft.state, subscription.pattern)
         draft.put(PutSubscription(draft.group_id, member_id, subscription))

@@ -223,6 +223,22 @@ class TestTopics:
         group.consumer_heartbeat("a", 2, pattern="", topics=["t"])
         assert not group.group.consumer.patterns
 
+    def test_another_pattern_that_others_use_already(self, group):
+        """Nothing is to be matched anew, and the member's topics are others all the same."""
+        two = group.topics.put("two", 1)
+
+        def resolved(*topics):
+            return ResolvedPattern(frozenset(topics), group.topics.version, 0)
+
+        group.consumer_heartbeat("a", pattern="t.*", resolved=resolved("t", "two"))
+        group.consumer_heartbeat("b", pattern="t", resolved=resolved("t"))
+        group.consumer_heartbeat("c", pattern="t.*", resolved=resolved("t", "two"))
+        for name in ("a", "c"):
+            epoch = group.group.consumer.epoch
+            group.consumer_heartbeat(name, 0, pattern="t", owned={}, resolved=resolved("t"))
+            assert group.group.consumer.epoch == epoch + 1
+            assert two not in group.group.consumer.target[name]
+
     def test_a_pattern_that_is_none(self, group):
         result = group.consumer_heartbeat("a", pattern="(")
         assert result.error is ErrorCode.INVALID_REGULAR_EXPRESSION
