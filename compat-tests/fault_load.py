@@ -144,7 +144,9 @@ class Load:
                 "acks": self.acks,
                 "linger.ms": 2,
                 "batch.num.messages": 40,
-                "message.timeout.ms": 120_000,
+                # No record is given up: librdkafka starts a new epoch then, and sends anew under it what the broker
+                # may have appended under the old one, which no broker can recognise.
+                "message.timeout.ms": 0,
             }
         )
         entries = self._sends_of[name]
@@ -161,7 +163,12 @@ class Load:
                     entry[3] = message.offset()
                     self.acknowledged += 1
 
-            producer.produce(self.plain, value, partition=number % PARTITIONS, on_delivery=delivered)
+            while True:
+                try:
+                    producer.produce(self.plain, value, partition=number % PARTITIONS, on_delivery=delivered)
+                    break
+                except BufferError:
+                    producer.poll(0.1)  # as many as the client keeps wait for the broker
             producer.poll(0)
             if number % 8 == 0:
                 time.sleep(self.pause_seconds * 8)
