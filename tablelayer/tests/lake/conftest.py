@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM
+
 
 @pytest.fixture(scope="session")
 def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -19,7 +21,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark() -> Any:
     from tablelayer.spark.session import session
 
-    return session("headrace tests", cores=2, memory="1g")
+    return session("headrace tests", cores=2, memory="1g", extra=SHORT_LIVED_JVM)
 
 
 @pytest.fixture(autouse=True)

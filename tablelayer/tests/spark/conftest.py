@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tablelayer.client import Connection, connect
-from tablelayer.tests.spark.spark_tables import Server
+from tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM, Server
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark() -> Any:
     from tablelayer.spark.session import session
 
-    return session("headrace tests", cores=2, memory="1g")
+    return session("headrace tests", cores=2, memory="1g", extra=SHORT_LIVED_JVM)
 
 
 @pytest.fixture(autouse=True)
