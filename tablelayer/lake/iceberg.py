@@ -219,13 +219,11 @@ class IcebergTable:
 
     def _load(self) -> Any | None:
         """Iceberg's own table object, fresh; None if there is no such table."""
-        helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
-        try:
-            return helper.loadIcebergTable(self.spark._jsparkSession, self._plain_name)
-        except Exception:  # asked afterwards: asking costs more than loading, and most tables are there
-            if self.exists():
-                raise
+        # Asking first makes this session the active one too, in whose settings Spark looks the catalog up.
+        if not self.exists():
             return None
+        helper = self.spark._jvm.org.apache.iceberg.spark.Spark3Util
+        return helper.loadIcebergTable(self.spark._jsparkSession, self._plain_name)
 
     # ---- a round
 
