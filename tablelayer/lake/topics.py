@@ -110,7 +110,9 @@ class TopicSource:
         frame = self._records(spark, start, self._end)
         if frame is None:
             return []
-        shape = functions.schema_of_variant_agg(functions.try_parse_json(text))
+        # What is no object is bad, and must not hide what the others have: together they would have no fields.
+        objects = functions.when(text.rlike(r"^\s*\{"), text)
+        shape = functions.schema_of_variant_agg(functions.try_parse_json(objects))
         found = frame.select(shape.alias("shape")).collect()[0].shape
         return inferred_columns(found or "VOID")
 

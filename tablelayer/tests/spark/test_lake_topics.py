@@ -154,7 +154,7 @@ def test_inferred_columns_grow_and_keys_are_upserted(spark: Any, server: Server,
     rows = {row["id"]: row for row in topic.lake(spark)}
     assert {key: row["n"] for key, row in rows.items()} == {n: 2.0 if n < 5 else 1.5 for n in range(10)}
     assert rows[9]["tags"] == '["a"]'
-    topic.produce([(3, None), (4, {"id": 4, "n": 7, "fresh": True})])
+    topic.produce([(3, None), (4, {"id": 4, "n": 7, "fresh": True}), ("k", "[]")])
     topic.tier()
     rows = {row["id"]: row for row in topic.lake(spark)}
     assert (3 in rows, rows[4]["fresh"], rows[5]["fresh"]) == (False, True, None)
