@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.extension import BrokerContext
     from protocol.records.header import BatchHeader
-    from protocol.records.small import Record
 
 logger = logging.getLogger("headrace.journal")
-_warm = threading.Event()
 
 T = TypeVar("T")
 
@@ -156,7 +153,6 @@ class JournalTopic:
 
     async def _load_all(self) -> None:
         started = self._context.clock.monotonic()
-        await asyncio.get_running_loop().run_in_executor(self._context.executor, warm)
         for index in sorted(self._loading):
             await self._load(index)
         elapsed_ms = (self._context.clock.monotonic() - started) * 1000
@@ -294,25 +290,3 @@ def read_batches(partition: Partition) -> Iterator[tuple[BatchHeader, memoryview
         for position, header in iter_headers(data):
             offset = header.last_offset + 1
             yield header, data[position : position + header.size]
-
-
-def warm() -> None:
-    """Load what encodes and decodes batches, which takes a second the first time: not on the event loop."""
-    from protocol.records import decode, encode
-
-    encode.warm()
-    decode.warm()
-    _warm.set()
-
-
-def build_journal_batch(records: Sequence[Record], **options: int) -> bytes:
-    """One batch. Few records, or any before `warm`, are written in plain Python: a broker with nothing to load
-    when it starts does not need what `warm` loads. The bytes are the same.
-    """
-    from protocol.records.small import FEW_RECORDS, build_small
-
-    if len(records) > FEW_RECORDS and _warm.is_set():
-        from protocol.records.encode import build_batch
-
-        return build_batch(records, **options)
-    return build_small(records, **options)

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from broker.cluster.journal_topic import build_journal_batch, read_batches
+from broker.cluster.journal_topic import read_batches
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,
@@ -172,32 +172,28 @@ def encode_journal_batch(
     With a `producer` (id and epoch) they are part of its transaction; as in Kafka they have no sequence. Raises
     KafkaError(INVALID_REQUEST) for what does not fit the format.
     """
-    from protocol.records.small import Record
+    from protocol.records.small import Record, build_small
 
     try:
         encoded = [Record(key, value, timestamp=timestamp_ms) for key, value in map(encode_record, records)]
     except EncodeError as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
     if producer is None:
-        return build_journal_batch(encoded)
+        return build_small(encoded)
     producer_id, epoch = producer
-    return build_journal_batch(
-        encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT
-    )
+    return build_small(encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT)
 
 
 def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:
     """The journal records of one batch. A record that cannot be read is reported and left out: one bad record
     must not take every other group with it.
     """
-    from protocol.records.decode import decode_records
+    from protocol.records.small import read_small
 
-    columns = decode_records(batch)
-    for index, (key, value) in enumerate(zip(columns.keys(), columns.values(), strict=True)):
+    for offset, key, value in read_small(batch):
         try:
             record = decode_record(key, value)
         except DecodeError as error:
-            offset = int(columns.offsets[index])
             logger.error("record %d of %s cannot be read and is skipped: %s", offset, TOPIC, error)
             continue
         if record is not None:

@@ -105,18 +105,16 @@ def read_partition(partition: Partition) -> Iterator[tuple[str, StoredTransactio
 
     A record that cannot be read is reported and left out: it must not take every other id with it.
     """
-    from protocol.records.decode import decode_records
+    from protocol.records.small import read_small
 
     for header, batch in read_batches(partition):
         if header.is_control:
             continue
-        columns = decode_records(batch)
-        for index, (key, value) in enumerate(zip(columns.keys(), columns.values(), strict=True)):
+        for offset, key, value in read_small(batch):
             try:
                 record = decode_record(key, value)
             except DecodeError as error:
-                at = int(columns.offsets[index])
-                logger.error("record %d of %s cannot be read and is skipped: %s", at, TOPIC, error)
+                logger.error("record %d of %s cannot be read and is skipped: %s", offset, TOPIC, error)
                 continue
             if record is not None:
                 yield record

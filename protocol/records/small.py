@@ -1,17 +1,18 @@
-"""Batches of a few records, in plain Python: what journals write one or two at a time.
+"""Batches of a few records, in plain Python: what journals write one or two at a time, and read again at start.
 
-Arrays would cost them ten times as much, and kernels half a second when they are loaded; nothing here needs
-either. `protocol.records.encode` is for everything larger.
+Arrays would cost them ten times as much, and kernels half a second when they are loaded (half a minute when they
+have to be compiled); nothing here needs either. `protocol.records.encode` and `decode` are for everything larger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from protocol.errors import EncodeError
+from protocol.errors import DecodeError, EncodeError
+from protocol.records.compression import MAX_DECOMPRESSED_BYTES, decompress
 from protocol.records.header import (
     COMPRESSION_MASK,
     HEADER_SIZE,
@@ -22,14 +23,16 @@ from protocol.records.header import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
+    Buffer,
+    read_header,
     write_crc,
 )
+from protocol.varint import encode_varint, encode_varlong, read_varint, read_varlong
 
 FEW_RECORDS: Final = 16
 """Up to here this is the quicker way."""
 HEADER: Final = Struct(">qiibIhiqqqhii")
 _NULL_PIECE: Final = b"\x01"
-_SHORT_VARINTS: Final = [bytes((raw,)) for raw in range(0x80)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def build_small(
         body = b"".join(
             (
                 b"\0",  # the attributes of a record mean nothing yet
-                encode_varint(record.timestamp - base_timestamp),
+                encode_varlong(record.timestamp - base_timestamp),
                 encode_varint(delta),
                 _encode_piece(record.key),
                 _encode_piece(record.value),
@@ -98,17 +101,67 @@ def build_small(
     return bytes(output)
 
 
-def encode_varint(value: int) -> bytes:
-    """A zigzag varint as records use it."""
-    raw = (value << 1) ^ (value >> 63)
-    if raw < 0x80:
-        return _SHORT_VARINTS[raw]
-    result = bytearray()
-    while raw >= 0x80:
-        result.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    result.append(raw)
-    return bytes(result)
+def read_small(batch: Buffer) -> Iterator[tuple[int, bytes | None, bytes | None]]:
+    """(offset, key, value) of each record of the one batch (magic 2) that `batch` begins with, in order.
+
+    About 3 us a record. It trusts as little as `protocol.records.decode.decode_records`, but begins to yield before
+    it has seen all records. Raises DecodeError, naming the record.
+    """
+    header = read_header(batch)
+    if header.magic != MAGIC_V2:
+        raise DecodeError(f"a batch of magic {header.magic} holds no Kafka records; magic {MAGIC_V2} does")
+    if header.size > len(batch):
+        raise DecodeError(f"a batch of {header.size} bytes is cut short: {len(batch)} bytes are there")
+    body = memoryview(batch)[HEADER_SIZE : header.size]
+    payload = bytes(decompress(header.compression, body, max_bytes=MAX_DECOMPRESSED_BYTES))
+    position, previous_delta = 0, -1
+    for index in range(header.record_count):
+        try:
+            length, position = read_varint(payload, position)
+            if not 0 < length <= len(payload) - position:
+                raise DecodeError(f"it claims {length} bytes of {len(payload) - position}")
+            delta, key, value = _read_record(payload[position : position + length])
+            if not previous_delta < delta <= header.last_offset_delta:
+                raise DecodeError("its offset is not after the one before it and within the batch")
+        except DecodeError as error:
+            raise DecodeError(
+                f"record {index} of the batch at offset {header.base_offset} is malformed: {error}"
+            ) from None
+        position += length
+        previous_delta = delta
+        yield header.base_offset + delta, key, value
+    if position != len(payload):
+        raise DecodeError(
+            f"the batch at offset {header.base_offset} has {len(payload) - position} bytes "
+            f"after its {header.record_count} records"
+        )
+
+
+def _read_record(record: bytes) -> tuple[int, bytes | None, bytes | None]:
+    """Offset delta, key and value of a record's bytes behind its length. Raises DecodeError."""
+    _, position = read_varlong(record, 1)  # behind the attributes: the timestamp
+    delta, position = read_varint(record, position)
+    key, position = _read_piece(record, position)
+    value, position = _read_piece(record, position)
+    headers, position = read_varint(record, position)
+    if headers < 0:
+        raise DecodeError("its number of headers is negative")
+    for _ in range(headers):
+        name, position = _read_piece(record, position)
+        if name is None:
+            raise DecodeError("a header has no name")
+        _, position = _read_piece(record, position)
+    if position != len(record):
+        raise DecodeError("its length does not match its fields")
+    return delta, key, value
+
+
+def _read_piece(record: bytes, position: int) -> tuple[bytes | None, int]:
+    """Bytes behind their length, or null, and the position after them."""
+    length, position = read_varint(record, position)
+    if not -1 <= length <= len(record) - position:
+        raise DecodeError("it runs past its end")
+    return (None, position) if length < 0 else (record[position : position + length], position + length)
 
 
 def encode_header(key: str, value: bytes | None) -> bytes:

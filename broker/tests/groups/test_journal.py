@@ -1,15 +1,13 @@
 """The journal's records: Kafka's format, both ways, and what a replay makes of them."""
 
 import struct
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cluster import journal_topic
 from broker.cluster.journal_topic import partition_of
-from broker.groups.journal import decode_record, encode_journal_batch, encode_record
+from broker.groups.journal import decode_record, encode_record
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,
@@ -139,11 +137,3 @@ def test_live_records_say_the_same_as_the_whole_journal(history, twice):
     for group in groups.values():
         rewritten.apply(live_records(group))
     assert rewritten.groups(now, Limits()) == groups
-
-
-def test_a_large_batch_is_the_same_before_and_after_the_kernels_are_loaded(monkeypatch):
-    records = [PutOffset("g", "t", index, CommittedOffset(index)) for index in range(40)]
-    monkeypatch.setattr(journal_topic, "_warm", threading.Event())
-    cold = encode_journal_batch(records, 7)
-    journal_topic._warm.set()
-    assert encode_journal_batch(records, 7) == cold

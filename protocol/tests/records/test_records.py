@@ -17,7 +17,7 @@ from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch, encode_batch
 from protocol.records.gather import gather
 from protocol.records.header import HEADER_SIZE, read_header, verify_crc, write_crc
-from protocol.records.small import build_small
+from protocol.records.small import build_small, read_small
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by an old call
@@ -52,6 +52,29 @@ def test_what_is_encoded_is_decoded(originals, codec, base_offset):
     assert columns.timestamps.tolist() == [record.timestamp for record in originals]
     assert columns.offsets.tolist() == [base_offset + i for i in range(len(originals))]
     assert columns.header.max_timestamp == max(record.timestamp for record in originals)
+
+
+@relaxed
+@given(records, st.sampled_from(CODECS), st.integers(0, 1 << 50))
+def test_few_records_are_read_without_arrays_too(originals, codec, base_offset):
+    data = build_batch(originals, compression=codec, base_offset=base_offset)
+    assert list(read_small(data + b"next batch")) == [
+        (base_offset + index, record.key, record.value) for index, record in enumerate(originals)
+    ]
+
+
+@settings(relaxed, max_examples=300)
+@given(records, st.data())
+def test_damaged_records_read_without_arrays_are_refused_or_what_arrays_give(originals, data):
+    damaged = bytearray(build_batch(originals))
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(HEADER_SIZE, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = list(read_small(damaged))
+    except DecodeError:
+        return
+    columns = decode_records(damaged)
+    assert found == list(zip(columns.offsets.tolist(), columns.keys(), columns.values(), strict=True))
 
 
 @relaxed
