@@ -8,14 +8,18 @@ used after it.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tablelayer.client import Connection, Table
     from tablelayer.model.table import TableDefinition
 
-_connections: dict[tuple[int, str], Connection] = {}
+CONNECT_SECONDS: Final = 10.0
+"""A query whose workers or plans begin while the server is started again goes on, like one that runs already."""
+_RETRY_SECONDS: Final = 0.25
 
+_connections: dict[tuple[int, str], Connection] = {}
 
 _tables: dict[tuple[int, str, object, int], Table] = {}
 
@@ -32,11 +36,26 @@ def table(bootstrap: str, definition: TableDefinition) -> Table:
 
 
 def connection(bootstrap: str) -> Connection:
-    """The process's connection to this server, opened at the first call."""
+    """The process's connection to this server, opened at the first call.
+
+    Raises ConnectionFailed when no server has answered for CONNECT_SECONDS.
+    """
     key = (os.getpid(), bootstrap)
     found = _connections.get(key)
     if found is None:
-        from tablelayer.client import connect
-
-        found = _connections[key] = connect(bootstrap)
+        found = _connections[key] = _connect(bootstrap)
     return found
+
+
+def _connect(bootstrap: str) -> Connection:
+    from tablelayer.client import connect
+    from tablelayer.client.errors import ConnectionFailed
+
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return connect(bootstrap)
+        except ConnectionFailed:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)
