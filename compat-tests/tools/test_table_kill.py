@@ -10,7 +10,7 @@ import pytest
 from tablelayer.client import ConnectionFailed, connect
 
 ROWS_PER_WRITE = 500
-KILLS = 3
+KILLS = 2
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +25,7 @@ def write_until(stop: threading.Event, address: str, acknowledged: list[int]) ->
             table.upsert([{"k": key, "v": f"value {key}"} for key in keys])
             acknowledged.append(keys.stop)
             start = keys.stop
+            stop.wait(0.02)
 
 
 def test_acknowledged_rows_survive_kill_9_and_the_state_is_kept(own_server, wait_until) -> None:

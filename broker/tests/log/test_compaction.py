@@ -413,7 +413,13 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
     log.close()
 
 
-@pytest.mark.parametrize("tear", list(Tear), ids=lambda tear: tear.value)
+@pytest.mark.parametrize(
+    "tear",
+    [
+        pytest.param(tear, marks=() if tear in (Tear.LOST, Tear.TORN) else pytest.mark.soak, id=tear.value)
+        for tear in Tear
+    ],
+)
 def test_c1_a_crash_at_every_disk_operation(tear, monkeypatch):
     monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)
     config = {**CONFIG, "delete_retention_ms": 100, "segment_bytes": 500}

@@ -213,7 +213,14 @@ def test_every_type_goes_there_and_back(spark: Any, warehouse: Path) -> None:
         later.lake.create()
 
 
-@pytest.mark.parametrize("kind", ["pk", "log", "without a key"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pk",
+        pytest.param("log", marks=pytest.mark.soak),
+        pytest.param("without a key", marks=pytest.mark.soak),
+    ],
+)
 def test_compaction_and_expiry_keep_the_offsets(spark: Any, warehouse: Path, kind: str) -> None:
     options = {"table.datalake.auto-compaction": "true", "table.datalake.auto-expire-snapshot": "true"}
     options |= {"paimon.num-sorted-run.compaction-trigger": "3", "paimon.compaction.min.file-num": "3"}

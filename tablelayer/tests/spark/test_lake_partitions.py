@@ -78,8 +78,15 @@ class Lake:
         return ServerCoordinator(self.client, "test").describe(self.table.definition.table_id)
 
 
-@pytest.mark.parametrize("key", [True, False])
-@pytest.mark.parametrize("kind", ["iceberg", "paimon"])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("iceberg", True),
+        pytest.param("iceberg", False, marks=pytest.mark.soak),
+        pytest.param("paimon", True, marks=pytest.mark.soak),
+        pytest.param("paimon", False, marks=pytest.mark.soak),
+    ],
+)
 def test_partitions_come_go_and_come_again(
     spark: Any, address: str, client: Connection, key: bool, kind: str
 ) -> None:

@@ -145,6 +145,7 @@ def test_json_by_a_schema_and_what_does_not_fit(spark: Any, server: Server, clie
     client.kafka.delete_topic(topic.name)
 
 
+@pytest.mark.soak
 def test_inferred_columns_grow_and_keys_are_upserted(spark: Any, server: Server, client: Connection) -> None:
     topic = TieredTopic(server, client, "events", value_format="json", primary_key="id")
     assert "nothing new" in topic.tier()

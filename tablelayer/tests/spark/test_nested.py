@@ -64,6 +64,7 @@ def rows_of(frame: Any) -> list[tuple[Any, ...]]:
     return sorted((plain(tuple(row)) for row in frame.select(*names).collect()), key=lambda row: int(row[0]))
 
 
+@pytest.mark.soak
 def test_nested_columns_are_written_streamed_and_looked_up(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ def test_joins_are_what_sparks_own_join_of_the_tables_is(
         assert {row[1] for row in found} == (every if how == "left" else {row[1] for row in own_join()})
 
 
+@pytest.mark.soak
 def test_left_joins_of_partitioned_tables_follow_new_partitions(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:

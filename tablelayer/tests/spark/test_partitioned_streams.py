@@ -190,7 +190,7 @@ def test_capped_batches_over_partitions_and_every_kind_of_start(address: str, cl
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
