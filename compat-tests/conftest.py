@@ -152,7 +152,7 @@ def unique():
     return lambda prefix: f"{prefix}-{os.getpid()}-{next(_numbers)}"
 
 
-def wait_until(condition, what: str, seconds: float = 30, interval: float = 0.05):
+def wait_until(condition, what: str, seconds: float = 60, interval: float = 0.05):
     """The first true value of `condition()`; fails with `what` was waited for."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -12,7 +12,6 @@ KERNEL_MODULES = (
     "protocol.records.encode",
     "protocol.records.gather",
     "broker.log.scan_kernels",
-    "broker.cluster.journal_topic",
     "tablelayer.model.keys",
     "tablelayer.model.rows",
     "tablelayer.model.buckets",

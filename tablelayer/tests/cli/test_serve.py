@@ -129,12 +129,13 @@ def test_a_killed_server_keeps_what_was_acknowledged_and_clients_go_on(serve, tm
         port = probe.getsockname()[1]
     words = ("--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
     served = serve(*words)
-    config = ClientConfig(request_timeout_ms=2_000, delivery_timeout_ms=30_000, batch_size_bytes=4_000)
-    with connect(served.address, config) as connection:
+    with connect(served.address) as connection:
         connection.execute(
             "CREATE TABLE log (id BIGINT, text STRING) WITH ('bucket.num' = '2');"
             "CREATE TABLE kv (id BIGINT, n BIGINT, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '2')"
         )
+    config = ClientConfig(request_timeout_ms=2_000, delivery_timeout_ms=60_000, batch_size_bytes=4_000)
+    with connect(served.address, config) as connection:
         log, kv = connection.table("log"), connection.table("kv")
         written, failures, stop = [0], [], threading.Event()
 
@@ -150,13 +151,13 @@ def test_a_killed_server_keeps_what_was_acknowledged_and_clients_go_on(serve, tm
 
         writer = threading.Thread(target=write)
         writer.start()
-        eventually(lambda: written[0] >= 2_000 or failures, 30)
+        eventually(lambda: written[0] >= 2_000 or failures, 60)
         os.kill(served.process.pid, signal.SIGKILL)
         served.process.wait()
         before = written[0]
         served = serve(*words)
         assert served.ready
-        eventually(lambda: written[0] >= before + 1_000 or failures, 30)
+        eventually(lambda: written[0] >= before + 1_000 or failures, 60)
         stop.set()
         writer.join()
         assert not failures, failures

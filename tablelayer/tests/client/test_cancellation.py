@@ -184,7 +184,7 @@ def test_metrics_count_requests_retries_rows_and_repeated_batches(
     path = table.path
 
     async def test():
-        config = ClientConfig(request_timeout_ms=5_000, retry_backoff_ms=1)
+        config = ClientConfig(request_timeout_ms=60_000, retry_backoff_ms=1)
         async with await connect_async(server_address, config) as connection:
             target = await connection.table(path)
             lose = {PutRowsRequest: 1, LookupRequest: 1, ScanSnapshotRequest: 1}
