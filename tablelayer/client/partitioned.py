@@ -303,6 +303,17 @@ class AsyncPartitionedTable(AsyncTable):
             await self._list()  # TABLE_NOT_FOUND if it is the table that is gone
         return dict(each for each in answers if each is not None)
 
+    async def _at(
+        self, as_of: AnyMoment | None, read: Callable[[AsyncTable, Moment | None], Awaitable[T]]
+    ) -> dict[str, T]:
+        """What every present partition says of a time (or of now), or those that have offsets of theirs."""
+        if not isinstance(as_of, Mapping):
+            return await self._of_each(lambda child: read(child, as_of))
+        return {
+            name: await read(await self.partition(name), offsets)
+            for name, offsets in self._by_partition(as_of).items()
+        }
+
     async def limit(
         self, count: int, columns: Sequence[str] | None = None, filter: FilterLike = None
     ) -> pa.Table:
@@ -437,14 +448,7 @@ class AsyncPartitionedTable(AsyncTable):
         what those had that offsets are given for.
         """
         self._condition(filter)
-        if isinstance(as_of, Mapping):
-            parts = {
-                name: await (await self.partition(name)).to_arrow(columns, filter, as_of=offsets)
-                for name, offsets in self._by_partition(as_of).items()
-            }
-        else:
-            moment = as_of
-            parts = await self._of_each(lambda child: child.to_arrow(columns, filter, as_of=moment))
+        parts = await self._at(as_of, lambda child, moment: child.to_arrow(columns, filter, as_of=moment))
         _, schema, order = self._reader.project(columns)
         if order is not None:
             schema = pa.schema([schema.field(name) for name in order])
@@ -474,14 +478,7 @@ class AsyncPartitionedTable(AsyncTable):
                 filter=filter,
             )  # fmt: skip
 
-        if isinstance(as_of, Mapping):
-            parts = {
-                name: await look(await self.partition(name), offsets)
-                for name, offsets in self._by_partition(as_of).items()
-            }
-        else:
-            moment = as_of
-            parts = await self._of_each(lambda child: look(child, moment))
+        parts = await self._at(as_of, look)
         _, schema, order = self._reader.project(wanted)
         empty = schema.empty_table() if order is None else schema.empty_table().select(order)
         rows = pa.concat_tables([empty, *parts.values()]).sort_by(

@@ -37,13 +37,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
+
+from tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar, retrieve
 
 JARS_VARIABLE = "HEADRACE_SPARK_JARS"
-MIRROR_VARIABLE = "HEADRACE_MAVEN_ROOT"
 JAVA_VERSION_MIN = 17
-RESOLVE_TIMEOUT_S = 600
-"""Generous: 57 MB over a slow line; a resolver that is cut off leaves nothing behind."""
 
 _MARKER = "complete.json"
 
@@ -202,7 +200,11 @@ def _resolve(java: str, spark_version: str, folder: Path, artifacts: Artifacts) 
             shutil.rmtree(work / "cache", ignore_errors=True)  # Ivy remembers what it did not find
             jars = work / "jars"
             shutil.rmtree(jars, ignore_errors=True)
-            output = _run_ivy(java, ivy, work, artifacts, revisions)
+            wanted = [
+                (organisation, name, revision)
+                for (organisation, name, _, _), revision in zip(artifacts, revisions, strict=True)
+            ]
+            output = retrieve(java, ivy, work, wanted, into="jars", cache=work / "cache")
             found = sorted(jars.glob("*.jar")) if jars.is_dir() else []
             if len(found) == len(artifacts):
                 (jars / _MARKER).write_text(json.dumps({jar.name: jar.stat().st_size for jar in found}))
@@ -214,50 +216,22 @@ def _resolve(java: str, spark_version: str, folder: Path, artifacts: Artifacts) 
 
 
 def _ivy_jar() -> Path:
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise SparkSetupError("pyspark is not installed: pip install 'headrace[spark]'.")
-    found = sorted((Path(spec.origin).parent / "jars").glob("ivy-*.jar"))
-    if not found:
+    try:
+        found = ivy_jar()
+    except ModuleNotFoundError as error:
+        raise SparkSetupError(str(error)) from None
+    if found is None:
         raise SparkSetupError(
-            f"This pyspark ({Path(spec.origin).parent}) has no ivy jar: install the full package from PyPI,"
+            "The installed pyspark has no ivy jar: install the full package from PyPI,"
             f" or set {JARS_VARIABLE} to a folder with the jars."
         )
-    return found[-1]
+    return found
 
 
 def _revision_lists(artifacts: Artifacts, spark_version: str) -> list[Sequence[str]]:
     pinned = [revision for _, _, revision, _ in artifacts]
     ranges = [(span or revision).format(spark=spark_version) for _, _, revision, span in artifacts]
     return [pinned, ranges]
-
-
-def _run_ivy(java: str, ivy: Path, work: Path, artifacts: Artifacts, revisions: Sequence[str]) -> str:
-    mirror = os.environ.get(MIRROR_VARIABLE)
-    root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
-    (work / "settings.xml").write_text(
-        '<ivysettings><settings defaultResolver="repository"/><resolvers>'
-        f'<ibiblio name="repository" m2compatible="true"{root}/></resolvers></ivysettings>\n'
-    )
-    wanted = "".join(
-        f"<dependency org={quoteattr(organisation)} name={quoteattr(name)} rev={quoteattr(revision)}"
-        ' transitive="false" conf="default->master"/>'
-        for (organisation, name, _, _), revision in zip(artifacts, revisions, strict=True)
-    )
-    (work / "ivy.xml").write_text(
-        '<ivy-module version="2.0"><info organisation="headrace" module="spark-jars"/>'
-        '<configurations><conf name="default"/></configurations>'
-        f"<dependencies>{wanted}</dependencies></ivy-module>\n"
-    )
-    command = [java, "-jar", str(ivy), "-settings", "settings.xml", "-ivy", "ivy.xml", "-cache", "cache"]
-    command += ["-retrieve", "jars/[artifact]-[revision].[ext]"]
-    try:
-        done = subprocess.run(
-            command, cwd=work, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"timeout: the resolver did not finish in {RESOLVE_TIMEOUT_S} s"
-    return done.stdout + done.stderr
 
 
 def _explain(spoken: Sequence[str]) -> str:

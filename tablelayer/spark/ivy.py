@@ -1,0 +1,70 @@
+"""Published jars by their coordinates, fetched by the Apache Ivy that pyspark carries: Java is all that is needed.
+
+`HEADRACE_MAVEN_ROOT` names the root of a Maven mirror, instead of Ivy's default repository: Ivy reads no settings of
+Maven's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from xml.sax.saxutils import quoteattr
+
+MIRROR_VARIABLE: Final = "HEADRACE_MAVEN_ROOT"
+RESOLVE_TIMEOUT_S: Final = 600
+"""Generous: 57 MB over a slow line; a resolver that is cut off leaves nothing behind."""
+
+Coordinates = tuple[str, str, str]
+"""Organisation, artifact and revision, or a range of revisions."""
+
+
+def ivy_jar() -> Path | None:
+    """Ivy's own jar; None where pyspark came without its jars. Raises ModuleNotFoundError without pyspark."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("pyspark is not installed: pip install 'headrace[spark]'.", name="pyspark")
+    return max((Path(spec.origin).parent / "jars").glob("ivy-*.jar"), default=None)
+
+
+def retrieve(
+    java: str,
+    ivy: Path,
+    work: Path,
+    artifacts: Sequence[Coordinates],
+    *,
+    into: str,
+    cache: Path,
+    needs: bool = False,
+) -> str:
+    """Put the artifacts into the folder `work / into`, and with `needs` what they need at run time; gives what the
+    resolver said. What could not be had is not there: look. Writes its settings into `work`.
+    """
+    mirror = os.environ.get(MIRROR_VARIABLE)
+    root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
+    (work / "settings.xml").write_text(
+        '<ivysettings><settings defaultResolver="repository"/><resolvers>'
+        f'<ibiblio name="repository" m2compatible="true"{root}/></resolvers></ivysettings>\n'
+    )
+    which = 'conf="default->runtime,master"' if needs else 'transitive="false" conf="default->master"'
+    wanted = "".join(
+        f"<dependency org={quoteattr(organisation)} name={quoteattr(name)} rev={quoteattr(revision)} {which}/>"
+        for organisation, name, revision in artifacts
+    )
+    (work / "ivy.xml").write_text(
+        '<ivy-module version="2.0"><info organisation="headrace" module="jars"/>'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{wanted}</dependencies></ivy-module>\n"
+    )
+    command = [java, "-jar", str(ivy), "-settings", "settings.xml", "-ivy", "ivy.xml", "-cache", str(cache)]
+    command += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+    try:
+        done = subprocess.run(
+            command, cwd=work, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"timeout: the resolver did not finish in {RESOLVE_TIMEOUT_S} s"
+    return done.stdout + done.stderr
