@@ -3,6 +3,10 @@
 
 The offsets up to which a table was tiered live **inside the lake's own snapshot**, committed in one step
 with the rows, so they can never disagree with them. What the server keeps is a copy.
+
+    headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket (`model/lake_offsets.py`)
+    headrace.table-id   the table's id, also of the lake table: a table dropped and created again has another one
+    headrace.epoch      the tiering round's epoch
 """
 
 from __future__ import annotations
@@ -11,10 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tablelayer.model.lake_offsets import Offsets, PartitionBucket, partitions_of
+from tablelayer.model.lake_offsets import (
+    Offsets,
+    PartitionBucket,
+    offsets_from_json,
+    offsets_to_json,
+    partitions_of,
+)
 from tablelayer.model.partitions import values_of
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.values import literal_sql
+
+OFFSETS_PROPERTY = "headrace.offsets"
+TABLE_ID_PROPERTY = "headrace.table-id"
+EPOCH_PROPERTY = "headrace.epoch"
+BRANCH_PREFIX = "hr_"
 
 
 class LakeError(Exception):
@@ -39,6 +54,44 @@ class LakeState:
     committed: int | None = None
     offsets: Offsets = field(default_factory=dict)
     epoch: int = -1
+
+
+def round_properties(definition: TableDefinition, offsets: Offsets, epoch: int) -> dict[str, str]:
+    """What a round's snapshot says of it."""
+    return {
+        OFFSETS_PROPERTY: offsets_to_json(offsets),
+        TABLE_ID_PROPERTY: str(definition.table_id),
+        EPOCH_PROPERTY: str(epoch),
+    }
+
+
+def state_of(definition: TableDefinition, head: int, snapshot: int, properties: Any) -> LakeState | None:
+    """What a snapshot's properties, a mapping of Python's or Java's, say of the table at `head`; None if it is none of
+    tiering's. Raises LakeError when it is another table's.
+    """
+    text = properties.get(OFFSETS_PROPERTY)
+    if text is None:
+        return None
+    check_owner(definition, properties.get(TABLE_ID_PROPERTY), f"snapshot {snapshot} of the lake table")
+    return LakeState(head, snapshot, offsets_from_json(text), int(properties.get(EPOCH_PROPERTY) or -1))
+
+
+def check_owner(definition: TableDefinition, owner: str | None, what: str = "the lake table") -> None:
+    """`owner`: the table id that is written there. Raises LakeError."""
+    if owner != str(definition.table_id):
+        raise LakeError(
+            f"{what} of {definition.path} belongs to table id {owner}, but the table is {definition.table_id}: it was"
+            " dropped and created again. Drop or rename the lake table, then tier again."
+        )
+
+
+def forgotten(definition: TableDefinition) -> LakeError:
+    """The history does not go back to the last round."""
+    return LakeError(
+        f"the history of the lake table of {definition.path} does not say any more what was tiered: the snapshots with"
+        f" {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate rows. Drop the lake table to"
+        " have it built again."
+    )
 
 
 class LakeTable(Protocol):

@@ -1,15 +1,11 @@
 """Iceberg through Spark's own connector.
 
 A round is a branch: created at the snapshot that was found, filled by one append or MERGE that carries our
-offsets as snapshot properties, then `fast_forward` moves `main` onto it. Iceberg never lets two appends
+offsets as snapshot properties (`adapter.py`), then `fast_forward` moves `main` onto it. Iceberg never lets two appends
 conflict, so without this a tierer that was thought dead could add its rows a second time; fast_forward is a
 compare-and-set on `main` and fails if anything came in between.
 
-    headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket (`model/lake_offsets.py`)
-    headrace.table-id   the table's id: a table dropped and created again has another one
-    headrace.epoch      the tiering round's epoch
-
-Compaction by others makes snapshots without these, so the newest ancestor of `main` that has them counts (ours,
+Compaction by others makes snapshots without them, so the newest ancestor of `main` that has them counts (ours,
 `iceberg_maintenance.py`, carries them along). Expiry may remove it; the tag `headrace_tiered` keeps the last one
 alive, and is believed when its snapshot is in the history or is the one the server was told of. Otherwise
 tiering stops with an error, because starting over would duplicate rows.
@@ -33,18 +29,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from tablelayer.lake.adapter import (
+    BRANCH_PREFIX,
+    EPOCH_PROPERTY,
+    OFFSETS_PROPERTY,
+    TABLE_ID_PROPERTY,
     LakeError,
     LakeState,
     RoundLostError,
+    check_owner,
+    forgotten,
     new_partitions,
     partition_condition,
+    round_properties,
+    state_of,
     touched_partitions,
 )
+from tablelayer.lake.columns import stored_definition
 from tablelayer.lake.iceberg_columns import (
-    DEFINITION_PROPERTY,
     evolve_columns,
     needs_evolution,
     new_table_properties,
@@ -52,18 +55,13 @@ from tablelayer.lake.iceberg_columns import (
     spark_ddl_type,
 )
 from tablelayer.lake.iceberg_maintenance import compact, expire
-from tablelayer.model.lake_offsets import Offsets, offsets_from_json, offsets_to_json
+from tablelayer.model.lake_offsets import Offsets
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.topic_lake import from_stored
 from tablelayer.model.types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.types import spark_schema
 
-OFFSETS_PROPERTY = "headrace.offsets"
-TABLE_ID_PROPERTY = "headrace.table-id"
-EPOCH_PROPERTY = "headrace.epoch"
-BRANCH_PREFIX = "hr_"
 TIERED_TAG = "headrace_tiered"
 
 _CHANGES_VIEW = "headrace_changes"
@@ -159,24 +157,14 @@ class IcebergTable:
     def stored_definition(self) -> TableDefinition | None:
         """See `LakeTable`."""
         table = self._load()
-        text = None if table is None else table.properties().get(DEFINITION_PROPERTY)
-        if text is None:
-            return None
-        table_id = UUID(str(table.properties().get(TABLE_ID_PROPERTY)))  # type: ignore[union-attr]
-        return from_stored(text, self.definition.path, table_id)
+        return None if table is None else stored_definition(self.definition, table.properties())
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
         """See `LakeTable`. One read of the table's metadata, so head and offsets belong together."""
         table = self._load()
         if table is None:
             return LakeState()
-        owner = table.properties().get(TABLE_ID_PROPERTY)
-        if owner != self.table_id:
-            raise LakeError(
-                f"lake table {self._plain_name} belongs to table id {owner}, but {self.definition.path} is"
-                f" {self.table_id}: the table was dropped and created again. Drop or rename the lake table,"
-                " then tier again."
-            )
+        check_owner(self.definition, table.properties().get(TABLE_ID_PROPERTY))
         head = table.currentSnapshot()
         snapshot = head
         while snapshot is not None:
@@ -194,28 +182,10 @@ class IcebergTable:
             found = self._state_of(table.snapshot(tag.snapshotId()), head)
             if found is not None:
                 return found
-        raise LakeError(
-            f"the history of lake table {self._plain_name} does not say any more what was tiered: the"
-            f" snapshots with {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate"
-            " rows. Drop the lake table to have it built again."
-        )
+        raise forgotten(self.definition)
 
     def _state_of(self, snapshot: Any, head: Any) -> LakeState | None:
-        summary = snapshot.summary()
-        text = summary.get(OFFSETS_PROPERTY)
-        if text is None:
-            return None
-        if summary.get(TABLE_ID_PROPERTY) != self.table_id:
-            raise LakeError(
-                f"snapshot {snapshot.snapshotId()} of lake table {self._plain_name} was tiered from table id"
-                f" {summary.get(TABLE_ID_PROPERTY)}, but {self.definition.path} is {self.table_id}"
-            )
-        return LakeState(
-            head=head.snapshotId(),
-            committed=snapshot.snapshotId(),
-            offsets=offsets_from_json(text),
-            epoch=int(summary.get(EPOCH_PROPERTY) or -1),
-        )
+        return state_of(self.definition, head.snapshotId(), snapshot.snapshotId(), snapshot.summary())
 
     def _load(self) -> Any | None:
         """Iceberg's own table object, fresh; None if there is no such table."""
@@ -232,7 +202,7 @@ class IcebergTable:
         self.create()
         self.evolve()
         branch = f"{BRANCH_PREFIX}{epoch}"
-        properties = self._round_properties(offsets, epoch)
+        properties = round_properties(self.definition, offsets, epoch)
         as_of = "" if base.head is None else f" AS OF VERSION {base.head}"
         with self._turn():
             self.spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH `{branch}`{as_of}")
@@ -349,19 +319,12 @@ class IcebergTable:
         if settings.datalake_compaction:
             with self._turn():
                 table, state = self._load(), self.find_committed()
-                properties = self._round_properties(state.offsets, state.epoch)
+                properties = round_properties(self.definition, state.offsets, state.epoch)
                 done.append(compact(self.spark, table, properties, self.definition.bucket_count))
         if settings.datalake_expiry:
             with self._turn():
                 done.append(expire(self._load(), TIERED_TAG))
         return ", ".join(each for each in done if each)
-
-    def _round_properties(self, offsets: Offsets, epoch: int) -> dict[str, str]:
-        return {
-            OFFSETS_PROPERTY: offsets_to_json(offsets),
-            TABLE_ID_PROPERTY: self.table_id,
-            EPOCH_PROPERTY: str(epoch),
-        }
 
     def discard(self, epoch: int) -> None:
         """See `LakeTable`. Branches of later epochs belong to others and stay."""

@@ -1,16 +1,10 @@
 """A table's columns as fields of its Iceberg table: matched by id, carried over, and read back.
 
-Iceberg knows a field by its id as we know a column by its own. Which field is which column stands in the lake
-table's properties, in the same commit as every change of its schema:
-
-    headrace.columns      {"0": 1, ...}   our column id -> Iceberg's field id
-    headrace.schema-id    the table's schema that the fields were made from
-    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/topic_lake.py`)
-
-So a column that was dropped and added again is a new field, and old values stay behind. A column that was added
-with a default for the rows that were there has it as Iceberg's initial default, for which the lake table's format
-is raised to version 3; other tables stay at version 2. The order of columns is not carried over: new fields are
-the last ones.
+Iceberg knows a field by its id as we know a column by its own; which field is which column stands in the lake table's
+properties (`columns.py`). So a column that was dropped and added again is a new field, and old values stay behind. A
+column that was added with a default for the rows that were there has it as Iceberg's initial default, for which the
+lake table's format is raised to version 3; other tables stay at version 2. The order of columns is not carried over:
+new fields are the last ones.
 
 A snapshot is read in the schema that it was written under, so a read pads, renames and casts by id like every
 other reader of the table.
@@ -18,21 +12,24 @@ other reader of the table.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from tablelayer.lake.adapter import LakeError, RoundLostError
+from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.columns import (
+    COLUMNS_PROPERTY,
+    SCHEMA_ID_PROPERTY,
+    check_nothing_is_lost,
+    column_properties,
+    columns_over,
+    fields_by_column,
+    is_of_another_schema,
+)
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.topic_lake import stored_text
 from tablelayer.model.types import DataType, TypeKind
-from tablelayer.model.values import literal_sql
 from tablelayer.spark.types import spark_type
 
-COLUMNS_PROPERTY = "headrace.columns"
-SCHEMA_ID_PROPERTY = "headrace.schema-id"
-DEFINITION_PROPERTY = "headrace.definition"
 _FORMAT_PROPERTY = "format-version"
 _FORMAT_WITH_DEFAULTS = 3
 
@@ -81,25 +78,12 @@ def _ddl_type(data_type: DataType, name: str) -> str:
 def new_table_properties(definition: TableDefinition) -> dict[str, str]:
     """The properties of a table that is made with these columns in order: Iceberg numbers them from 1."""
     fields = {column.id: index + 1 for index, column in enumerate(definition.schema.columns)}
-    return _properties(definition, fields)
-
-
-def _properties(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
-    listed = {str(column): field for column, field in sorted(fields.items())}
-    return {
-        COLUMNS_PROPERTY: json.dumps(listed, separators=(",", ":")),
-        SCHEMA_ID_PROPERTY: str(definition.schema.schema_id),
-        DEFINITION_PROPERTY: stored_text(definition),
-    }
+    return column_properties(definition, fields)
 
 
 def _fields_of(table: Any, definition: TableDefinition) -> dict[int, int]:
     """Iceberg's field id of each column that the lake table knows."""
-    text = table.properties().get(COLUMNS_PROPERTY)
-    if text is None:  # made before schemas could change
-        first = definition.versions.schemas[0]
-        return {column.id: index + 1 for index, column in enumerate(first.columns)}
-    return {int(column): int(field) for column, field in json.loads(text).items()}
+    return fields_by_column(table.properties().get(COLUMNS_PROPERTY), definition, 1)
 
 
 def _schema_id_of(table: Any, definition: TableDefinition) -> int:
@@ -109,13 +93,7 @@ def _schema_id_of(table: Any, definition: TableDefinition) -> int:
 
 def needs_evolution(table: Any, definition: TableDefinition) -> bool:
     """Whether the lake table was made from another schema. Raises RoundLostError if that is a newer one."""
-    known = _schema_id_of(table, definition)
-    if known > definition.schema.schema_id:
-        raise RoundLostError(
-            f"the lake table of {definition.path} has the columns of schema {known} already, this round began with"
-            f" schema {definition.schema.schema_id}: another tierer was first"
-        )
-    return known != definition.schema.schema_id
+    return is_of_another_schema(definition, _schema_id_of(table, definition))
 
 
 def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
@@ -126,12 +104,7 @@ def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
     by_id = {field.fieldId(): field for field in table.schema().columns()}
     fields = _fields_of(table, definition)
     columns = {column.id: column for column in definition.schema.columns}
-    for column_id, field_id in fields.items():
-        if column_id in columns and field_id not in by_id:
-            raise LakeError(
-                f"the lake table of {definition.path} has lost column '{columns[column_id].name}': somebody else"
-                " dropped it. Drop or rename the lake table to have it built again"
-            )
+    check_nothing_is_lost(definition, fields, by_id)
     new = [column for column in definition.schema.columns if column.id not in fields]
     transaction = table.newTransaction()
     _set_properties(transaction, _format_properties(table, new))
@@ -152,7 +125,7 @@ def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
         update.commit()
     after = {field.name(): field.fieldId() for field in transaction.table().schema().columns()}
     kept = {column.id: after[column.name] for column in definition.schema.columns}
-    _set_properties(transaction, _properties(definition, kept))
+    _set_properties(transaction, column_properties(definition, kept))
     transaction.commitTransaction()
 
 
@@ -243,39 +216,14 @@ def _literal(java: Any, text: str, data_type: DataType) -> Any:
 
 
 def read_columns(spark: Any, table: Any, name: str, definition: TableDefinition, snapshot: int | None) -> Any:
-    """The lake table's rows at a snapshot (None: now) with the table's own columns and types.
-
-    Iceberg has no TINYINT and no SMALLINT; what the snapshot does not know yet is filled in.
+    """The lake table's rows at a snapshot (None: now) with the table's own columns and types: Iceberg has no TINYINT
+    and no SMALLINT.
     """
-    from pyspark.sql import functions
-
     reader = spark.read if snapshot is None else spark.read.option("versionAsOf", str(snapshot))
     schema = table.schema()
     if snapshot is not None:
         written_under = table.snapshot(snapshot).schemaId()
         schema = table.schemas().get(written_under) or schema
     names = {field.fieldId(): field.name() for field in schema.columns()}
-    fields = _fields_of(table, definition)
-    chosen = []
-    for column in definition.schema.columns:
-        wanted = spark_type(column.type, column.name)
-        source = names.get(fields.get(column.id, -1))
-        if source is not None and _was_shorter(definition, column):
-            found = functions.expr(f"rpad(`{source}`, {column.type.length}, X'00')")
-        elif source is not None:
-            found = functions.col(f"`{source}`")
-        elif column.initial is None:
-            found = functions.lit(None)
-        else:
-            found = functions.expr(literal_sql(column.initial, column.type))
-        chosen.append(found.cast(wanted).alias(column.name))
+    chosen = columns_over(definition, definition.schema.columns, _fields_of(table, definition), names)
     return reader.table(name).select(*chosen)
-
-
-def _was_shorter(definition: TableDefinition, column: Column) -> bool:
-    """BINARY(n) that was made longer: in the lake it has no length, and old values have their old one."""
-    return column.type.kind is TypeKind.BINARY and any(
-        other.id == column.id and other.type != column.type
-        for schema in definition.history
-        for other in schema.columns
-    )

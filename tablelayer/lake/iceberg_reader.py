@@ -15,18 +15,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from tablelayer.lake.adapter import LakeError, LakeState
-from tablelayer.lake.iceberg import EPOCH_PROPERTY, OFFSETS_PROPERTY, TABLE_ID_PROPERTY, TIERED_TAG
-from tablelayer.lake.iceberg_columns import COLUMNS_PROPERTY
-from tablelayer.lake.reader import (
+from tablelayer.lake.adapter import (
+    EPOCH_PROPERTY,
+    OFFSETS_PROPERTY,
+    TABLE_ID_PROPERTY,
+    LakeError,
+    LakeState,
     check_owner,
-    columns_by_id,
-    filtered,
     forgotten,
-    in_our_type,
-    listed_offsets,
-    snapshots_schema,
+    state_of,
 )
+from tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
+from tablelayer.lake.iceberg import TIERED_TAG
+from tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
 from tablelayer.model.conditions import Predicate
 from tablelayer.model.filters import Filter
 from tablelayer.model.lake_offsets import offsets_from_json
@@ -73,16 +74,10 @@ class IcebergReader:
             found = None if tagged is None else self._state_of(tagged, head.snapshot_id)
             if found is not None:
                 return found
-        raise forgotten(self.definition, OFFSETS_PROPERTY)
+        raise forgotten(self.definition)
 
     def _state_of(self, snapshot: Any, head: int) -> LakeState | None:
-        summary = _summary(snapshot)
-        text = summary.get(OFFSETS_PROPERTY)
-        if text is None:
-            return None
-        return LakeState(
-            head, snapshot.snapshot_id, offsets_from_json(text), int(summary.get(EPOCH_PROPERTY) or -1)
-        )
+        return state_of(self.definition, head, snapshot.snapshot_id, _summary(snapshot))
 
     def snapshots(self) -> pa.Table:
         """A row for each snapshot that is left, the oldest first, in `snapshots_schema`."""
@@ -118,7 +113,7 @@ class IcebergReader:
         at = self._table.snapshot_by_id(snapshot)
         schemas = self._table.schemas()
         names = {field.field_id: field.name for field in schemas[at.schema_id].fields}
-        fields = columns_by_id(self._table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
+        fields = fields_by_column(self._table.properties.get(COLUMNS_PROPERTY), self.definition, 1)
         sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}
         selected = tuple(name for name in sources.values() if name is not None)
         # Rows are counted by a column, whichever.

@@ -1,21 +1,18 @@
 """Paimon through its own Java library (`paimon_jvm.py`): a filesystem catalog, no Flink, no paimon-spark.
 
 A round is a branch, as with Iceberg: it begins as a copy of the snapshot that was found, takes one commit with our
-offsets in the snapshot's properties, and the branch's new snapshot is then put in the place of `main`'s next one,
-if nothing is there. Paimon's branches share data and manifests with `main`, so that one small file is the whole
-difference, and making it is a compare-and-set: two appends never conflict in Paimon, so without this a tierer that
-was thought dead could add its rows a second time.
+offsets in the snapshot's properties (`adapter.py`), and the branch's new snapshot is then put in the place of `main`'s
+next one, if nothing is there. Paimon's branches share data and manifests with `main`, so that one small file is the
+whole difference, and making it is a compare-and-set: two appends never conflict in Paimon, so without this a tierer
+that was thought dead could add its rows a second time.
 
     commit user, identifier   headrace-tier, the snapshot's own number: Paimon drops a repeated one by itself
-    headrace.offsets          {"0": 1200, ...}   exclusive ends, by bucket (`model/lake_offsets.py`)
-    headrace.table-id         the table's id, also an option of the lake table: one dropped and made again has another
-    headrace.epoch            the tiering round's epoch
 
 A partitioned table is one Paimon table with the same partition columns. Partitions that were dropped stay in the
 lake; of one that is made anew under its old name the files that were there leave in the commit of its first rows.
 
-The newest snapshot with these counts. Compaction by others makes snapshots without them (ours carries them along), and
-expiry could remove the last one that has them; a consumer `headrace_tiered` stands on it, which expiry respects.
+The newest snapshot with them counts. Compaction by others makes snapshots without (ours carries them along), and expiry
+could remove the last one that has them; a consumer `headrace_tiered` stands on it, which expiry respects.
 Where it was removed all the same, tiering stops with an error, because starting over would duplicate rows.
 
 On a local folder the compare-and-set is a hard link, which exactly one can make. Elsewhere it is Paimon's own
@@ -36,11 +33,21 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
-from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError, new_partitions
+from tablelayer.lake.adapter import (
+    BRANCH_PREFIX,
+    TABLE_ID_PROPERTY,
+    LakeError,
+    LakeState,
+    RoundLostError,
+    check_owner,
+    forgotten,
+    new_partitions,
+    round_properties,
+    state_of,
+)
+from tablelayer.lake.columns import stored_definition
 from tablelayer.lake.paimon_columns import (
-    DEFINITION_OPTION,
     needs_evolution,
     new_table_options,
     paimon_type,
@@ -49,24 +56,13 @@ from tablelayer.lake.paimon_columns import (
 from tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
 from tablelayer.lake.paimon_maintenance import compact, expire
 from tablelayer.lake.paimon_read import read_rows
-from tablelayer.model.lake_offsets import (
-    Offsets,
-    PartitionBucket,
-    in_order,
-    offsets_from_json,
-    offsets_to_json,
-)
+from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
 from tablelayer.model.options import PAIMON_PREFIX
 from tablelayer.model.partitions import values_of
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.topic_lake import from_stored
 from tablelayer.spark.splits import DELETED_COLUMN
 
-OFFSETS_PROPERTY = "headrace.offsets"
-TABLE_ID_PROPERTY = "headrace.table-id"
-EPOCH_PROPERTY = "headrace.epoch"
 COMMIT_USER = "headrace-tier"
-BRANCH_PREFIX = "hr_"
 CONSUMER = "headrace_tiered"
 
 _TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
@@ -142,24 +138,14 @@ class PaimonTable:
     def stored_definition(self) -> TableDefinition | None:
         """See `LakeTable`."""
         table = self._load()
-        text = None if table is None else table.options().get(DEFINITION_OPTION)
-        if text is None:
-            return None
-        table_id = UUID(table.options().get(TABLE_ID_PROPERTY))  # type: ignore[union-attr]
-        return from_stored(text, self.definition.path, table_id)
+        return None if table is None else stored_definition(self.definition, table.options())
 
     def find_committed(self, known_snapshot: int | None = None) -> LakeState:
         """See `LakeTable`. Snapshots are numbered without gaps, so the history is walked by number."""
         table = self._load()
         if table is None:
             return LakeState()
-        owner = table.options().get(TABLE_ID_PROPERTY)
-        if owner != self.table_id:
-            raise LakeError(
-                f"lake table {self.name} belongs to table id {owner}, but {self.definition.path} is"
-                f" {self.table_id}: the table was dropped and created again. Drop or rename the lake table,"
-                " then tier again."
-            )
+        check_owner(self.definition, table.options().get(TABLE_ID_PROPERTY))
         snapshots = table.snapshotManager()
         head = snapshots.latestSnapshotId()
         if head is None:
@@ -172,28 +158,11 @@ class PaimonTable:
             number -= 1
         if number == 0:  # the whole history was seen: nothing was ever tiered
             return LakeState(head=head)
-        raise LakeError(
-            f"the history of lake table {self.name} does not say any more what was tiered: the"
-            f" snapshots with {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate"
-            " rows. Drop the lake table to have it built again."
-        )
+        raise forgotten(self.definition)
 
     def _state_of(self, snapshot: Any, head: int) -> LakeState | None:
         properties = snapshot.properties()
-        text = None if properties is None else properties.get(OFFSETS_PROPERTY)
-        if text is None:
-            return None
-        if properties.get(TABLE_ID_PROPERTY) != self.table_id:
-            raise LakeError(
-                f"snapshot {snapshot.id()} of lake table {self.name} was tiered from table id"
-                f" {properties.get(TABLE_ID_PROPERTY)}, but {self.definition.path} is {self.table_id}"
-            )
-        return LakeState(
-            head=head,
-            committed=snapshot.id(),
-            offsets=offsets_from_json(text),
-            epoch=int(properties.get(EPOCH_PROPERTY)),
-        )
+        return None if properties is None else state_of(self.definition, head, snapshot.id(), properties)
 
     def _load(self) -> Any | None:
         """Paimon's own table object, fresh; None if there is no such table."""
@@ -223,7 +192,7 @@ class PaimonTable:
         messages = self._write_rows(table, base, changes)
         if base.head is not None:
             messages += self._cleared(table, base.head, new_partitions(base, offsets))
-        return self._commit_on(branch, messages, base.head, self._round_properties(offsets, epoch))
+        return self._commit_on(branch, messages, base.head, round_properties(self.definition, offsets, epoch))
 
     def _branch(self, table: Any, head: int | None, epoch: int) -> Any:
         """The round's branch as a table, at snapshot `head` of main."""
@@ -385,7 +354,7 @@ class PaimonTable:
             if not messages:
                 return said
             branch = self._branch(table, state.head, state.epoch)
-            properties = self._round_properties(state.offsets, state.epoch)
+            properties = round_properties(self.definition, state.offsets, state.epoch)
             number = self._commit_on(branch, messages, state.head, properties)
             self._publish(table, branch, state.head, number)
             self._protect(table, number)
@@ -393,13 +362,6 @@ class PaimonTable:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
             self.discard(state.epoch)
-
-    def _round_properties(self, offsets: Offsets, epoch: int) -> dict[str, str]:
-        return {
-            OFFSETS_PROPERTY: offsets_to_json(offsets),
-            TABLE_ID_PROPERTY: self.table_id,
-            EPOCH_PROPERTY: str(epoch),
-        }
 
     def discard(self, epoch: int) -> None:
         """See `LakeTable`. Branches of later epochs belong to others and stay."""

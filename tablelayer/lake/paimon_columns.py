@@ -8,11 +8,7 @@
 | TIME(p) | none: Spark does not read Paimon's |
 
 The others have the same name on both sides, ARRAY, MAP and ROW with what is inside by the same rules. Which field is
-which column stands in the lake table's options, in the same commit as every change of its schema:
-
-    headrace.columns      {"0": 1, ...}   our column id -> Paimon's field id
-    headrace.schema-id    the table's schema that the fields were made from
-    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/topic_lake.py`)
+which column stands in the lake table's options (`columns.py`).
 
 So a column that was dropped and added again is a new field, and old values stay behind. New fields are the last
 ones. Paimon has no defaults for the rows that were there before a column: our reads fill them in for files that
@@ -22,22 +18,23 @@ with such files is not compacted (`filled_on_read`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tablelayer.lake.adapter import LakeError, RoundLostError
+from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.columns import (
+    COLUMNS_PROPERTY,
+    SCHEMA_ID_PROPERTY,
+    check_nothing_is_lost,
+    column_properties,
+    columns_over,
+    fields_by_column,
+    is_of_another_schema,
+)
 from tablelayer.lake.paimon_jvm import Jvm
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
-from tablelayer.model.topic_lake import stored_text
 from tablelayer.model.types import DataType, TypeKind
-from tablelayer.model.values import literal_sql
-from tablelayer.spark.types import spark_type
-
-COLUMNS_OPTION = "headrace.columns"
-SCHEMA_ID_OPTION = "headrace.schema-id"
-DEFINITION_OPTION = "headrace.definition"
 
 _SIMPLE = {
     TypeKind.BOOLEAN: "BOOLEAN",
@@ -115,32 +112,17 @@ def new_table_options(definition: TableDefinition) -> dict[str, str]:
     for column in definition.schema.columns:
         fields[column.id] = following
         following += 1 + _fields_inside(column.type)
-    return _options(definition, fields)
+    return column_properties(definition, fields)
 
 
-def _options(definition: TableDefinition, fields: Mapping[int, int]) -> dict[str, str]:
-    listed = {str(column): field for column, field in sorted(fields.items())}
-    return {
-        COLUMNS_OPTION: json.dumps(listed, separators=(",", ":")),
-        SCHEMA_ID_OPTION: str(definition.schema.schema_id),
-        DEFINITION_OPTION: stored_text(definition),
-    }
-
-
-def _fields_of(table: Any) -> dict[int, int]:
+def _fields_of(table: Any, definition: TableDefinition) -> dict[int, int]:
     """Paimon's field id of each column that the lake table knows."""
-    return {int(column): int(field) for column, field in json.loads(table.options()[COLUMNS_OPTION]).items()}
+    return fields_by_column(table.options().get(COLUMNS_PROPERTY), definition, 0)
 
 
 def needs_evolution(table: Any, definition: TableDefinition) -> bool:
     """Whether the lake table was made from another schema. Raises RoundLostError if that is a newer one."""
-    known = int(table.options()[SCHEMA_ID_OPTION])
-    if known > definition.schema.schema_id:
-        raise RoundLostError(
-            f"the lake table of {definition.path} has the columns of schema {known} already, this round began with"
-            f" schema {definition.schema.schema_id}: another tierer was first"
-        )
-    return known != definition.schema.schema_id
+    return is_of_another_schema(definition, int(table.options()[SCHEMA_ID_PROPERTY]))
 
 
 def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
@@ -150,14 +132,9 @@ def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
     """
     change = jvm.paimon.schema.SchemaChange
     by_id = {field.id(): field for field in table.schema().fields()}
-    fields = _fields_of(table)
+    fields = _fields_of(table, definition)
     columns = {column.id: column for column in definition.schema.columns}
-    for column_id, field_id in fields.items():
-        if column_id in columns and field_id not in by_id:
-            raise LakeError(
-                f"the lake table of {definition.path} has lost column '{columns[column_id].name}': somebody else"
-                " dropped it. Drop or rename the lake table to have it built again"
-            )
+    check_nothing_is_lost(definition, fields, by_id)
     changes = [
         change.dropColumn(by_id[field_id].name())
         for column_id, field_id in fields.items()
@@ -180,7 +157,7 @@ def schema_changes(jvm: Jvm, table: Any, definition: TableDefinition) -> Any:
         changes.append(change.addColumn(column.name, paimon_type(jvm, column).copy(True), column.comment))
         after[column.id] = following
         following += 1 + _fields_inside(column.type)
-    changes += [change.setOption(name, value) for name, value in _options(definition, after).items()]
+    changes += [change.setOption(name, value) for name, value in column_properties(definition, after).items()]
     return jvm.list_of(changes)
 
 
@@ -198,7 +175,7 @@ def _changes_of(jvm: Jvm, change: Any, field: Any, column: Column) -> list[Any]:
 
 def filled_on_read(table: Any, definition: TableDefinition, schema_ids: Iterable[int]) -> bool:
     """Whether files of these schemas lack a column whose default for their rows only our reads know."""
-    fields = _fields_of(table)
+    fields = _fields_of(table, definition)
     defaulted = [fields[c.id] for c in definition.schema.columns if c.initial is not None and c.id in fields]
     return any(
         field_id not in file_fields(table, schema_id)
@@ -217,29 +194,5 @@ def columns_of_files(
     table: Any, definition: TableDefinition, columns: Sequence[Column], known: Mapping[int, tuple[str, str]]
 ) -> list[Any]:
     """Spark's expressions for the table's columns of today over files with the fields `known`."""
-    from pyspark.sql import functions
-
-    fields = _fields_of(table)
-    chosen = []
-    for column in columns:
-        wanted = spark_type(column.type, column.name)
-        source = known.get(fields.get(column.id, -1))
-        if source is not None and _was_shorter(definition, column):
-            found = functions.expr(f"rpad(`{source[0]}`, {column.type.length}, X'00')")
-        elif source is not None:
-            found = functions.col(f"`{source[0]}`")
-        elif column.initial is None:
-            found = functions.lit(None)
-        else:
-            found = functions.expr(literal_sql(column.initial, column.type))
-        chosen.append(found.cast(wanted).alias(column.name))
-    return chosen
-
-
-def _was_shorter(definition: TableDefinition, column: Column) -> bool:
-    """BINARY(n) that was made longer: in the lake it has no length, and old values have their old one."""
-    return column.type.kind is TypeKind.BINARY and any(
-        other.id == column.id and other.type != column.type
-        for schema in definition.history
-        for other in schema.columns
-    )
+    names = {field_id: name for field_id, (name, _) in known.items()}
+    return columns_over(definition, columns, _fields_of(table, definition), names)

@@ -18,20 +18,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablelayer.lake.adapter import LakeError, LakeState
-from tablelayer.lake.avro_file import AvroError, read_avro
-from tablelayer.lake.paimon import EPOCH_PROPERTY, OFFSETS_PROPERTY, TABLE_ID_PROPERTY
-from tablelayer.lake.paimon_columns import COLUMNS_OPTION
-from tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
-from tablelayer.lake.reader import (
+from tablelayer.lake.adapter import (
+    EPOCH_PROPERTY,
+    OFFSETS_PROPERTY,
+    TABLE_ID_PROPERTY,
+    LakeError,
+    LakeState,
     check_owner,
-    columns_by_id,
-    filtered,
     forgotten,
-    in_our_type,
-    listed_offsets,
-    snapshots_schema,
+    state_of,
 )
+from tablelayer.lake.avro_file import AvroError, read_avro
+from tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
+from tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
+from tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.conditions import Predicate
 from tablelayer.model.filters import Filter
@@ -118,12 +118,11 @@ class PaimonReader:
         check_owner(self.definition, self._options.get(TABLE_ID_PROPERTY))
         head = next(iter(self._snapshots), None)
         for number, snapshot in self._snapshots.items():
-            properties = snapshot.get("properties") or {}
-            if OFFSETS_PROPERTY in properties:
-                offsets = offsets_from_json(properties[OFFSETS_PROPERTY])
-                return LakeState(head, number, offsets, int(properties[EPOCH_PROPERTY]))
+            found = state_of(self.definition, max(self._snapshots), number, snapshot.get("properties") or {})
+            if found is not None:
+                return found
         if head is not None and 1 not in self._snapshots:
-            raise forgotten(self.definition, OFFSETS_PROPERTY)
+            raise forgotten(self.definition)
         return LakeState(head=head)
 
     def snapshots(self) -> pa.Table:
@@ -257,7 +256,7 @@ class PaimonReader:
         """Whatever is in these files, in the table's own types, with Paimon's `system` columns behind."""
         from pyarrow import parquet
 
-        fields = columns_by_id(self._options.get(COLUMNS_OPTION), self.definition, 0)
+        fields = fields_by_column(self._options.get(COLUMNS_PROPERTY), self.definition, 0)
         for file in files:
             names = {field["id"]: field["name"] for field in self._schema(file.schema_id)["fields"]}
             sources = {column.name: names.get(fields.get(column.id, -1)) for column in columns}

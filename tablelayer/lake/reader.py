@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablelayer.lake.adapter import LakeError, LakeState
+from tablelayer.lake.adapter import LakeState
 from tablelayer.lake.tier import check_lake
 from tablelayer.model.conditions import Predicate
 from tablelayer.model.filters import Filter
@@ -98,30 +98,3 @@ def in_our_type(batch: pa.RecordBatch, column: Column, source: str | None) -> pa
         padded = pc.binary_join_element_wise(array.cast(pa.binary()), zeros, pa.scalar(b"", pa.binary()))
         array = pc.binary_slice(padded, 0, target.byte_width)
     return array if array.type == target else array.cast(target)
-
-
-def check_owner(definition: TableDefinition, owner: str | None) -> None:
-    """`owner`: the table id that the lake table has. Raises LakeError."""
-    if owner != str(definition.table_id):
-        raise LakeError(
-            f"the lake table of {definition.path} belongs to table id {owner}, not to {definition.table_id}: the table"
-            " was dropped and created again"
-        )
-
-
-def forgotten(definition: TableDefinition, property_name: str) -> LakeError:
-    """The history does not go back to the last round."""
-    return LakeError(
-        f"the history of the lake table of {definition.path} does not say any more what was tiered: the snapshots with"
-        f" {property_name} were expired"
-    )
-
-
-def columns_by_id(text: str | None, definition: TableDefinition, first_field: int) -> Mapping[int, int]:
-    """The lake's field id of each column, from the property that says so; without it fields are numbered in order."""
-    import json
-
-    if text is None:
-        first = definition.versions.schemas[0]
-        return {column.id: index + first_field for index, column in enumerate(first.columns)}
-    return {int(column): int(field) for column, field in json.loads(text).items()}
