@@ -11,7 +11,9 @@ Memory: of a log table a batch of rows at a time; of a PK table, bucket by bucke
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,12 @@ from tablelayer.lake.adapter import (
 )
 from tablelayer.lake.avro_file import AvroError, read_avro
 from tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
+from tablelayer.lake.paimon_partitions import (
+    can_match,
+    partition_condition,
+    partition_folder,
+    partition_values,
+)
 from tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
 from tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
 from tablelayer.model.batch import ChangeType
@@ -50,14 +58,11 @@ class PaimonReader:
     """A table's copy in a Paimon filesystem catalog, as it was when this was made."""
 
     def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
-        """`properties` as for `PaimonTable`. Raises LakeError: a partitioned table, or no such warehouse here."""
+        """`properties` as for `PaimonTable`. Raises LakeError: no such warehouse here."""
         from pyarrow import fs
 
-        if definition.is_partitioned:
-            raise LakeError(
-                f"{definition.path} is partitioned: its Paimon table is read in Spark (tablelayer.lake.union_read)"
-            )
         self.definition = definition
+        self._partition_columns = [definition.schema.column(key) for key in definition.partition_keys]
         warehouse = properties["warehouse"].rstrip("/")
         path = f"{warehouse}/{definition.path.database}.db/{definition.path.table}"
         self._files: Any
@@ -154,8 +159,10 @@ class PaimonReader:
                 " read here)"
             ) from error
 
-    def data_files(self, snapshot: int) -> list[DataFile]:
-        """What a snapshot has, by bucket and from the oldest sorted run to the newest. Raises LakeError."""
+    def data_files(self, snapshot: int, predicate: Predicate | None = None) -> list[DataFile]:
+        """What a snapshot has, by bucket and from the oldest sorted run to the newest; nothing of partitions in which
+        the predicate holds for no row. Raises LakeError.
+        """
         described = self._snapshots[snapshot]
         deletions = described.get("indexManifest")
         if deletions and any(each["_INDEX_TYPE"] == "DELETION_VECTORS" for each in self._manifest(deletions)):
@@ -165,26 +172,51 @@ class PaimonReader:
             )
         added: dict[tuple[Any, ...], DataFile] = {}
         removed = set()
+        folders = self._folders(predicate)
         for part in ("baseManifestList", "deltaManifestList"):
             for manifest in self._manifest(described[part]) if described.get(part) else ():
                 for entry in self._manifest(manifest["_FILE_NAME"]):
-                    file = entry["_FILE"]
+                    file, folder = entry["_FILE"], folders(entry["_PARTITION"])
+                    if folder is None:
+                        continue
                     key = (entry["_PARTITION"], entry["_BUCKET"], file["_LEVEL"], file["_FILE_NAME"])
                     if entry["_KIND"] == _DELETE:
                         removed.add(key)
                     else:
-                        added[key] = self._data_file(entry["_BUCKET"], file)
+                        added[key] = self._data_file(folder, entry["_BUCKET"], file)
         living = [file for key, file in added.items() if key not in removed]
         return sorted(living, key=lambda each: (each.bucket, each.run, each.path))
 
-    def _data_file(self, bucket: int, file: Mapping[str, Any]) -> DataFile:
+    def _folders(self, predicate: Predicate | None) -> Callable[[bytes], str | None]:
+        """By a manifest's partition: where its buckets are; None for one that has no row for the predicate."""
+        columns, options = self._partition_columns, self._options
+        data = "/".join(part for part in (self._folder, options.get("data-file.path-directory")) if part)
+        condition = partition_condition(predicate, columns)
+
+        @cache
+        def folder(partition: bytes) -> str | None:
+            if not columns:
+                return data
+            try:
+                values = partition_values(partition, columns)
+            except ValueError as error:
+                raise LakeError(
+                    f"a manifest of the lake table of {self.definition.path} has another partition than the table:"
+                    f" {error}"
+                ) from error
+            if not can_match(condition, columns, values):
+                return None
+            return f"{data}/{partition_folder(columns, values, options)}"
+
+        return folder
+
+    def _data_file(self, parent: str, bucket: int, file: Mapping[str, Any]) -> DataFile:
         name, level = file["_FILE_NAME"], file["_LEVEL"]
         if not name.endswith(".parquet"):
             raise LakeError(
                 f"the lake table of {self.definition.path} has a data file {name}: only Parquet is read here"
             )
-        below = self._options.get("data-file.path-directory")
-        folder = "/".join(part for part in (self._folder, below, f"bucket-{bucket}") if part)
+        folder = f"{parent}/bucket-{bucket}"
         run = (-level, 0 if level else file["_MAX_SEQUENCE_NUMBER"])
         path = file.get("_EXTERNAL_PATH") or f"{folder}/{name}"
         return DataFile(path, (folder, bucket), run, file["_SCHEMA_ID"], file["_ROW_COUNT"])
@@ -198,9 +230,11 @@ class PaimonReader:
         wanted: Filter | None = None,
         predicate: Predicate | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `LakeReader`. Files are not spared by `predicate`: versions of a key need not match alike."""
+        """See `LakeReader`. By `predicate` whole partitions are spared, not files: versions of a key need not match
+        alike.
+        """
         try:
-            files = self.data_files(snapshot)
+            files = self.data_files(snapshot, predicate)
             rows = (
                 self._merged(files, columns)
                 if self.definition.is_primary_key_table
@@ -222,8 +256,8 @@ class PaimonReader:
         names = [column.name for column in columns]
         missing = [self.definition.schema.column(name) for name in key if name not in names]
         needed = [*columns, *missing]
-        for bucket in dict.fromkeys(file.bucket for file in files):
-            of_bucket = [file for file in files if file.bucket == bucket]
+        for _, group in groupby(files, key=lambda file: file.bucket):
+            of_bucket = list(group)
             oldest = of_bucket[0].run
             newer = [file for file in of_bucket if file.run != oldest]
             versions = list(last_changes(self._changes(newer, needed), key))

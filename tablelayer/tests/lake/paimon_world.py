@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tablelayer.lake.paimon import PaimonTable
@@ -27,12 +28,8 @@ class PaimonWorld(World):
 
     def read_by_another(self) -> list[tuple[Any, ...]]:
         """The lake's current rows as Paimon's own reader gives them."""
-        with tempfile.TemporaryDirectory() as folder:
-            table = self.lake._load()
-            file = Path(folder) / "rows.parquet"
-            _write_snapshot(self.lake.jvm, table, table.snapshotManager().latestSnapshotId(), file)
-            found = pq.read_table(file).select(self.table.schema.names)
-        rows = [tuple(each.values()) for each in found.to_pylist()]
+        found = rows_by_paimon(self.lake)
+        rows = [tuple(each.values()) for each in found.select(self.table.schema.names).to_pylist()]
         return sorted(rows, key=lambda row: tuple((value is not None, value) for value in row))
 
     def expire_at_once(self) -> None:
@@ -48,6 +45,15 @@ class PaimonWorld(World):
 
     def snapshots(self) -> int:
         return int(self.lake._load().snapshotManager().snapshotCount())
+
+
+def rows_by_paimon(lake: PaimonTable) -> pa.Table:
+    """A lake table's current rows, read and merged by Paimon's classes."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = lake._load()
+        file = Path(folder) / "rows.parquet"
+        _write_snapshot(lake.jvm, table, table.snapshotManager().latestSnapshotId(), file)
+        return pq.read_table(file)
 
 
 def _write_snapshot(jvm: Jvm, table: Any, snapshot: int, file: Path) -> None:

@@ -62,7 +62,7 @@ class Lake:
         """In Spark; and the same without it, columns and a condition of one's own included."""
         table = union_read(self.spark, self.address, self.path + suffix).toArrow().to_pylist()
         found = sorted((tuple(row.values()) for row in table), key=str)
-        if self.kind == "iceberg" and (not suffix or self.status().commits):
+        if not suffix or self.status().commits:
             alone = union_scan(self.client, self.path + suffix).to_arrow().to_pylist()
             assert sorted((tuple(row.values()) for row in alone), key=str) == found
             some = union_scan(self.client, self.path + suffix, ["id"], "r = 'us' AND v > 4").to_arrow()
@@ -115,12 +115,8 @@ def test_partitions_come_go_and_come_again(
     lake.tier()
     assert [row for row in lake.rows("$lake") if row[1] == "us"] == kept, "the lake keeps what was dropped"
     assert lake.rows() == sorted([*lake.truth(), *kept], key=str)
-    if kind == "iceberg":
-        present = union_scan(client, lake.path, dropped=False).to_arrow().to_pylist()
-        assert sorted((tuple(row.values()) for row in present), key=str) == lake.truth()
-    else:
-        with pytest.raises(LakeError, match="read in Spark"):
-            union_scan(client, lake.path)
+    present = union_scan(client, lake.path, dropped=False).to_arrow().to_pylist()
+    assert sorted((tuple(row.values()) for row in present), key=str) == lake.truth()
     assert {place.partition for place in lake.status().offsets} == {"2024-01-01.eu", "2024-01-01.asia"}
 
     lake.write("us", [(4, 7)])
@@ -141,16 +137,15 @@ def test_partitions_come_go_and_come_again(
     newest = union_read(spark, address, f"{lake.path}$lake$snapshots").collect()[-1]
     us = {p.bucket: o for p, o in offsets.items() if p.partition.endswith(".us")}
     assert newest.offsets["2024-01-01.us"] == us
-    if kind == "iceberg":
-        alone = lake_snapshots(client, f"{lake.path}$lake$snapshots").to_pylist()[-1]
-        assert {name: dict(ends) for name, ends in alone["offsets"]} == newest.offsets
-        assert (alone["snapshot_id"], alone["epoch"]) == (newest.snapshot_id, newest.epoch)
-        (answer,) = Session(client).run(
-            f"SELECT count(*), sum(v) FROM \"{lake.path.split('.')[1]}$lake\" WHERE r = 'eu'"
-        )
-        assert answer.rows is not None
-        eu = [row[3] for row in lake.truth() if row[1] == "eu"]
-        assert [tuple(row.values()) for row in answer.rows.to_pylist()] == [(len(eu), sum(eu))]
+    alone = lake_snapshots(client, f"{lake.path}$lake$snapshots").to_pylist()[-1]
+    assert {name: dict(ends) for name, ends in alone["offsets"]} == newest.offsets
+    assert (alone["snapshot_id"], alone["epoch"]) == (newest.snapshot_id, newest.epoch)
+    (answer,) = Session(client).run(
+        f"SELECT count(*), sum(v) FROM \"{lake.path.split('.')[1]}$lake\" WHERE r = 'eu'"
+    )
+    assert answer.rows is not None
+    eu = [row[3] for row in lake.truth() if row[1] == "eu"]
+    assert [tuple(row.values()) for row in answer.rows.to_pylist()] == [(len(eu), sum(eu))]
     client.admin.drop_table(lake.path)
 
 

@@ -14,6 +14,7 @@ from tablelayer.lake.coordinator import ServerCoordinator, list_lake
 from tablelayer.lake.paimon import PaimonTable
 from tablelayer.lake.tier import run_tiering
 from tablelayer.model.table import SCHEMA_CONFIG, TableDefinition, TablePath
+from tablelayer.tests.lake.paimon_world import rows_by_paimon
 from tablelayer.tests.spark.spark_tables import Server
 
 pytestmark = [
@@ -22,6 +23,8 @@ pytestmark = [
     pytest.mark.xdist_group("spark"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
+
+LAKES = pytest.mark.parametrize("lake", ["iceberg", pytest.param("paimon", marks=pytest.mark.soak)])
 
 
 class TieredTopic:
@@ -63,11 +66,14 @@ class TieredTopic:
         return PaimonTable(spark, definition, properties)
 
     def lake(self, spark: Any, suffix: str = "") -> list[dict[str, Any]]:
-        """The lake table as Iceberg itself reads it, or by the definition that a Paimon table keeps."""
+        """The lake table as Iceberg itself reads it; or as Paimon does, and we, by the definition that it keeps."""
         database, _, table = self.name.rpartition(".")
         if self.is_paimon:
-            path = TablePath(database or "default", f"{table}{suffix}")
-            return [row.asDict() for row in self._in_paimon(spark, path).read().collect()]
+            lake = self._in_paimon(spark, TablePath(database or "default", f"{table}{suffix}"))
+            found = lake.read().toArrow()
+            theirs = rows_by_paimon(lake).select(found.column_names).cast(found.schema).to_pylist()
+            assert sorted(found.to_pylist(), key=repr) == sorted(theirs, key=repr)
+            return theirs
         folder = self.server.folder / "warehouse" / (database or "default") / f"{table}{suffix}"
         return [row.asDict() for row in spark.read.format("iceberg").load(str(folder)).collect()]
 
@@ -92,8 +98,11 @@ def test_topics_in_paimon(spark: Any, server: Server, client: Connection) -> Non
     client.kafka.delete_topic(topic.name)
 
 
-def test_raw_records_and_only_committed_ones(spark: Any, server: Server, client: Connection) -> None:
-    topic = TieredTopic(server, client, "clicks")
+@LAKES
+def test_raw_records_and_only_committed_ones(
+    spark: Any, server: Server, client: Connection, lake: str
+) -> None:
+    topic = TieredTopic(server, client, "clicks", format=lake)
     topic.produce([(f"k{n}", f"v{n}") for n in range(10)])
     topic.produce([("gone", "gone")], transaction="t1", abort=True)
     topic.produce([("kept", None)], transaction="t2")
@@ -114,7 +123,7 @@ def test_raw_records_and_only_committed_ones(spark: Any, server: Server, client:
     assert dict(described.offsets) == client.kafka.offsets("clicks")
     assert "nothing new" in topic.tier()
     client.kafka.delete_topic("clicks")
-    topic = TieredTopic(server, client, "clicks")
+    topic = TieredTopic(server, client, "clicks", format=lake)
     topic.produce([("a", "b")])
     lines: list[str] = []
     assert run_tiering(server.address, topics=["clicks"], report=lines.append) == 1
@@ -122,10 +131,12 @@ def test_raw_records_and_only_committed_ones(spark: Any, server: Server, client:
     client.kafka.delete_topic("clicks")
 
 
-def test_json_by_a_schema_and_what_does_not_fit(spark: Any, server: Server, client: Connection) -> None:
-    topic = TieredTopic(
-        server, client, "shop.orders", value_format="json", schema="id BIGINT NOT NULL, price DECIMAL(9, 2)"
-    )
+@LAKES
+def test_json_by_a_schema_and_what_does_not_fit(
+    spark: Any, server: Server, client: Connection, lake: str
+) -> None:
+    schema = "id BIGINT NOT NULL, price DECIMAL(9, 2)"
+    topic = TieredTopic(server, client, "shop.orders", format=lake, value_format="json", schema=schema)
     topic.produce([("k", {"id": n, "price": f"{n}.50"}) for n in range(20)])
     topic.produce([("k", "{"), ("k", {"id": 1, "price": "1.001"}), ("k", None), ("k", {"price": 1})])
     assert "4 records do not fit and went to shop.orders_dead_letters" in topic.tier()
@@ -162,9 +173,14 @@ def test_inferred_columns_grow_and_keys_are_upserted(spark: Any, server: Server,
     client.kafka.delete_topic(topic.name)
 
 
-def test_debezium_is_flattened_to_upserts_and_deletes(spark: Any, server: Server, client: Connection) -> None:
+@LAKES
+@pytest.mark.parametrize("schema", ["declared", pytest.param("inferred", marks=pytest.mark.soak)])
+def test_debezium_is_flattened_to_upserts_and_deletes(
+    spark: Any, server: Server, client: Connection, lake: str, schema: str
+) -> None:
+    given = {"schema": "id INT, v STRING"} if schema == "declared" else {}
     topic = TieredTopic(
-        server, client, "cdc", value_format="debezium-json", schema="id INT, v STRING", primary_key="id"
+        server, client, f"cdc_{schema}", format=lake, value_format="debezium-json", primary_key="id", **given
     )
 
     def change(op: str, before: Any, after: Any) -> dict[str, Any]:
@@ -175,6 +191,8 @@ def test_debezium_is_flattened_to_upserts_and_deletes(spark: Any, server: Server
     topic.produce([({"id": 2}, change("d", {"id": 2, "v": "new"}, None)), ({"id": 2}, None)])
     topic.produce([({"id": 7}, change("t", None, None))])
     assert "1 records do not fit" in topic.tier()
+    bad = topic.lake(spark, "_dead_letters")
+    assert [json.loads(bytes(row["key"])) for row in bad] == [{"id": 7}]
     assert {row["id"]: row["v"] for row in topic.lake(spark)} == {
         0: "new", 1: "more", 3: "new", 4: "new", 5: "new",
     }  # fmt: skip
