@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.coordinator import ServerCoordinator
-from tablelayer.lake.tier import open_lake, run_tiering
+from tablelayer.lake.tier import TableChanges, open_lake, run_tiering
 from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.lake.union_scan import lake_snapshots, union_scan
 from tablelayer.model.lake_offsets import PartitionBucket
+from tablelayer.tests.lake.paimon_world import rows_by_paimon
 from tablelayer.tests.spark.spark_tables import read_available
 
 pytestmark = [
@@ -25,17 +27,28 @@ pytestmark = [
 ]
 
 COLUMNS = "d DATE, r STRING, id INT, v INT"
+KEYED = {"bucket.num": "2", "bucket.key": "id"}
 NESTED = {"iceberg": "", "paimon": ", n ROW<a INT, b ARRAY<STRING>>"}
 
 
 class Lake:
     """One partitioned table, its lake, and what the table itself says that it is."""
 
-    def __init__(self, spark: Any, address: str, client: Connection, name: str, key: bool, lake: str) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        address: str,
+        client: Connection,
+        name: str,
+        key: bool,
+        lake: str,
+        options: Mapping[str, str] = KEYED,
+    ) -> None:
         primary = ", PRIMARY KEY (d, r, id) NOT ENFORCED" if key else ""
+        given = {"table.datalake.enabled": "true", "table.datalake.format": lake, **options}
+        with_ = ", ".join(f"'{option}' = '{value}'" for option, value in given.items())
         client.execute(
-            f"CREATE TABLE {name} ({COLUMNS}{NESTED[lake]}{primary}) PARTITIONED BY (d, r) WITH ('bucket.num' = '2',"
-            f" 'bucket.key' = 'id', 'table.datalake.enabled' = 'true', 'table.datalake.format' = '{lake}')"
+            f"CREATE TABLE {name} ({COLUMNS}{NESTED[lake]}{primary}) PARTITIONED BY (d, r) WITH ({with_})"
         )
         self.table = client.table(name)
         self.path = str(self.table.path)
@@ -73,6 +86,12 @@ class Lake:
 
     def truth(self) -> list[tuple[Any, ...]]:
         return sorted((tuple(row.values()) for row in self.table.to_arrow().to_pylist()), key=str)
+
+    def in_lake(self) -> Any:
+        """The adapter, as a tierer opens it now."""
+        return open_lake(
+            self.spark.newSession(), self.client.admin.describe_table(self.path), self.status(), None
+        )
 
     def status(self) -> Any:
         return ServerCoordinator(self.client, "test").describe(self.table.definition.table_id)
@@ -124,13 +143,12 @@ def test_partitions_come_go_and_come_again(
     lake.tier()
     assert lake.rows("$lake") == lake.truth() == lake.rows()
 
-    last = lake.client.admin.describe_table(lake.path)
-    table = open_lake(spark.newSession(), last, lake.status(), None)
+    table = lake.in_lake()
     if kind == "iceberg":
-        fields = [field.name() for field in table._load().spec().fields()]  # type: ignore[attr-defined]
+        fields = [field.name() for field in table._load().spec().fields()]
         assert fields == ["d", "r", "id_bucket"]
     else:
-        assert list(table._load().partitionKeys()) == ["d", "r"]  # type: ignore[attr-defined]
+        assert list(table._load().partitionKeys()) == ["d", "r"]
     offsets = table.find_committed().offsets
     assert dict(offsets) == dict(lake.status().offsets)
     assert all(isinstance(place, PartitionBucket) for place in offsets)
@@ -146,6 +164,53 @@ def test_partitions_come_go_and_come_again(
     assert answer.rows is not None
     eu = [row[3] for row in lake.truth() if row[1] == "eu"]
     assert [tuple(row.values()) for row in answer.rows.to_pylist()] == [(len(eu), sum(eu))]
+    client.admin.drop_table(lake.path)
+
+
+UPKEEP = {
+    "table.datalake.auto-compaction": "true",
+    "table.datalake.auto-expire-snapshot": "true",
+    "paimon.num-sorted-run.compaction-trigger": "3",
+    "paimon.compaction.min.file-num": "3",
+    "paimon.snapshot.time-retained": "1 ms",
+    "paimon.snapshot.num-retained.min": "1",
+}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", ["pk", "log", "without a key"])
+def test_upkeep_keeps_the_offsets_of_partitions_that_come_and_go(
+    spark: Any, address: str, client: Connection, shape: str
+) -> None:
+    name = f"lake_parts_upkeep_{shape.replace(' ', '_')}"
+    options = UPKEEP if shape == "without a key" else {**UPKEEP, **KEYED}
+    lake = Lake(spark, address, client, name, shape == "pk", "paimon", options)
+    rounds, said, gone = 9, "", list[tuple[Any, ...]]()
+    for number in range(rounds):
+        lake.write("eu", [(key, number) for key in range(6)])
+        if number not in (4, 5):
+            lake.write("us", [(key, number) for key in range(number + 1)])
+        if number >= 2:
+            lake.write("asia", [(key, number) for key in range(6)])
+        if number == 6:
+            gone = []  # the partition was made anew
+        said += "\n".join(lake.tier())
+        table = lake.in_lake()
+        ends = TableChanges(client, address, lake.table.definition).latest()
+        assert dict(table.find_committed().offsets) == dict(lake.status().offsets) == ends
+        expected = sorted([*lake.truth(), *gone], key=str)
+        assert lake.rows() == lake.rows("$lake") == expected
+        theirs = rows_by_paimon(table).select(lake.table.definition.schema.names).to_pylist()
+        assert sorted((tuple(row.values()) for row in theirs), key=str) == expected
+        if number == 3:
+            gone = [row for row in lake.truth() if row[1] == "us"]
+            client.admin.drop_partition(lake.path, {"d": "2024-01-01", "r": "us"})
+    assert "compacted" in said
+    assert "expired" in said
+    assert "failed" not in said
+    assert lake_snapshots(client, lake.path).num_rows < rounds
+    assert "nothing new" in lake.tier()[0]
     client.admin.drop_table(lake.path)
 
 
