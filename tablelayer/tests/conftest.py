@@ -1,6 +1,54 @@
-"""No deadline for a single example: the first one of a kernel compiles it."""
+"""No deadline for a single example: the first one of a kernel compiles it. One Spark session for the whole run:
+starting it costs more than any test.
+"""
 
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("tables", deadline=None)
 settings.load_profile("tables")
+
+
+SPARK_TIMEOUT_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that is cut off in the middle of a call spoils the session for all others: none is, on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("warehouse")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Any:
+    from tablelayer.spark.session import session
+    from tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM
+
+    return session("headrace tests", cores=2, memory="1g", extra=SHORT_LIVED_JVM)
+
+
+@pytest.fixture(autouse=True)
+def _close_what_spark_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """pyspark leaves sockets to the garbage collector: collect them here, where their warnings are
+    ignored. Sessions that a test made with `newSession` stay active: activate the root before the next one.
+    """
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    from tablelayer.spark.session import activate
+
+    activate(request.getfixturevalue("spark"))
+    yield
+    gc.collect()

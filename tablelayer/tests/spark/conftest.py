@@ -1,16 +1,13 @@
-"""One Spark session for the whole run: starting it costs more than any test."""
+"""One server process for the whole run."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tablelayer.client import Connection, connect
-from tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM, Server
+from tablelayer.tests.spark.spark_tables import Server
 
 
 @pytest.fixture(scope="session")
@@ -30,28 +27,3 @@ def address(server: Server) -> str:
 def client(address: str) -> Iterator[Connection]:
     with connect(address) as connection:
         yield connection
-
-
-@pytest.fixture(scope="session")
-def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("warehouse")
-
-
-@pytest.fixture(scope="session")
-def spark() -> Any:
-    from tablelayer.spark.session import session
-
-    return session("headrace tests", cores=2, memory="1g", extra=SHORT_LIVED_JVM)
-
-
-@pytest.fixture(autouse=True)
-def _close_what_spark_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    """pyspark leaves sockets to the garbage collector: collect them here, where their warnings are
-    ignored. Sessions that a test made with `newSession` stay active: activate the root before the next one.
-    """
-    if "spark" in request.fixturenames:
-        from tablelayer.spark.session import activate
-
-        activate(request.getfixturevalue("spark"))
-    yield
-    gc.collect()

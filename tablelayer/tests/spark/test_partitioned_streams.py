@@ -192,7 +192,6 @@ def test_capped_batches_over_partitions_and_every_kind_of_start(address: str, cl
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_r3_5_a_partitioned_table_is_streamed_into_another_exactly_once(
     spark: Any, server: Server, address: str, client: Connection, tmp_path: Path

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(400),  # one that is cut off in the middle of a call spoils the session for all others
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
