@@ -52,11 +52,11 @@ def rows_by_paimon(lake: PaimonTable) -> pa.Table:
     with tempfile.TemporaryDirectory() as folder:
         table = lake._load()
         file = Path(folder) / "rows.parquet"
-        _write_snapshot(lake.jvm, table, table.snapshotManager().latestSnapshotId(), file)
+        write_snapshot(lake.jvm, table, table.snapshotManager().latestSnapshotId(), file)
         return pq.read_table(file)
 
 
-def _write_snapshot(jvm: Jvm, table: Any, snapshot: int, file: Path) -> None:
+def write_snapshot(jvm: Jvm, table: Any, snapshot: int, file: Path) -> None:
     """The rows of a snapshot, merged by Paimon, in one Parquet file that Paimon writes."""
     splits = table.newSnapshotReader().withSnapshot(snapshot).read().splits()
     parquet = jvm.paimon.format.FileFormat.fromIdentifier("parquet", jvm.paimon.options.Options())
