@@ -48,6 +48,7 @@ from tablelayer.lake.adapter import (
 )
 from tablelayer.lake.columns import stored_definition
 from tablelayer.lake.iceberg_columns import (
+    check_fields,
     evolve_columns,
     needs_evolution,
     new_table_properties,
@@ -145,10 +146,13 @@ class IcebergTable:
 
     def evolve(self) -> None:
         """Give the lake table the columns that the table has now. Raises RoundLostError when it has those of a newer
-        schema: another tierer was here.
+        schema: another tierer was here; LakeError when its fields are not the ones that they are said to be.
         """
         table = self._load()
-        if table is None or not needs_evolution(table, self.definition):
+        if table is None:
+            return
+        if not needs_evolution(table, self.definition):
+            check_fields(table, self.definition)
             return
         with self._turn():
             evolve_columns(self.spark, self._load(), self.definition)

@@ -96,6 +96,22 @@ def needs_evolution(table: Any, definition: TableDefinition) -> bool:
     return is_of_another_schema(definition, _schema_id_of(table, definition))
 
 
+def check_fields(table: Any, definition: TableDefinition) -> None:
+    """That every column's field is the one with its name: a catalog may number the fields of a new table as it likes.
+    Raises LakeError.
+    """
+    names = {field.fieldId(): field.name() for field in table.schema().columns()}
+    fields = _fields_of(table, definition)
+    for column in definition.schema.columns:
+        name = names.get(fields[column.id])
+        if name is None or name.lower() != column.name.lower():
+            raise LakeError(
+                f"field {fields[column.id]} of the lake table of {definition.path} should be column '{column.name}'"
+                f" and is {name!r}: its catalog did not number the fields from 1 as Iceberg's own do, or somebody else"
+                " changed the lake table. Nothing was written; use another catalog, or have the lake table built again"
+            )
+
+
 def evolve_columns(spark: Any, table: Any, definition: TableDefinition) -> None:
     """Carry the table's schema over, in one commit of Iceberg. Raises LakeError, RoundLostError."""
     if not needs_evolution(table, definition):

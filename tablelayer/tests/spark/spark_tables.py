@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,16 @@ _names = itertools.count()
 
 
 class Server:
-    """A server process of our own: it can be killed and started again on the same port and data."""
+    """A server process of our own: it can be killed and started again on the same port and data. `lakes`: its settings
+    for them, in place of folders beside the data.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lakes: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.lakes = lakes or {
+            "datalake.iceberg.warehouse": str(folder / "warehouse"),
+            "datalake.paimon.warehouse": str(folder / "paimon"),
+        }
         self.address = "127.0.0.1:0"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -36,8 +43,8 @@ class Server:
         log = self.folder / "log"
         command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--listen", self.address]
         command += ["--data", str(self.folder / "data")]
-        command += ["--set", f"datalake.iceberg.warehouse={self.folder / 'warehouse'}"]
-        command += ["--set", f"datalake.paimon.warehouse={self.folder / 'paimon'}"]
+        for name, value in self.lakes.items():
+            command += ["--set", f"{name}={value}"]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
