@@ -59,9 +59,36 @@ def _compact_buckets(
         writer.withIOManager(jvm.paimon.disk.IOManager.create(str(scratch)))
         for partition, bucket in buckets:
             writer.compact(partition, bucket, full)
-        return list(writer.prepareCommit(True, 0))
+        messages = list(writer.prepareCommit(True, 0))
     finally:
         writer.close()
+    return [_without_passing_files(jvm, table, message) for message in messages]
+
+
+def _without_passing_files(jvm: Jvm, table: Any, message: Any) -> Any:
+    """The message without files that were written and taken again.
+
+    Of a bucket of a log table Paimon merges a first lot of files, and at `prepareCommit` maybe another one with what
+    it made of the first; it does not commit a file that is both added and removed, so with many files to merge the
+    bucket would never be compacted. (Of PK tables it takes such files out itself.)
+    """
+    increment = message.compactIncrement()
+    before, after = list(increment.compactBefore()), list(increment.compactAfter())
+    taken = {(file.fileName(), file.level()) for file in before}
+    passing = [file for file in after if (file.fileName(), file.level()) in taken]
+    if not passing:
+        return message
+    made = {(file.fileName(), file.level()) for file in passing}
+    left = [
+        jvm.list_of([file for file in files if (file.fileName(), file.level()) not in made])
+        for files in (before, after)
+    ]
+    place = message.partition(), message.bucket(), message.totalBuckets()
+    paths = table.store().pathFactory().createDataFilePathFactory(*place[:2])
+    for file in passing:
+        table.fileIO().deleteQuietly(paths.toPath(file))
+    compacted = jvm.paimon.io.CompactIncrement(*left, increment.changelogFiles())
+    return jvm.paimon.table.sink.CommitMessageImpl(*place, message.newFilesIncrement(), compacted)
 
 
 def _compact_appended(jvm: Jvm, table: Any, user: str) -> list[Any]:

@@ -300,8 +300,11 @@ def _maintain(lake: LakeTable) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Errors of the JVM come with their whole stack."""
-    return (str(error).strip() or repr(error)).splitlines()[0]
+    """Errors of the JVM come with their whole stack, behind a line that says no more than which call it was."""
+    lines = (str(error).strip() or repr(error)).splitlines()
+    if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
+        return lines[1].removeprefix(": ")
+    return lines[0]
 
 
 def _report(coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Offsets) -> str:

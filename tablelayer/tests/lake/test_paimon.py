@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
+from tablelayer.lake.paimon_read import data_files
 from tablelayer.lake.tier import Outcome
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.buckets import bucket_of
@@ -250,6 +251,31 @@ def test_compaction_and_expiry_keep_the_offsets(spark: Any, warehouse: Path, kin
     assert world.snapshots() < 6
     assert world.tier().outcome is Outcome.NOTHING_NEW
     assert not world.branches()
+
+
+def test_a_backlog_of_files_is_compacted_at_once(spark: Any, warehouse: Path) -> None:
+    world = world_of(spark, warehouse, primary_key=(), options={"paimon.compaction.min.file-num": "3"})
+    world.table = world.log.table = replace(world.table, bucket_key=("id",))
+    for number in range(8):
+        if number == 7:
+            options = {**world.table.options, "table.datalake.auto-compaction": "true"}
+            world.table = world.log.table = replace(world.table, options=options)
+        world.lake = world.tierer()
+        for key in range(4):
+            world.log.add(INSERT, row(key, f"{number}"))
+        result = world.tier()
+    assert "compacted" in result.detail
+    assert "failed" not in result.detail
+    assert world.lake_rows() == world.read_by_another() == world.log.rows()
+    assert dict(world.lake.find_committed().offsets) == world.log.latest()
+    snapshots = world.lake._load().snapshotManager()
+    known = {
+        Path(file.path).name
+        for number in range(1, int(snapshots.latestSnapshotId()) + 1)
+        for file in data_files(world.lake._load(), number)
+    }
+    folder = Path(world.lake._load().location().toString().removeprefix("file:"))
+    assert {file.name for file in folder.glob("bucket-*/*.parquet")} == known, "no file is left behind"
 
 
 def test_a_history_that_forgot_the_offsets_stops_tiering(spark: Any, warehouse: Path) -> None:
