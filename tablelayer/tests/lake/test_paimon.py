@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import time as clock
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tablelayer.lake import paimon_maintenance
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.paimon_read import data_files
 from tablelayer.lake.tier import Outcome
@@ -253,7 +255,31 @@ def test_compaction_and_expiry_keep_the_offsets(spark: Any, warehouse: Path, kin
     assert not world.branches()
 
 
-def test_a_backlog_of_files_is_compacted_at_once(spark: Any, warehouse: Path) -> None:
+class Slowly:
+    """A Paimon table or its writer, which is done with what it was asked to compact before it is asked for more."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def newWrite(self, user: str) -> Any:
+        return Slowly(self.real.newWrite(user))
+
+    def compact(self, *given: Any) -> None:
+        self.real.compact(*given)
+        clock.sleep(2)
+
+
+@pytest.mark.soak
+def test_a_backlog_of_files_is_compacted_at_once(
+    spark: Any, warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compact = paimon_maintenance._compact_buckets
+    monkeypatch.setattr(
+        paimon_maintenance, "_compact_buckets", lambda jvm, table, *rest: compact(jvm, Slowly(table), *rest)
+    )
     world = world_of(spark, warehouse, primary_key=(), options={"paimon.compaction.min.file-num": "3"})
     world.table = world.log.table = replace(world.table, bucket_key=("id",))
     for number in range(8):
