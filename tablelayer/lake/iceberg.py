@@ -57,6 +57,7 @@ from tablelayer.lake.iceberg_columns import (
 )
 from tablelayer.lake.iceberg_maintenance import compact, expire
 from tablelayer.model.lake_offsets import Offsets
+from tablelayer.model.options import ICEBERG_PREFIX, passed_options
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
@@ -132,11 +133,12 @@ class IcebergTable:
             fields.append(f"bucket({self.definition.bucket_count}, `{bucket_key[0]}`)")
         partitioned = f"PARTITIONED BY ({', '.join(fields)})" if fields else ""
         listed = {
+            **passed_options(self.definition.options, ICEBERG_PREFIX),
             **_TABLE_PROPERTIES,
             TABLE_ID_PROPERTY: self.table_id,
             **new_table_properties(self.definition),
         }
-        properties = ", ".join(f"'{name}'='{_escaped(value)}'" for name, value in listed.items())
+        properties = ", ".join(f"'{_escaped(name)}'='{_escaped(value)}'" for name, value in listed.items())
         with self._turn():
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.namespace}")
             self.spark.sql(

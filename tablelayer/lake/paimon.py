@@ -57,7 +57,7 @@ from tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jv
 from tablelayer.lake.paimon_maintenance import compact, expire
 from tablelayer.lake.paimon_read import read_rows
 from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
-from tablelayer.model.options import PAIMON_PREFIX
+from tablelayer.model.options import PAIMON_PREFIX, passed_options
 from tablelayer.model.partitions import values_of
 from tablelayer.model.table import TableDefinition
 from tablelayer.spark.splits import DELETED_COLUMN
@@ -116,7 +116,7 @@ class PaimonTable:
             }
         options = {
             **bucketed,
-            **passed_options(definition),
+            **passed_options(definition.options, PAIMON_PREFIX),
             **_TABLE_OPTIONS,
             TABLE_ID_PROPERTY: self.table_id,
             **new_table_options(definition),
@@ -412,15 +412,6 @@ class PaimonTable:
             assert isinstance(place, PartitionBucket)
             listed.setdefault(place.partition, {})[place.bucket] = offset
         return listed
-
-
-def passed_options(definition: TableDefinition) -> dict[str, str]:
-    """The table's `paimon.*` options by their names in Paimon."""
-    return {
-        name.removeprefix(PAIMON_PREFIX): value
-        for name, value in definition.options.items()
-        if name.startswith(PAIMON_PREFIX)
-    }
 
 
 def _link_new(path: Path, text: str) -> bool:

@@ -514,6 +514,16 @@ _PAIMON_RESERVED = (
     "merge-engine", "partition", "path", "pk-clustering-override", "primary-key", "row-tracking.enabled",
     "rowkind.field", "scan.", "sequence.field", "type", "write-only",
 )  # fmt: skip
+ICEBERG_PREFIX = "iceberg."
+ICEBERG_DOC = (
+    "A property of the Iceberg table, as Iceberg's documentation names it, such as"
+    " iceberg.history.expire.max-snapshot-age-ms."
+)
+_ICEBERG_RESERVED = (
+    "format-version", "headrace.", "location", "write.delete.format.default", "write.delete.mode",
+    "write.distribution-mode", "write.format.default", "write.merge.distribution-mode", "write.merge.mode",
+    "write.update.mode", "write.wap.",
+)  # fmt: skip
 _PAIMON_PRODUCERS = ("none", "lookup", "full-compaction")
 
 # Fluss has these; saying so is more use than "unknown option".
@@ -569,7 +579,7 @@ class TableOptions:
 
 def is_table_option(name: str) -> bool:
     """Whether a name belongs to the table layer rather than to Kafka's topic configurations."""
-    return name.startswith(("table.", "fields.", "auto-increment.", PAIMON_PREFIX))
+    return name.startswith(("table.", "fields.", "auto-increment.", PAIMON_PREFIX, ICEBERG_PREFIX))
 
 
 def names_columns(name: str) -> bool:
@@ -615,6 +625,9 @@ def find(name: str) -> TableOption:
         return option
     if name.startswith(PAIMON_PREFIX):
         return _passed_to_paimon(name)
+    if name.startswith(ICEBERG_PREFIX):
+        _check_passed(name, ICEBERG_PREFIX, "Iceberg", _ICEBERG_RESERVED)
+        return TableOption(name, None, str, str, ICEBERG_DOC)
     for prefix, what in _NOT_IN_THIS_RELEASE:
         if name.startswith(prefix):
             raise _invalid(f"option '{name}': {what}: not in this release")
@@ -625,15 +638,24 @@ def find(name: str) -> TableOption:
 
 def _passed_to_paimon(name: str) -> TableOption:
     """Any option of Paimon's but those that tiering sets itself. Raises TableError(INVALID_TABLE)."""
-    own = name.removeprefix(PAIMON_PREFIX)
-    if not own:
-        raise _invalid(f"option '{name}' names no option of Paimon's")
-    for reserved in _PAIMON_RESERVED:
-        if own == reserved or (reserved.endswith(".") and own.startswith(reserved)):
-            raise _invalid(f"option '{name}' cannot be given: tiering into Paimon sets it itself")
-    if own == "changelog-producer":
+    _check_passed(name, PAIMON_PREFIX, "Paimon", _PAIMON_RESERVED)
+    if name.removeprefix(PAIMON_PREFIX) == "changelog-producer":
         return TableOption(name, None, _parse_producer, str, PAIMON_DOC, primary_key_only=True)
     return TableOption(name, None, str, str, PAIMON_DOC)
+
+
+def _check_passed(name: str, prefix: str, lake: str, all_reserved: tuple[str, ...]) -> None:
+    own = name.removeprefix(prefix)
+    if not own:
+        raise _invalid(f"option '{name}' names no option of {lake}'s")
+    for reserved in all_reserved:
+        if own == reserved or (reserved.endswith(".") and own.startswith(reserved)):
+            raise _invalid(f"option '{name}' cannot be given: tiering into {lake} sets it itself")
+
+
+def passed_options(options: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """A table's options with this prefix, by their names in the lake format."""
+    return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
 
 
 def _parse_producer(text: str) -> str:

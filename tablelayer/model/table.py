@@ -462,12 +462,16 @@ def _validate(definition: TableDefinition) -> None:
     _check_auto_increment(definition)
     if definition.settings.datalake_enabled:
         _check_lake_names(definition)
-    passed = [name for name in definition.options if name.startswith(table_options.PAIMON_PREFIX)]
-    if passed and definition.bucket_format is not DatalakeFormat.PAIMON:
-        raise _invalid(
-            f"table {definition.path}: option '{passed[0]}' is for tables with"
-            f" '{table_options.DATALAKE_FORMAT}' = 'paimon'"
-        )
+    for prefix, lake in (
+        (table_options.PAIMON_PREFIX, DatalakeFormat.PAIMON),
+        (table_options.ICEBERG_PREFIX, DatalakeFormat.ICEBERG),
+    ):
+        passed = [name for name in definition.options if name.startswith(prefix)]
+        if passed and definition.bucket_format is not lake:
+            raise _invalid(
+                f"table {definition.path}: option '{passed[0]}' is for tables with"
+                f" '{table_options.DATALAKE_FORMAT}' = '{lake.value}'"
+            )
     if definition.bucket_format is DatalakeFormat.ICEBERG and definition.bucket_count > 1 and bucket_key:
         if len(bucket_key) != 1:
             raise _invalid(

@@ -19,7 +19,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError
-from tablelayer.model.options import DECLARED, PAIMON_DOC, PAIMON_PREFIX
+from tablelayer.model.options import DECLARED, ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
 from tablelayer.model.table import DEFINITION_CONFIGS
 from tablelayer.server.auto_partitions import Calendar
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
@@ -139,9 +139,12 @@ class TableExtension:
         ]
         # Without a default here: an option that is not given must not look as if it were, on plain topics.
         options = [ConfigKey(each.name, ConfigType.STRING, None, each.doc) for each in DECLARED.values()]
-        passed = ConfigKey(f"{PAIMON_PREFIX}*", ConfigType.STRING, None, PAIMON_DOC)
+        passed = [
+            ConfigKey(f"{prefix}*", ConfigType.STRING, None, doc)
+            for prefix, doc in ((ICEBERG_PREFIX, ICEBERG_DOC), (PAIMON_PREFIX, PAIMON_DOC))
+        ]
         topics = [ConfigKey(name, ConfigType.STRING, None, doc) for name, doc in topic_lake.DOCS.items()]
-        return [*definitions, *options, passed, *topics]
+        return [*definitions, *options, *passed, *topics]
 
     def apis(self) -> Sequence[ApiDeclaration]:
         return [

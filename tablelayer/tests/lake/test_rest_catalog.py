@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,9 @@ class TestRounds:
     def test_upserts_deletes_and_a_new_column_through_a_rest_catalog(
         self, spark: Any, catalog: RestCatalog
     ) -> None:
-        world = RestWorld(spark, catalog, definition())
+        table = definition()
+        passed = {"iceberg.history.expire.min-snapshots-to-keep": "7", "iceberg.a'b": "c'd"}
+        world = RestWorld(spark, catalog, replace(table, options={**table.options, **passed}))
         fill(world.log)
         assert world.tier().outcome is Outcome.COMMITTED
         world.log.add(AFTER, row(5, "second 5", "5.55"))
@@ -144,6 +147,8 @@ class TestRounds:
         assert world.tier().outcome is Outcome.COMMITTED
         assert world.lake_rows() == world.log.rows() == world.read_by_another()
         assert world.branches() == {"main", "headrace_tiered"}
+        properties = world.lake._load().properties()
+        assert (properties["history.expire.min-snapshots-to-keep"], properties["a'b"]) == ("7", "c'd")
 
     @pytest.mark.soak
     def test_a_catalog_that_numbers_fields_its_own_way_is_refused_before_anything_is_written(

@@ -234,6 +234,15 @@ def test_bucket_options_are_folded_into_the_fields():
             "'paimon.snapshot' is for tables with 'table.datalake.format' = 'paimon'",
         ),
         ({"table__datalake__format": "paimon", "paimon__bucket": "5"}, "tiering into Paimon sets it itself"),
+        (
+            {"table__datalake__format": "paimon", "iceberg__a": "5"},
+            "'iceberg.a' is for tables with .*'iceberg'",
+        ),
+        (
+            {"table__datalake__enabled": "true", "iceberg__write__merge__mode": "x"},
+            "into Iceberg sets it itself",
+        ),
+        ({"table__datalake__enabled": "true", "iceberg__": "x"}, "names no option of Iceberg's"),
         ({"table__datalake__format": "paimon", "paimon__scan__mode": "x"}, "sets it itself"),
         (
             {"table__datalake__format": "paimon", "paimon__changelog-producer": "input"},
@@ -253,6 +262,8 @@ def test_iceberg_tables_with_one_bucket_or_one_bucket_column_are_fine():
     assert lake.settings.datalake_format is DatalakeFormat.ICEBERG
     assert lake.options["table.datalake.format"] == "iceberg"
     assert orders().bucket_format is None
+    passed = orders(table__datalake__enabled="true", iceberg__history__expire__a=" 1 ")
+    assert passed.to_topic_config()["iceberg.history.expire.a"] == " 1 "
 
 
 def test_paimon_takes_bucket_keys_of_every_type_and_its_own_options():
