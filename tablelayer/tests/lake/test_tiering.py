@@ -266,6 +266,16 @@ def test_an_empty_round_changes_nothing(world: World) -> None:
     assert world.snapshots() == before
 
 
+@pytest.mark.soak
+def test_maintenance_that_fails_is_reported_in_the_words_of_the_jvm(world: World) -> None:
+    fill(world.log)
+    world.lake.maintain = lambda: world.root._jvm.java.util.Optional.empty().get()  # type: ignore[method-assign]
+    result = world.tier()
+    assert result.outcome is Outcome.COMMITTED
+    assert result.detail == "maintenance failed: java.util.NoSuchElementException: No value present"
+    assert world.lake_rows() == world.log.rows()
+
+
 def test_a_round_that_cancels_out_still_moves_the_offsets(world: World) -> None:
     fill(world.log)
     world.tier()
