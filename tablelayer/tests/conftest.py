@@ -1,6 +1,4 @@
-"""No deadline for a single example: the first one of a kernel compiles it. One Spark session for the whole run:
-starting it costs more than any test.
-"""
+"""One Spark session for the whole run: starting it costs more than any test."""
 
 from __future__ import annotations
 
@@ -10,11 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-
-settings.register_profile("tables", deadline=None)
-settings.load_profile("tables")
-
 
 SPARK_TIMEOUT_S = 400
 

@@ -1,9 +1,11 @@
 """How a group with members changes its protocol: `group.consumer.migration.policy`.
 
-Upgrade: when a member of the consumer protocol joins a classic group of consumers, the members of that become
-members of the consumer group that go on speaking the classic protocol (`classic_members`). Each has what the
-last assignment that was stored gave it, and the generation as its epoch; the newcomer bumps the group epoch, so
-all of them are told of a rebalance. Requests that wait in the classic group are sent to join again.
+Upgrade: when a member of the consumer protocol joins a classic group of consumers, the members of that become members
+of the consumer group that go on speaking the classic protocol (`classic_members`). Each has what the last assignment
+that was stored gave it, and the generation as its epoch; what it owned when it joined and was not given again it is
+still giving up (Kafka takes it for free, also from a cooperative member that has not heard yet). The newcomer bumps
+the group epoch, so all of them are told of a rebalance. Requests that wait in the classic group are sent to join
+again.
 
 Downgrade: when the last member of the consumer protocol is gone, those who remain become a classic group that
 prepares a rebalance. Both are one batch on the journal, the old group's tombstones first.
@@ -53,6 +55,8 @@ from broker.groups.modern.model import (
     ConsumerGroup,
     ConsumerMember,
     Current,
+    MemberState,
+    PartitionEpochs,
     PutCurrent,
     PutEpoch,
     PutSubscription,
@@ -134,23 +138,37 @@ def _as_consumer_group(step: Rebalance) -> ConsumerGroup:
         return state
     state.apply(PutEpoch(group_id, group.generation, 0))
     state.apply(PutTargetEpoch(group_id, group.generation, step.now.time_ms))
+    said: list[tuple[str, Assignment]] = []
     for member in members:
         try:
             held = _held_by(group, member, step.topics)
-            subscription = _subscription_of(member, group.protocol)
+            subscription, owned = _subscription_of(member, group.protocol, step.topics)
         except DecodeError:
             problem = "the embedded consumer protocol is malformed"
             raise _cannot_upgrade(group, problem) from None
-        epochs = {
-            topic_id: own
-            for topic_id, indexes in held.items()
-            if (own := {index: group.generation for index in indexes if state.owner(topic_id, index) is None})
-        }
-        current = Current(group.generation, group.generation, assigned=epochs)
+        current = Current(
+            group.generation, group.generation, assigned=_not_of_others(state, held, group.generation)
+        )
         state.apply(PutSubscription(group_id, member.member_id, subscription))
-        state.apply(PutTarget(group_id, member.member_id, without_epochs(epochs)))
+        state.apply(PutTarget(group_id, member.member_id, without_epochs(current.assigned)))
         state.apply(PutCurrent(group_id, member.member_id, current))
+        said.append((member.member_id, owned))
+    for member_id, owned in said:
+        # It may not have heard yet that these were taken from it: nobody else has them before it lets go.
+        current = state.members[member_id].current
+        if revoking := _not_of_others(state, owned, group.generation):
+            unrevoked = replace(current, state=MemberState.UNREVOKED_PARTITIONS, revoking=revoking)
+            state.apply(PutCurrent(group_id, member_id, unrevoked))
     return state
+
+
+def _not_of_others(state: ConsumerGroup, held: Assignment, epoch: int) -> PartitionEpochs:
+    """Of `held` what nobody has, with the epoch since when it is held."""
+    return {
+        topic_id: own
+        for topic_id, indexes in held.items()
+        if (own := {index: epoch for index in indexes if state.owner(topic_id, index) is None})
+    }
 
 
 def _held_by(group: Group, member: Member, topics: Topics) -> Assignment:
@@ -172,9 +190,10 @@ def _held_by(group: Group, member: Member, topics: Topics) -> Assignment:
     return identified(assignment.partitions, topics)
 
 
-def _subscription_of(member: Member, protocol: str | None) -> Subscription:
+def _subscription_of(member: Member, protocol: str | None, topics: Topics) -> tuple[Subscription, Assignment]:
+    """What the member said when it joined, and what it owned then."""
     metadata = member.metadata(protocol) or member.protocols[0][1]
-    return classic_subscription(
+    subscription = classic_subscription(
         instance_id=member.instance_id,
         client_id=member.client_id,
         client_host=member.client_host,
@@ -182,6 +201,7 @@ def _subscription_of(member: Member, protocol: str | None) -> Subscription:
         side=ClassicSide(member.session_timeout_ms, member.protocols),
         metadata=metadata,
     )
+    return subscription, identified(read_subscription(metadata).owned, topics)
 
 
 def classic_subscription(

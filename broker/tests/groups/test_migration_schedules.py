@@ -500,6 +500,11 @@ def test_schedules_change_the_protocol_both_ways():
     assert sum(world.downgrades for world in worlds) > 3
 
 
+def test_what_a_member_has_not_heard_of_losing_is_not_given_away():
+    """The answer to a cooperative member's SyncGroup is lost, and the group changes its protocol before it asks again."""
+    live(3716, 136)
+
+
 @pytest.mark.soak
 def test_thousands_of_schedules():
     """HEADRACE_SCHEDULES of them (default 20,000), from seed HEADRACE_SEED on."""
@@ -517,6 +522,11 @@ def test_thousands_of_schedules():
 
 def forgets_what_members_have_in_an_upgrade(monkeypatch):
     monkeypatch.setattr(conversion, "_held_by", lambda group, member, topics: {})
+
+
+def gives_away_what_members_have_not_heard_of_losing(monkeypatch):
+    original = conversion._subscription_of
+    monkeypatch.setattr(conversion, "_subscription_of", lambda *args: (original(*args)[0], {}))
 
 
 def believes_that_nothing_is_owned(monkeypatch):
@@ -576,6 +586,7 @@ def takes_commits_of_any_generation(monkeypatch):
 
 MUTANTS = [
     forgets_what_members_have_in_an_upgrade,
+    gives_away_what_members_have_not_heard_of_losing,
     believes_that_nothing_is_owned,
     leaves_the_classic_group_on_the_journal,
     leaves_the_consumer_group_on_the_journal,
@@ -590,6 +601,7 @@ MUTANTS = [
 # Found by few schedules: begin where one does.
 FIRST_SEEDS = {
     forgets_what_members_have_in_an_upgrade: 73,
+    gives_away_what_members_have_not_heard_of_losing: 3716,
     waits_for_classic_members_for_ever: 21,
     loses_the_rebalance_of_a_downgrade: 14,
     takes_commits_of_any_generation: 64,
