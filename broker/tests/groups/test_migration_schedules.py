@@ -501,7 +501,7 @@ def test_schedules_change_the_protocol_both_ways():
 
 
 def test_what_a_member_has_not_heard_of_losing_is_not_given_away():
-    """The answer to a cooperative member's SyncGroup is lost, and the group changes its protocol before it asks again."""
+    """A cooperative member's SyncGroup is not answered, and the group changes its protocol before it asks again."""
     live(3716, 136)
 
 
