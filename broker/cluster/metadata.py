@@ -396,8 +396,13 @@ class TopicManager:
         """Carry a change out even if its caller is cancelled: the image must not differ from the store."""
         task = asyncio.get_running_loop().create_task(change)
         self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever still waits is told; if nobody does, nobody wants to know
 
     def _existing(self, name: str) -> TopicImage:
         image = self._topics.get(name)

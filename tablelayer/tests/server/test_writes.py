@@ -643,12 +643,14 @@ def test_r12_1_a_lookup_that_saw_more_than_is_published_waits_for_it(tmp_path: P
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(COLUMNS)
             release = hold_stores(table, after=True)
-            assert (await table.put_batch(table.batch([row(1)]), acks=1)).error_code == 0
-            looking = asyncio.ensure_future(table.lookup({"id": 1}))
-            done, _ = await asyncio.wait([looking], timeout=0.3)
-            assert not done
-            assert table.partition.high_watermark == 0
-            release.set()
+            try:
+                assert (await table.put_batch(table.batch([row(1)]), acks=1)).error_code == 0
+                looking = asyncio.ensure_future(table.lookup({"id": 1}))
+                done, _ = await asyncio.wait([looking], timeout=0.3)
+                assert not done
+                assert table.partition.high_watermark == 0
+            finally:
+                release.set()
             assert await looking == [row(1)]
             assert table.partition.high_watermark == 1
 
