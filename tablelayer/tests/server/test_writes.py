@@ -21,18 +21,23 @@ def row(key: int, price: float | None = 1.0, name: str | None = "a") -> Row:
     return {"id": key, "price": price, "name": name}
 
 
-def hold_stores(table: Table, *, after: bool = False) -> asyncio.Event:
-    """Nothing is stored (or, `after`, nothing that is stored is published) until the event is set."""
+def hold_stores(table: Table, *, after: bool = False, reached: asyncio.Event | None = None) -> asyncio.Event:
+    """Nothing is stored (or, `after`, nothing that is stored is published) until the event is set. `reached` is set
+    when something is held back.
+    """
     services, release = table.partition.hooks.services, asyncio.Event()
     real = services.run
 
     async def held(work: Any, *arguments: Any) -> Any:
         is_store = getattr(work, "__name__", "") == "store"
-        if is_store and not after:
-            await release.wait()
-        result = await real(work, *arguments)
         if is_store and after:
+            result = await real(work, *arguments)
+        if is_store and reached is not None:
+            reached.set()
+        if is_store:
             await release.wait()
+        if not (is_store and after):
+            result = await real(work, *arguments)
         return result
 
     services.run = held
@@ -642,9 +647,12 @@ def test_r12_1_a_lookup_that_saw_more_than_is_published_waits_for_it(tmp_path: P
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(COLUMNS)
-            release = hold_stores(table, after=True)
+            reached = asyncio.Event()
+            release = hold_stores(table, after=True, reached=reached)
             try:
                 assert (await table.put_batch(table.batch([row(1)]), acks=1)).error_code == 0
+                # With acks=1 a lookup may come before the row is anywhere but in the log.
+                await asyncio.wait_for(reached.wait(), 30)
                 looking = asyncio.ensure_future(table.lookup({"id": 1}))
                 done, _ = await asyncio.wait([looking], timeout=0.3)
                 assert not done
