@@ -10,8 +10,12 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-CLIENTS = ["confluent", "kafka-python", "aiokafka"]
-VARIANTS = ["confluent-consumer", "confluent-cooperative", "kafka-python-cooperative"]
+CLIENTS = ["confluent", pytest.param("kafka-python", marks=pytest.mark.soak), "aiokafka"]
+VARIANTS = [
+    "confluent-consumer",
+    "confluent-cooperative",
+    pytest.param("kafka-python-cooperative", marks=pytest.mark.soak),
+]
 PARTITIONS = {0, 1, 2, 3}
 
 
@@ -207,7 +211,14 @@ def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wai
 
 
 @pytest.mark.parametrize(
-    "client", ["confluent", "confluent-consumer", "confluent-cooperative", "kafka-python", "aiokafka"]
+    "client",
+    [
+        "confluent",
+        "confluent-consumer",
+        "confluent-cooperative",
+        pytest.param("kafka-python", marks=pytest.mark.soak),
+        "aiokafka",
+    ],
 )
 def test_kill_9_of_the_broker_in_a_rebalance(own_server, unique, members, wait_until, client):
     """Members come while the broker dies: in the end everything has one owner, and nothing is lost."""
@@ -246,7 +257,9 @@ def test_static_member_of_the_consumer_protocol_restarts_without_a_rebalance(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("client", ["confluent", "confluent-cooperative"])
+@pytest.mark.parametrize(
+    "client", ["confluent", pytest.param("confluent-cooperative", marks=pytest.mark.soak)]
+)
 def test_members_change_to_the_consumer_protocol_one_by_one_and_back(
     own_server, unique, members, wait_until, client
 ):
