@@ -10,12 +10,8 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-CLIENTS = ["confluent", pytest.param("kafka-python", marks=pytest.mark.soak), "aiokafka"]
-VARIANTS = [
-    "confluent-consumer",
-    "confluent-cooperative",
-    pytest.param("kafka-python-cooperative", marks=pytest.mark.soak),
-]
+CLIENTS = ["confluent", "kafka-python", "aiokafka"]
+VARIANTS = ["confluent-consumer", "confluent-cooperative", "kafka-python-cooperative"]
 PARTITIONS = {0, 1, 2, 3}
 
 
@@ -210,16 +206,7 @@ def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wai
     assert len(values) == len(set(values)) == 80, "nothing twice, nothing lost"
 
 
-@pytest.mark.parametrize(
-    "client",
-    [
-        "confluent",
-        "confluent-consumer",
-        "confluent-cooperative",
-        pytest.param("kafka-python", marks=pytest.mark.soak),
-        "aiokafka",
-    ],
-)
+@pytest.mark.parametrize("client", [*CLIENTS, "confluent-consumer", "confluent-cooperative"])
 def test_kill_9_of_the_broker_in_a_rebalance(own_server, unique, members, wait_until, client):
     """Members come while the broker dies: in the end everything has one owner, and nothing is lost."""
     topic, group = unique("topic"), unique("group")
