@@ -5,6 +5,7 @@ They are kept in `$XDG_CACHE_HOME/headrace/<name>` (default `~/.cache`).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ def cache_root() -> Path:
 def fetch(name: str, artifacts: Sequence[Coordinates], expected: str) -> Path:
     """The folder with these (organisation, artifact, revision) and what they need at run time.
 
-    `expected` is the file without which the rest is of no use. Raises RuntimeError with what the resolver said.
+    `expected` is the file without which the rest is of no use. Who comes while another process fetches, waits for it.
+    Raises RuntimeError with what the resolver said.
     """
     folder = cache_root() / name
     if (folder / COMPLETE).exists():
@@ -35,10 +37,15 @@ def fetch(name: str, artifacts: Sequence[Coordinates], expected: str) -> Path:
     ivy = ivy_jar()
     if ivy is None:
         raise RuntimeError("the installed pyspark has no ivy jar: install the full package from PyPI")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    said = retrieve(java(), ivy, folder, artifacts, into=".", cache=cache_root() / "ivy", needs=True)
-    if not (folder / expected).exists():
-        raise RuntimeError(f"{name} could not be fetched:\n{said[-4000:]}")
-    (folder / COMPLETE).touch()
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with folder.with_name(name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / COMPLETE).exists():
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        said = retrieve(java(), ivy, folder, artifacts, into=".", cache=cache_root() / "ivy", needs=True)
+        if not (folder / expected).exists():
+            raise RuntimeError(f"{name} could not be fetched:\n{said[-4000:]}")
+        (folder / COMPLETE).touch()
     return folder

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
-from protocol.records.header import Buffer
+from protocol.records.header import HEADER_SIZE, MAGIC_V2, BatchHeader, Buffer, read_header
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
 
@@ -85,6 +85,20 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
     if compression is Compression.LZ4:
         return _compress_lz4_frame(data, level)
     return memoryview(_STREAMS[compression].compress(data, level=level))
+
+
+def open_batch(batch: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> tuple[BatchHeader, Bytes]:
+    """Header and decompressed records of the one batch (magic 2) that `batch` begins with.
+
+    Raises DecodeError for another magic, a batch that is cut short, and as `decompress` does.
+    """
+    header = read_header(batch)
+    if header.magic != MAGIC_V2:
+        raise DecodeError(f"a batch of magic {header.magic} holds no Kafka records; magic {MAGIC_V2} does")
+    if header.size > len(batch):
+        raise DecodeError(f"a batch of {header.size} bytes is cut short: {len(batch)} bytes are there")
+    body = memoryview(batch)[HEADER_SIZE : header.size]
+    return header, decompress(header.compression, body, max_bytes=max_bytes)
 
 
 def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Bytes:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
 from protocol.records import kernels
-from protocol.records.compression import MAX_DECOMPRESSED_BYTES, decompress
-from protocol.records.header import HEADER_SIZE, MAGIC_V2, BatchHeader, Buffer, read_header
+from protocol.records.compression import MAX_DECOMPRESSED_BYTES, open_batch
+from protocol.records.header import BatchHeader, Buffer
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 
@@ -109,13 +109,8 @@ def decode_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRES
 
     Raises DecodeError for a malformed header, payload or record, naming the record.
     """
-    header = read_header(batch)
-    if header.magic != MAGIC_V2:
-        raise DecodeError(f"a batch of magic {header.magic} holds no Kafka records; magic {MAGIC_V2} does")
-    if header.size > len(batch):
-        raise DecodeError(f"a batch of {header.size} bytes is cut short: {len(batch)} bytes are there")
-    body = memoryview(batch)[HEADER_SIZE : header.size]
-    payload = kernels.frozen(decompress(header.compression, body, max_bytes=max_decompressed_bytes), np.uint8)
+    header, body = open_batch(batch, max_bytes=max_decompressed_bytes)
+    payload = kernels.frozen(body, np.uint8)
     count = header.record_count
     if count * _RECORD_SIZE_MIN > payload.size:
         raise DecodeError(f"a batch claims {count} records in {payload.size} bytes")

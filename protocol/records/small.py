@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Final
 
 from protocol.errors import DecodeError, EncodeError
-from protocol.records.compression import MAX_DECOMPRESSED_BYTES, decompress
+from protocol.records.compression import open_batch
 from protocol.records.header import (
     COMPRESSION_MASK,
     HEADER_SIZE,
@@ -24,7 +24,6 @@ from protocol.records.header import (
     NO_SEQUENCE,
     NO_TIMESTAMP,
     Buffer,
-    read_header,
     write_crc,
 )
 from protocol.varint import encode_varint, encode_varlong, read_varint, read_varlong
@@ -107,13 +106,8 @@ def read_small(batch: Buffer) -> Iterator[tuple[int, bytes | None, bytes | None]
     About 3 us a record. It trusts as little as `protocol.records.decode.decode_records`, but begins to yield before
     it has seen all records. Raises DecodeError, naming the record.
     """
-    header = read_header(batch)
-    if header.magic != MAGIC_V2:
-        raise DecodeError(f"a batch of magic {header.magic} holds no Kafka records; magic {MAGIC_V2} does")
-    if header.size > len(batch):
-        raise DecodeError(f"a batch of {header.size} bytes is cut short: {len(batch)} bytes are there")
-    body = memoryview(batch)[HEADER_SIZE : header.size]
-    payload = bytes(decompress(header.compression, body, max_bytes=MAX_DECOMPRESSED_BYTES))
+    header, body = open_batch(batch)
+    payload = bytes(body)
     position, previous_delta = 0, -1
     for index in range(header.record_count):
         try:
