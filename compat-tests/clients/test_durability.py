@@ -109,8 +109,11 @@ def read_all(address, topic):
 
 @pytest.mark.parametrize(
     "produce",
-    [produce_confluent, produce_kafka_python, produce_aiokafka],
-    ids=["confluent", "kafka-python", "aiokafka"],
+    [
+        pytest.param(produce_confluent, id="confluent"),
+        pytest.param(produce_kafka_python, id="kafka-python", marks=pytest.mark.soak),
+        pytest.param(produce_aiokafka, id="aiokafka", marks=pytest.mark.soak),
+    ],
 )
 def test_idempotent_producer_survives_kill_9(own_server, unique, wait_until, produce):
     topic = unique("topic")

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Produc
 from confluent_kafka.admin import AdminClient, NewTopic
 
 CLIENTS = ["confluent", "kafka-python", "aiokafka"]
+MOSTLY_IN_SOAK = ["confluent", *(pytest.param(each, marks=pytest.mark.soak) for each in CLIENTS[1:])]
 VARIANTS = ["confluent-consumer", "confluent-cooperative", "kafka-python-cooperative"]
 PARTITIONS = {0, 1, 2, 3}
 
@@ -183,7 +184,7 @@ def test_static_member_comes_back_to_its_partitions(server, unique, members, wai
         assert sum(words[0] == "assigned" for words in list(first.lines)) == rebalances
 
 
-@pytest.mark.parametrize("client", [*CLIENTS, "confluent-consumer"])
+@pytest.mark.parametrize("client", [*MOSTLY_IN_SOAK, "confluent-consumer"])
 def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wait_until, client):
     topic, group = unique("topic"), unique("group")
     own_server.settings["group.consumer.session.timeout.ms"] = "30000"
@@ -206,7 +207,7 @@ def test_positions_survive_kill_9_of_the_broker(own_server, unique, members, wai
     assert len(values) == len(set(values)) == 80, "nothing twice, nothing lost"
 
 
-@pytest.mark.parametrize("client", [*CLIENTS, "confluent-consumer", "confluent-cooperative"])
+@pytest.mark.parametrize("client", [*MOSTLY_IN_SOAK, "confluent-consumer", "confluent-cooperative"])
 def test_kill_9_of_the_broker_in_a_rebalance(own_server, unique, members, wait_until, client):
     """Members come while the broker dies: in the end everything has one owner, and nothing is lost."""
     topic, group = unique("topic"), unique("group")

@@ -118,6 +118,7 @@ def test_kafka_reads_control_batches_aborted_transactions_and_both_journals(own_
     assert offsets.count("endTxnMarker: ABORT") == 2
 
 
+@pytest.mark.soak
 def test_kafka_reads_compacted_segments(server_process_class, dump_tool, tmp_path) -> None:
     server = server_process_class(
         tmp_path, **{"log.initial.task.delay.ms": "0", "log.cleaner.backoff.ms": "100"}

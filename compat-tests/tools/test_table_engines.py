@@ -71,6 +71,7 @@ def test_the_example_of_the_documentation_by_sql_and_kafka(server) -> None:
         assert (row["price"], row["sales"]) == (30.2, 1)
 
 
+@pytest.mark.soak
 def test_counters_and_numbers_are_exact_through_kill_9(own_server, wait_until) -> None:
     """Every load adds 1 to each of 50 counters, and looks up 20 names that become rows with numbers of their own."""
     with connect(own_server.address) as connection:

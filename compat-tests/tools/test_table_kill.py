@@ -10,7 +10,7 @@ import pytest
 from tablelayer.client import ConnectionFailed, connect
 
 ROWS_PER_WRITE = 500
-KILLS = 2
+KILLS = 1
 
 pytestmark = pytest.mark.slow
 

@@ -130,6 +130,7 @@ def test_of_two_tierers_one_wins_and_a_late_one_changes_nothing(spark: Any, ware
     assert world.lake_rows() == world.read_by_another() == world.log.rows()
 
 
+@pytest.mark.soak
 def test_the_lake_follows_every_change_of_the_schema(spark: Any, warehouse: Path) -> None:
     world = world_of(spark, warehouse)
     for key in range(4):
@@ -216,14 +217,8 @@ def test_every_type_goes_there_and_back(spark: Any, warehouse: Path) -> None:
         later.lake.create()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "pk",
-        pytest.param("log", marks=pytest.mark.soak),
-        pytest.param("without a key", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["pk", "log", "without a key"])
 def test_compaction_and_expiry_keep_the_offsets(spark: Any, warehouse: Path, kind: str) -> None:
     options = {"table.datalake.auto-compaction": "true", "table.datalake.auto-expire-snapshot": "true"}
     options |= {"paimon.num-sorted-run.compaction-trigger": "3", "paimon.compaction.min.file-num": "3"}

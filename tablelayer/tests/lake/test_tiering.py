@@ -479,6 +479,7 @@ def test_offsets_survive_compaction_and_expiry(world: World) -> None:
     assert world.lake_rows() == world.log.rows()
 
 
+@pytest.mark.soak
 def test_a_history_that_forgot_the_offsets_stops_tiering(world: World) -> None:
     fill(world.log)
     world.tier()

@@ -225,6 +225,7 @@ def test_a_partition_alone_is_not_tiered(address: str, client: Connection, spark
     client.admin.drop_table(lake.path)
 
 
+@pytest.mark.soak
 def test_a_stream_goes_on_where_the_lake_ends(
     spark: Any, address: str, client: Connection, tmp_path: Path
 ) -> None:

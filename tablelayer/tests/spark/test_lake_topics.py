@@ -78,6 +78,7 @@ class TieredTopic:
         return [row.asDict() for row in spark.read.format("iceberg").load(str(folder)).collect()]
 
 
+@pytest.mark.soak
 def test_topics_in_paimon(spark: Any, server: Server, client: Connection) -> None:
     topic = TieredTopic(server, client, "seen", format="paimon", value_format="json", primary_key="id")
     topic.produce([(n, {"id": n, "n": 1.5}) for n in range(10)])

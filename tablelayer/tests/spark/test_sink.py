@@ -129,6 +129,7 @@ def test_r3_5_a_stream_leaves_no_duplicate_and_no_gap_whatever_is_repeated(
     assert [row[0] for row in rows_of(client, target)] == list(range(500))
 
 
+@pytest.mark.soak
 def test_a_changelog_is_copied_as_it_is(spark: Any, address: str, client: Connection, tmp_path: Path) -> None:
     """State, upserts and deletes of one table into another."""
     columns: list[Any] = [("k", BIGINT), ("v", STRING)]
