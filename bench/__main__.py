@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,8 @@ def main() -> None:
     scale = arguments.scale or (0.25 if arguments.quick else 1.0)
     console = Console(width=170)
     WORK.mkdir(exist_ok=True)
+    # Servers and workers are measured as they are installed: compiling their modules anew costs every start a second.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     samples, beside_fluss, rows, rates = Samples(), Samples(FLUSS), {}, {}
     if not arguments.what and shutil.which(java()) is None:
         console.print("There is no Java here: nothing is measured beside Kafka and Fluss.")
