@@ -11,6 +11,7 @@ from pathlib import Path
 
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
+from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--log-level", default="WARNING", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    keep_freed_memory()
     try:
         run_server(_serve(arguments))
     except ConfigError as error:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
+from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
 from tablelayer.model.table import SCHEMA_CONFIG
@@ -86,6 +87,7 @@ def serve(
     """
     sys.meta_path.insert(0, _WithoutPandas())
     raise_open_files_limit()
+    keep_freed_memory()
     host, port = parse_listener(listen)
     metrics_at = None if metrics is None else parse_listener(metrics)
     extension = TableExtension()

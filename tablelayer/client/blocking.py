@@ -476,7 +476,7 @@ async def _next_piece(pieces: AsyncGenerator[T, None]) -> T | None:
 
 
 class Scan:
-    """An iterator of `ScanBatch`; closes itself at its end, or by `close`, or at the end of `with`."""
+    """An iterator of `ScanBatch`, for one thread; closes itself at its end, or by `close`, or at the end of `with`."""
 
     def __init__(self, scan: AsyncScan, loop: _LoopThread) -> None:
         self._scan = scan
@@ -489,7 +489,11 @@ class Scan:
     def __next__(self) -> ScanBatch:
         if self._ended:
             raise StopIteration
-        batch = self._loop.run(self._next())
+        batch = (
+            self._scan.take_arrived()
+        )  # decoded in this thread, while the loop's waits for the next answer
+        if batch is None:
+            batch = self._loop.run(self._next())
         if batch is None:
             self.close()
             raise StopIteration

@@ -40,6 +40,9 @@ class ClientConfig:
     scan_max_wait_ms: int = 500
     #: A scan answer, over all buckets.
     scan_max_size_bytes: int = 16 << 20
+    #: What one bucket gives to it: the next answer is on its way while one is decoded. Kafka's
+    #: max.partition.fetch.bytes.
+    scan_max_bucket_size_bytes: int = 4 << 20
     #: Whether a write makes the partition that its rows belong to. Fluss's
     #: client.writer.dynamic-create-partition.enabled.
     dynamic_create_partition: bool = True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -104,12 +105,17 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """Rows of one log batch (perhaps none), and where its bucket goes on."""
+    """A log batch, of which rows `first` to `last` (exclusive) are wanted, or none; and where its bucket goes on.
+
+    It is decoded when it is its turn: the next answer is on its way meanwhile.
+    """
 
     bucket: int
     generation: int
     next_offset: int
-    rows: ScanBatch | None
+    batch: ArrowBatch | None = None
+    first: int = 0
+    last: int = 0
 
 
 def check_as_of(as_of: object, start: Start, definition: TableDefinition) -> None:
@@ -165,6 +171,7 @@ class AsyncScan:
         self._channel = f"scan-{next(_scan_numbers)}"
         self._buckets: dict[int, _Bucket] = {}
         self._fetches: dict[int, tuple[list[int], asyncio.Task[list[_Arrived]]]] = {}
+        self._arrived: deque[_Arrived] = deque()
         self._turn = 0
         self._stream: AsyncGenerator[ScanBatch, None] | None = None
         self._next: asyncio.Future[ScanBatch | None] | None = None
@@ -199,6 +206,11 @@ class AsyncScan:
 
     async def __anext__(self) -> ScanBatch:
         """The next batch. Cancelling the wait for it (`asyncio.timeout`) loses nothing: it comes with the next call."""
+        if self._next is None:
+            batch = self.take_arrived()
+            if batch is not None:
+                await asyncio.sleep(0)  # others have their turn between two batches
+                return batch
         if self._stream is None:
             self._stream = self._run()
         if self._next is None:
@@ -211,6 +223,22 @@ class AsyncScan:
             raise StopAsyncIteration
         return batch
 
+    def take_arrived(self) -> ScanBatch | None:
+        """The next batch, if an answer has brought it already. Not while somebody waits for the next one."""
+        while self._arrived:
+            answer = self._arrived[0]
+            state = self._buckets[answer.bucket]
+            rows = None
+            if state.generation == answer.generation:  # else the caller has sought elsewhere
+                if answer.batch is not None:
+                    rows = self._rows(answer.bucket, answer.batch, answer.first, answer.last)
+                state.offset = answer.next_offset
+            self._arrived.popleft()
+            if rows is not None:
+                self._cluster.counters.rows_scanned += rows.row_count
+                return rows
+        return None
+
     async def __aenter__(self) -> AsyncScan:
         return self
 
@@ -221,6 +249,7 @@ class AsyncScan:
         """Stop reading ahead and give the connection back. Idempotent."""
         fetches: list[asyncio.Future[Any]] = [fetch for _, fetch in self._fetches.values()]
         self._fetches.clear()
+        self._arrived.clear()
         for fetch in fetches:
             fetch.cancel()
         waiting, self._next = self._next, None
@@ -267,14 +296,9 @@ class AsyncScan:
             arrived = await self._next_arrived()
             if arrived is None:
                 return
-            for answer in arrived:
-                state = self._buckets[answer.bucket]
-                if state.generation != answer.generation:
-                    continue  # the caller has sought elsewhere
-                state.offset = answer.next_offset
-                if answer.rows is not None:
-                    self._cluster.counters.rows_scanned += answer.rows.row_count
-                    yield answer.rows
+            self._arrived.extend(arrived)
+            while (batch := self.take_arrived()) is not None:
+                yield batch
 
     async def _begin(self) -> None:
         until: Mapping[int, int] = {}
@@ -407,7 +431,9 @@ class AsyncScan:
             row_filter=self._row_filter,
             buckets=[
                 ScanLogBucket(
-                    bucket=bucket, offset=offsets[bucket], max_bytes=max(1 << 20, max_bytes // len(asked))
+                    bucket=bucket,
+                    offset=offsets[bucket],
+                    max_bytes=min(max_bytes, self._config.scan_max_bucket_size_bytes),
                 )
                 for bucket in asked
             ],
@@ -443,7 +469,7 @@ class AsyncScan:
             if error is None and entry.filtered_end_offset > offset:
                 until = self._buckets[bucket].until
                 end = entry.filtered_end_offset if until is None else min(entry.filtered_end_offset, until)
-                arrived.append(_Arrived(bucket, generations[bucket], end, None))
+                arrived.append(_Arrived(bucket, generations[bucket], end))
         if failure is not None and not arrived:
             raise failure
         for piece in arrived:
@@ -488,8 +514,10 @@ class AsyncScan:
                     last = int(np.searchsorted(parsed.offset_deltas, until - header.base_offset))
             if until is not None:
                 next_offset = min(next_offset, until)
-            rows = self._rows(bucket, parsed, first, last) if last > first else None
-            pieces.append(_Arrived(bucket, generation, next_offset, rows))
+            if last > first:
+                pieces.append(_Arrived(bucket, generation, next_offset, parsed, first, last))
+            else:
+                pieces.append(_Arrived(bucket, generation, next_offset))
         return pieces
 
     def _rows(self, bucket: int, parsed: ArrowBatch, first: int, last: int) -> ScanBatch:

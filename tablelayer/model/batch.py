@@ -144,9 +144,10 @@ def encode_arrow_batch(
         len(changes),
         len(statistics),
     )
-    buffer[PREFIX_SIZE : PREFIX_SIZE + len(changes)] = changes
-    buffer[PREFIX_SIZE + len(changes) : PREFIX_SIZE + len(changes) + len(statistics)] = statistics
-    buffer[start:] = message
+    with memoryview(buffer) as view:  # a bytearray would copy a view once more before it takes it
+        view[PREFIX_SIZE : PREFIX_SIZE + len(changes)] = changes
+        view[PREFIX_SIZE + len(changes) : PREFIX_SIZE + len(changes) + len(statistics)] = statistics
+        view[start:] = message
     write_crc(buffer)
     return buffer
 

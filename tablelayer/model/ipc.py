@@ -19,13 +19,13 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 def encode_ipc(batch: pa.RecordBatch, compression: ArrowCompression | None = None) -> bytes | memoryview:
     """The message of one batch; each buffer compressed on its own when a compression is given."""
     if compression is None or compression is ArrowCompression.NONE:
-        return memoryview(batch.serialize())
+        return memoryview(batch.serialize()).cast("B")
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=_CODECS[compression], use_threads=False)
     writer = pa.ipc.new_stream(sink, batch.schema, options=options)
     writer.write_batch(batch)
     writer.close()
-    stream = memoryview(sink.getvalue())
+    stream = memoryview(sink.getvalue()).cast("B")
     return stream[_schema_message_size(stream) : -len(_END_OF_STREAM)]
 
 
