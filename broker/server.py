@@ -377,10 +377,12 @@ class Broker:
 
         Raises what made the broker stop by itself. The process is taken to be the broker's own: what start-up
         left behind (modules, code, topics) is never looked at again by the garbage collector, whose full
-        passes would otherwise stop everything for tens of milliseconds.
+        passes would otherwise stop everything for tens of milliseconds. Whoever starts the process may have switched
+        the collector off until then: it is on afterwards.
         """
         gc.collect()
         gc.freeze()
+        gc.enable()
         await self._stopped.wait()
         await self.stop()
         if self._failure is not None:
