@@ -85,9 +85,9 @@ def test_anything_else_is_duckdb_s(shop, query):
     (select,) = parse(query, database)
     from tablelayer.cli import select as module
 
-    assert str(run_select(connection, select).to_pylist()) == str(
-        module._in_duckdb(connection, select).to_pylist()
-    )
+    found = run_select(connection, select).to_pylist()
+    # Groups come in the order in which the rows did, which is another one each time.
+    assert sorted(map(str, found)) == sorted(map(str, module._in_duckdb(connection, select).to_pylist()))
 
 
 def test_a_query_sends_only_the_columns_and_rows_that_it_needs(shop):

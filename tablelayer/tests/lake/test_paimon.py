@@ -92,6 +92,7 @@ def test_the_lake_follows_and_a_lake_bucket_is_a_table_bucket(spark: Any, wareho
             assert set(bucket_of(world.table, batch).tolist()) == {bucket}
 
 
+@pytest.mark.soak
 def test_of_two_tierers_one_wins_and_a_late_one_changes_nothing(spark: Any, warehouse: Path) -> None:
     world = world_of(spark, warehouse, primary_key=())
     for key in range(6):

@@ -427,6 +427,7 @@ def test_a_backlog_takes_several_commits_and_finish_ends_it_after_one(
     assert world.lake_rows() == world.log.rows()
 
 
+@pytest.mark.soak
 def test_compaction_and_expiry_as_options_keep_the_offsets(spark: Any, warehouse: Path) -> None:
     table = definition()
     options = {"table.datalake.auto-compaction": "true", "table.datalake.auto-expire-snapshot": "true"}

@@ -175,7 +175,8 @@ def test_inferred_columns_grow_and_keys_are_upserted(spark: Any, server: Server,
 
 
 @LAKES
-@pytest.mark.parametrize("schema", ["declared", pytest.param("inferred", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("schema", ["declared", "inferred"])
 def test_debezium_is_flattened_to_upserts_and_deletes(
     spark: Any, server: Server, client: Connection, lake: str, schema: str
 ) -> None:
