@@ -22,7 +22,7 @@ def run_task(table, batch_id: int, rows: list[int], random_: random.Random) -> R
     """One run of a task: its rows in any order and any number of pieces."""
     rows = random_.sample(rows, len(rows))
     writer = table.staged_writer("query", batch_id, f"{random_.getrandbits(64):x}")
-    cuts = sorted({0, len(rows), *random_.choices(range(len(rows)), k=2)})
+    cuts = sorted({0, len(rows), *random_.choices(range(len(rows) + 1), k=2)})
     for start, end in itertools.pairwise(cuts):
         writer.write(pa.table({"n": pa.array(rows[start:end], pa.int64())}))
     return writer.finish()

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.errors import DataError
+from tablelayer.client.errors import ConnectionFailed, DataError
 from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.partitioned_scan import AsyncPartitionedScan
 from tablelayer.client.partitions import create_partition, list_partitions
@@ -143,8 +143,12 @@ class AsyncPartitionedTable(AsyncTable):
                 target = definition.of_partition(name, known.table_id, known.bucket_count)
                 try:
                     return await child._write(part, target, change_type, mode)
-                except TableError as error:
-                    if error.code is not TableErrorCode.TABLE_NOT_FOUND or attempt == _ATTEMPTS - 1:
+                except (TableError, ConnectionFailed) as error:
+                    # A scan or another write may have found out first that the partition is another one now, and
+                    # closed the child under this one.
+                    is_gone = isinstance(error, TableError) and error.code is TableErrorCode.TABLE_NOT_FOUND
+                    is_forgotten = self._children.get(name) is not child
+                    if not (is_gone or is_forgotten) or attempt == _ATTEMPTS - 1:
                         raise
                     await self._forget(child)
                     await self._list()  # TABLE_NOT_FOUND if it is the table that is gone

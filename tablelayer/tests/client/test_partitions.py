@@ -235,6 +235,32 @@ def test_a_scan_to_the_end_reads_every_partition(new: Any) -> None:
         assert table.partition_committed("readers") == positions
 
 
+def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_meanwhile(
+    server_address: str, new: Any
+) -> None:
+    """Somebody else's listing closes the partition's writer, with a batch of this one's in it."""
+    name = str(new(PK).path)
+
+    async def body() -> None:
+        async with await connect_async(server_address) as connection, asyncio.timeout(30):
+            table = await connection.table(name)
+            await table.upsert([{"dt": "a", "id": 1, "v": 1}])
+            child = table._children["a"]
+            put, forgetting = child._writer._enqueue, []
+
+            def enqueue(batch: Any) -> None:
+                put(batch)
+                forgetting.append(asyncio.ensure_future(table._forget(child)))
+
+            child._writer._enqueue = enqueue
+            await connection.admin.drop_partition(name, {"dt": "a"})
+            await table.upsert([{"dt": "a", "id": 2, "v": 2}])
+            assert forgetting
+            assert (await table.to_arrow()).to_pylist() == [{"dt": "a", "id": 2, "v": 2}]
+
+    asyncio.run(body())
+
+
 def test_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(server_address: str, new: Any) -> None:
     """No row twice, none missing, whatever comes and goes; and names that come again are new."""
     name = str(new(PK).path)
