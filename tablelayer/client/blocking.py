@@ -489,9 +489,8 @@ class Scan:
     def __next__(self) -> ScanBatch:
         if self._ended:
             raise StopIteration
-        batch = (
-            self._scan.take_arrived()
-        )  # decoded in this thread, while the loop's waits for the next answer
+        # What has arrived is decoded in this thread, while the loop's waits for the next answer.
+        batch = self._scan.take_arrived()
         if batch is None:
             batch = self._loop.run(self._next())
         if batch is None:

@@ -206,10 +206,10 @@ class AsyncScan:
 
     async def __anext__(self) -> ScanBatch:
         """The next batch. Cancelling the wait for it (`asyncio.timeout`) loses nothing: it comes with the next call."""
-        if self._next is None:
+        if self._next is None and self._arrived:
+            await asyncio.sleep(0)  # others have their turn between two batches, and nothing is taken yet
             batch = self.take_arrived()
             if batch is not None:
-                await asyncio.sleep(0)  # others have their turn between two batches
                 return batch
         if self._stream is None:
             self._stream = self._run()
@@ -235,7 +235,6 @@ class AsyncScan:
                 state.offset = answer.next_offset
             self._arrived.popleft()
             if rows is not None:
-                self._cluster.counters.rows_scanned += rows.row_count
                 return rows
         return None
 
@@ -296,6 +295,7 @@ class AsyncScan:
             arrived = await self._next_arrived()
             if arrived is None:
                 return
+            self._cluster.counters.rows_scanned += sum(each.last - each.first for each in arrived)
             self._arrived.extend(arrived)
             while (batch := self.take_arrived()) is not None:
                 yield batch
@@ -514,10 +514,8 @@ class AsyncScan:
                     last = int(np.searchsorted(parsed.offset_deltas, until - header.base_offset))
             if until is not None:
                 next_offset = min(next_offset, until)
-            if last > first:
-                pieces.append(_Arrived(bucket, generation, next_offset, parsed, first, last))
-            else:
-                pieces.append(_Arrived(bucket, generation, next_offset))
+            place = bucket, generation, next_offset
+            pieces.append(_Arrived(*place, parsed, first, last) if last > first else _Arrived(*place))
         return pieces
 
     def _rows(self, bucket: int, parsed: ArrowBatch, first: int, last: int) -> ScanBatch:

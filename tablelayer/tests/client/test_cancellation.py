@@ -86,6 +86,30 @@ def test_a_cancelled_wait_for_a_batch_loses_no_batch(make_table, server_address,
     tools.run(test())
 
 
+def test_a_batch_that_has_arrived_outlives_a_wait_that_is_cancelled(make_table, server_address, tools):
+    """Several batches come with one answer; whoever gives up between two of them gets each of them later."""
+    table = make_table("(id INT)")
+    for number in range(20):
+        table.append([{"id": number}])
+
+    async def test():
+        async with await connect_async(server_address) as connection:
+            target = await connection.table(table.path)
+            async with target.scan(start="earliest", until="latest") as scan:
+                seen = (await anext(scan)).batch.column("id").to_pylist()
+                while len(seen) < 20:
+                    waiting = asyncio.create_task(anext(scan))
+                    await asyncio.sleep(0)
+                    waiting.cancel()
+                    for batch in await asyncio.gather(waiting, return_exceptions=True):
+                        if not isinstance(batch, BaseException):
+                            seen += batch.batch.column("id").to_pylist()
+                    seen += (await anext(scan)).batch.column("id").to_pylist()
+                assert sorted(seen) == list(range(20))
+
+    tools.run(test())
+
+
 def test_cancelled_reads_leave_no_scan_on_the_server(make_table, broker_thread, tools):
     table = make_table(FRUIT)
     table.upsert([{"id": i, "name": "x" * 100} for i in range(3000)])
