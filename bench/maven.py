@@ -5,13 +5,12 @@ They are kept in `$XDG_CACHE_HOME/headrace/<name>` (default `~/.cache`).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tablelayer.spark.ivy import Coordinates, ivy_jar, retrieve
+from tablelayer.spark.ivy import Coordinates, ivy_jar, one_at_a_time, retrieve
 
 COMPLETE = ".complete"
 
@@ -38,8 +37,7 @@ def fetch(name: str, artifacts: Sequence[Coordinates], expected: str) -> Path:
     if ivy is None:
         raise RuntimeError("the installed pyspark has no ivy jar: install the full package from PyPI")
     cache_root().mkdir(parents=True, exist_ok=True)
-    with folder.with_name(name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time(folder.with_name(name + ".lock")):
         if (folder / COMPLETE).exists():
             return folder
         shutil.rmtree(folder, ignore_errors=True)

@@ -90,12 +90,15 @@ def serve(
       headrace serve --data ./data --metrics 127.0.0.1:9308
     """
     gc.disable()  # a tenth of the start; what is imported is no garbage. `Broker.run_forever` switches it on
-    from tablelayer.cli.serve import parse_sets
-    from tablelayer.cli.serve import serve as run_server
+    try:
+        from tablelayer.cli.serve import parse_sets
+        from tablelayer.cli.serve import serve as run_server
 
-    run_server(
-        listen, data, parse_sets(sets or []), config, metrics=metrics, verbose=verbose, started=STARTED
-    )
+        run_server(
+            listen, data, parse_sets(sets or []), config, metrics=metrics, verbose=verbose, started=STARTED
+        )
+    finally:  # it may not have come so far, and the process may not be the server's alone
+        gc.enable()
 
 
 @app.command()

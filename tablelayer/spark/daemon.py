@@ -14,7 +14,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
-MODULE: Final = "tablelayer.spark.daemon"
 _ARCHIVES: Final = (".zip", ".jar")
 
 

@@ -6,10 +6,12 @@ Maven's.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import quoteattr
@@ -28,6 +30,14 @@ def ivy_jar() -> Path | None:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("pyspark is not installed: pip install 'headrace[spark]'.", name="pyspark")
     return max((Path(spec.origin).parent / "jars").glob("ivy-*.jar"), default=None)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Of all processes that fetch into a place, whose lock is this file, one does; the others wait for it."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def retrieve(

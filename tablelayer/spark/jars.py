@@ -23,7 +23,6 @@ Environment:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -33,11 +32,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar, retrieve
+from tablelayer.spark.ivy import MIRROR_VARIABLE, ivy_jar, one_at_a_time, retrieve
 
 JARS_VARIABLE = "HEADRACE_SPARK_JARS"
 JAVA_VERSION_MIN = 17
@@ -137,7 +135,7 @@ def _jars(artifacts: Artifacts, prefix: str, what: str, report: Callable[[str], 
         return ready
     java = java_command()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(folder.with_name(folder.name + ".lock")):
+    with one_at_a_time(folder.with_name(folder.name + ".lock")):
         ready = _complete_jars(folder)
         if ready is None:
             if report is not None:
@@ -181,13 +179,6 @@ def _complete_jars(folder: Path) -> list[Path] | None:
     except (OSError, ValueError):
         pass
     return None
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _resolve(java: str, spark_version: str, folder: Path, artifacts: Artifacts) -> list[Path]:

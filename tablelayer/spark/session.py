@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tablelayer.spark.daemon import MODULE as DAEMON_MODULE
+from tablelayer.spark import daemon
 from tablelayer.spark.jars import SparkSetupError, java_command, spark_jars
 
 LAKE_CATALOG = "lake"
@@ -99,7 +99,7 @@ def _settings(jars: list[Path], cores: int, memory: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.log.level": "ERROR",
-        "spark.python.daemon.module": DAEMON_MODULE,
+        "spark.python.daemon.module": daemon.__name__,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",

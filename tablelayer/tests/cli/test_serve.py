@@ -1,5 +1,6 @@
 """`headrace serve`: the ready line, clean stops, and one clear sentence for everything that prevents a start."""
 
+import gc
 import logging
 import os
 import re
@@ -70,6 +71,7 @@ def test_an_interrupt_is_a_clean_stop_and_v_logs_to_stderr(serve, tmp_path):
 def test_reasons_not_to_start(server, tmp_path, quiet_logging):
     def said(*words):
         done = CliRunner().invoke(app, ["serve", *words])
+        assert gc.isenabled()
         assert done.exit_code == 1
         assert done.stdout == ""
         assert len(done.stderr.splitlines()) == 1

@@ -29,16 +29,13 @@ def hold_stores(table: Table, *, after: bool = False, reached: asyncio.Event | N
     real = services.run
 
     async def held(work: Any, *arguments: Any) -> Any:
-        is_store = getattr(work, "__name__", "") == "store"
-        if is_store and after:
-            result = await real(work, *arguments)
-        if is_store and reached is not None:
+        if getattr(work, "__name__", "") != "store":
+            return await real(work, *arguments)
+        result = await real(work, *arguments) if after else None
+        if reached is not None:
             reached.set()
-        if is_store:
-            await release.wait()
-        if not (is_store and after):
-            result = await real(work, *arguments)
-        return result
+        await release.wait()
+        return result if after else await real(work, *arguments)
 
     services.run = held
     return release
