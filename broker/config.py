@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
 from broker.log.topic_configs import TOPIC_CONFIGS

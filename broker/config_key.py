@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+import msgspec
 
 
 class ConfigError(Exception):
@@ -40,8 +41,7 @@ _BOUNDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigKey:
+class ConfigKey(msgspec.Struct, frozen=True):
     """One configuration.
 
     `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it,

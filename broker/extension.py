@@ -17,8 +17,9 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType
 from broker.log.errors import RecordErrors
@@ -54,8 +55,7 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct):
     """What a handler may know about the request besides its body."""
 
     api_key: int
@@ -76,8 +76,7 @@ class Encodable(Protocol):
 Handler = Callable[[RequestContext, Any], "Encodable | Awaitable[Encodable | None] | None"]
 
 
-@dataclass(slots=True)
-class Repeat:
+class Repeat(msgspec.Struct):
     """How to answer requests that are one already answered, with other records.
 
     `handle` gets the records, does all that the handler would, and gives the numbers that stand in `response`
@@ -90,8 +89,7 @@ class Repeat:
     placeholders: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ApiDeclaration:
+class ApiDeclaration(msgspec.Struct, frozen=True):
     """One API: its messages, its versions and who answers it. ApiVersions is computed from these.
 
     `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. What it may
@@ -122,19 +120,18 @@ class ApiDeclaration:
 
     def __post_init__(self) -> None:
         if self.min_version < 0:
-            object.__setattr__(self, "min_version", self.request.MIN_VERSION)
+            msgspec.structs.force_setattr(self, "min_version", self.request.MIN_VERSION)
         if self.max_version < 0:
-            object.__setattr__(self, "max_version", self.request.MAX_VERSION)
+            msgspec.structs.force_setattr(self, "max_version", self.request.MAX_VERSION)
         if self.advertised_min_version < 0:
-            object.__setattr__(self, "advertised_min_version", self.min_version)
+            msgspec.structs.force_setattr(self, "advertised_min_version", self.min_version)
 
     @property
     def key(self) -> int:
         return self.request.API_KEY
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedRecords:
+class FetchedRecords(msgspec.Struct, frozen=True):
     """What a hook gives to a Kafka consumer: whole record batches v2 with the log's own offsets, or nothing.
 
     `parts` are sent one after the other; `size` is their length in bytes. `record_count` is for the statistics.
@@ -222,8 +219,7 @@ class Extension(Protocol):
         """
 
 
-@dataclass(slots=True)
-class BrokerContext:
+class BrokerContext(msgspec.Struct):
     """What the broker offers to extensions and to the group coordinator."""
 
     config: BrokerConfig
@@ -241,7 +237,7 @@ class BrokerContext:
     """Host and port that clients are told; known once the broker listens."""
     ages: AgeClock
     """What retention and expiry go by."""
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
     """Where a part says what can be measured of it."""
 
     @property

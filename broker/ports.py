@@ -11,9 +11,10 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 
 class Clock(Protocol):
@@ -140,22 +141,19 @@ class Disk(Protocol):
     def sync_directory(self, path: Path) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True):
     """A node of the coordination store: its bytes and the version a compare-and-set must name."""
 
     data: bytes
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class CreateNode:
+class CreateNode(msgspec.Struct, frozen=True):
     path: str
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class SetNode:
+class SetNode(msgspec.Struct, frozen=True):
     """Replace the data. `version` is the one that was read; -1 sets whatever the version is."""
 
     path: str
@@ -163,14 +161,12 @@ class SetNode:
     version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteNode:
+class DeleteNode(msgspec.Struct, frozen=True):
     path: str
     version: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class CheckNode:
+class CheckNode(msgspec.Struct, frozen=True):
     """Succeeds only if the node exists at this version."""
 
     path: str

@@ -22,9 +22,10 @@ attribute with a default.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
+
+import msgspec
 
 if TYPE_CHECKING:
     from protocol.schema import Struct
@@ -69,8 +70,7 @@ class Versions:
         return self.low <= version <= self.high
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Field:
+class Field(msgspec.Struct, frozen=True, eq=False):
     """One field of a struct as declared. `kind` is a key of FORMATS or string, binary, records, array,
     struct.
     """

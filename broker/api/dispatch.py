@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+
+import msgspec
 
 from broker.api.repeats import Repeats
 from broker.extension import ApiDeclaration, Encodable, Handler, RequestContext
@@ -42,8 +43,7 @@ a frame of nothing but empty elements, which could take a hundred times its size
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
+class _Route(msgspec.Struct, frozen=True):
     """All that is known beforehand about one version of one API."""
 
     declaration: ApiDeclaration

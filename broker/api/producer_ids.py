@@ -5,7 +5,8 @@ transactional id, whose earlier owners are fenced by it (rules P1, T1).
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from broker.transactions.coordinator import TransactionCoordinator

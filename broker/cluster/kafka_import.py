@@ -15,10 +15,10 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import numpy as np
 
 from broker.cluster.cleaner import decode_checkpoint
@@ -42,14 +42,13 @@ _SEGMENT = re.compile(rf"\d{{{OFFSET_DIGITS}}}{re.escape(LOG_SUFFIX)}")
 _ANY_OFFSET = (1 << 63) - 1
 
 
-@dataclass(slots=True)
-class ImportedPartition:
+class ImportedPartition(msgspec.Struct):
     """What was found of one partition. `compacted_to`: below it offsets are missing."""
 
     folder: Path
     index: int
     topic_id: UUID | None
-    segments: list[Path] = field(default_factory=list)
+    segments: list[Path] = msgspec.field(default_factory=list)
     log_start_offset: int = 0
     end_offset: int = 0
     compacted_to: int = 0

@@ -27,9 +27,10 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from broker.log.validation import AppendOrigin
 from broker.metrics.traffic import Traffic
@@ -47,14 +48,13 @@ _RECORD_COUNT, _RECORD_COUNT_POSITION = Struct(">i"), 57
 """Of a record batch v2, and of an Arrow batch, which begins like one."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicImage:
+class TopicImage(msgspec.Struct, frozen=True):
     """A topic as the metadata store knows it. `config` holds the explicitly set values only."""
 
     name: str
     topic_id: uuid.UUID
     partition_count: int
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = msgspec.field(default_factory=dict)
     internal: bool = False
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from broker.groups.model import Group
 from protocol.errors import DecodeError
@@ -22,8 +23,7 @@ BUILT_IN_ASSIGNORS = frozenset(("range", "roundrobin", "sticky", "cooperative-st
 TopicPartitions = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(msgspec.Struct, frozen=True):
     """What a consumer asks for in JoinGroup. `owned` is empty before version 1, which cannot say it."""
 
     version: int
@@ -32,8 +32,7 @@ class Subscription:
     rack_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """What a leader gave a consumer."""
 
     partitions: TopicPartitions

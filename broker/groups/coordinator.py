@@ -19,8 +19,9 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
 
 from broker.cluster.journal_topic import JournalTopic, Later
 from broker.groups import journal

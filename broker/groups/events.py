@@ -8,7 +8,8 @@ carrying the same `pending`, once they are durable or have failed. Effects are c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from broker.groups.model import CommittedOffset, JournalRecord, Member, StoredGroup
 from broker.groups.modern.model import Assignment, ConsumerGroup, ResolvedPattern
@@ -17,8 +18,7 @@ from protocol.errors import ErrorCode
 # -- events --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(msgspec.Struct, frozen=True):
     token: int
     member_id: str
     new_member_id: str
@@ -36,8 +36,7 @@ class Join:
     """JoinGroup v9+: a returning static leader is told to leave the assignment alone (KIP-814)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sync:
+class Sync(msgspec.Struct, frozen=True):
     token: int
     member_id: str
     instance_id: str | None
@@ -47,28 +46,24 @@ class Sync:
     assignments: Mapping[str, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True):
     token: int
     member_id: str
     instance_id: str | None
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Leaver:
+class Leaver(msgspec.Struct, frozen=True):
     member_id: str
     instance_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(msgspec.Struct, frozen=True):
     token: int
     leavers: tuple[Leaver, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """`generation` -1 with an empty `member_id` is a consumer that only stores its offsets here."""
 
     token: int
@@ -81,8 +76,7 @@ class Commit:
     """OffsetCommit v9+: the client can be told that its epoch is stale."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeat:
+class ConsumerHeartbeat(msgspec.Struct, frozen=True):
     """ConsumerGroupHeartbeat (KIP-848). None, or -1, is what has not changed since the last one."""
 
     token: int
@@ -103,15 +97,13 @@ class ConsumerHeartbeat:
     """The topics that `pattern` matches, if it is a new one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PatternsResolved:
+class PatternsResolved(msgspec.Struct, frozen=True):
     """Topics have changed: what the patterns of a group match now."""
 
     patterns: Mapping[str, ResolvedPattern]
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionalCommit:
+class TransactionalCommit(msgspec.Struct, frozen=True):
     """A commit that counts when the producer's transaction does. Old clients name no member (KIP-447)."""
 
     commit: Commit
@@ -119,15 +111,13 @@ class TransactionalCommit:
     producer_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionCommitted:
+class TransactionCommitted(msgspec.Struct, frozen=True):
     """Offsets of a transaction whose marker is on the journal."""
 
     offsets: Mapping[tuple[str, int], CommittedOffset]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteOffsets:
+class DeleteOffsets(msgspec.Struct, frozen=True):
     """`in_transactions`, here and below: partitions with positions of the group in open transactions."""
 
     token: int
@@ -135,41 +125,35 @@ class DeleteOffsets:
     in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteGroup:
+class DeleteGroup(msgspec.Struct, frozen=True):
     token: int
     in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed: whatever is due happens."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireOffsets:
+class ExpireOffsets(msgspec.Struct, frozen=True):
     """Drop offsets beyond their retention, and the group if nothing is left of it."""
 
     in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetTopic:
+class ForgetTopic(msgspec.Struct, frozen=True):
     """The topic was deleted: its committed offsets mean nothing any more."""
 
     topic: str
     in_transactions: frozenset[tuple[str, int]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Abandoned:
+class Abandoned(msgspec.Struct, frozen=True):
     """The client of a waiting request is gone; its reply would reach nobody."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """The outcome of an `Append`: `error` NONE means that its records survive a crash."""
 
     pending: Pending
@@ -179,13 +163,11 @@ class Appended:
 # -- what waits for the journal ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PendingAssignment:
+class PendingAssignment(msgspec.Struct, frozen=True):
     stored: StoredGroup
 
 
-@dataclass(frozen=True, slots=True)
-class PendingStaticMember:
+class PendingStaticMember(msgspec.Struct, frozen=True):
     """A static member came back under a new id; `previous` is put back if that cannot be stored."""
 
     stored: StoredGroup
@@ -195,34 +177,29 @@ class PendingStaticMember:
     can_skip_assignment: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCommit:
+class PendingCommit(msgspec.Struct, frozen=True):
     token: int
     offsets: Mapping[tuple[str, int], CommittedOffset]
     errors: Mapping[tuple[str, int], ErrorCode]
 
 
-@dataclass(frozen=True, slots=True)
-class PendingTransactionalCommit:
+class PendingTransactionalCommit(msgspec.Struct, frozen=True):
     commit: PendingCommit
     producer_id: int
     producer_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class PendingOffsetDeletion:
+class PendingOffsetDeletion(msgspec.Struct, frozen=True):
     token: int | None
     partitions: tuple[tuple[str, int], ...]
     errors: Mapping[tuple[str, int], ErrorCode]
 
 
-@dataclass(frozen=True, slots=True)
-class PendingGroupDeletion:
+class PendingGroupDeletion(msgspec.Struct, frozen=True):
     token: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PendingEmpty:
+class PendingEmpty(msgspec.Struct, frozen=True):
     """The group became empty. If storing that fails, the last generation comes back after a crash and times
     out.
     """
@@ -230,8 +207,7 @@ class PendingEmpty:
     stored: StoredGroup
 
 
-@dataclass(frozen=True, slots=True)
-class PendingConsumerChange:
+class PendingConsumerChange(msgspec.Struct, frozen=True):
     """`state` is the consumer group once its records are stored."""
 
     token: int | None
@@ -243,15 +219,13 @@ class PendingConsumerChange:
     """Members that are removed because their time is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingConversion:
+class PendingConversion(msgspec.Struct, frozen=True):
     """An empty group of the consumer protocol becomes a classic one, which `join` joins."""
 
     join: Join
 
 
-@dataclass(frozen=True, slots=True)
-class PendingDowngrade:
+class PendingDowngrade(msgspec.Struct, frozen=True):
     """A group of the consumer protocol goes on as the classic group `stored`, after `change` took members out."""
 
     stored: StoredGroup
@@ -297,8 +271,7 @@ Event = (
 # -- results and effects -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JoinResult:
+class JoinResult(msgspec.Struct, frozen=True):
     error: ErrorCode
     member_id: str
     generation: int = -1
@@ -310,21 +283,18 @@ class JoinResult:
     skip_assignment: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SyncResult:
+class SyncResult(msgspec.Struct, frozen=True):
     error: ErrorCode
     protocol_type: str | None = None
     protocol: str | None = None
     assignment: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatResult:
+class HeartbeatResult(msgspec.Struct, frozen=True):
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeatResult:
+class ConsumerHeartbeatResult(msgspec.Struct, frozen=True):
     error: ErrorCode
     message: str | None = None
     member_id: str | None = None
@@ -334,22 +304,19 @@ class ConsumerHeartbeatResult:
     """None if it has not changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveResult:
+class LeaveResult(msgspec.Struct, frozen=True):
     error: ErrorCode
     members: tuple[tuple[Leaver, ErrorCode], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetsResult:
+class OffsetsResult(msgspec.Struct, frozen=True):
     """`error` refuses everything; otherwise `errors` names the partitions that were refused."""
 
     error: ErrorCode
     errors: Mapping[tuple[str, int], ErrorCode]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteGroupResult:
+class DeleteGroupResult(msgspec.Struct, frozen=True):
     error: ErrorCode
 
 
@@ -364,14 +331,12 @@ Result = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     token: int
     result: Result
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(msgspec.Struct, frozen=True):
     """Put these on the journal, all or nothing, then step with `Appended(pending, ...)`."""
 
     records: tuple[JournalRecord, ...]

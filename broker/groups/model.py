@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from broker.groups.modern.model import ConsumerGroup, ModernRecord
 
@@ -54,16 +55,14 @@ _LEGAL_BEFORE: dict[Phase, frozenset[Phase]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(msgspec.Struct, frozen=True):
     """The two kinds of time of a step: `monotonic` seconds for deadlines, `time_ms` for what is stored."""
 
     monotonic: float
     time_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Bounds of the coordinator. Defaults are Kafka's unless said otherwise."""
 
     initial_rebalance_delay_ms: int = 3_000
@@ -90,8 +89,7 @@ class Limits:
     """Names of assignors that members may ask for; the first is for those who do not."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
+class CommittedOffset(msgspec.Struct, frozen=True):
     """A consumer's position. `expire_timestamp_ms` is -1 unless an old client (OffsetCommit v2-v4) asked for
     one.
     """
@@ -103,8 +101,7 @@ class CommittedOffset:
     expire_timestamp_ms: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMember:
+class StoredMember(msgspec.Struct, frozen=True):
     member_id: str
     instance_id: str | None
     client_id: str
@@ -115,8 +112,7 @@ class StoredMember:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
+class StoredGroup(msgspec.Struct, frozen=True):
     """The journalled part of a group: one generation with its assignment, or an empty group."""
 
     group_id: str
@@ -128,26 +124,22 @@ class StoredGroup:
     members: tuple[StoredMember, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PutGroup:
+class PutGroup(msgspec.Struct, frozen=True):
     stored: StoredGroup
 
 
-@dataclass(frozen=True, slots=True)
-class DropGroup:
+class DropGroup(msgspec.Struct, frozen=True):
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutOffset:
+class PutOffset(msgspec.Struct, frozen=True):
     group_id: str
     topic: str
     partition: int
     committed: CommittedOffset
 
 
-@dataclass(frozen=True, slots=True)
-class DropOffset:
+class DropOffset(msgspec.Struct, frozen=True):
     group_id: str
     topic: str
     partition: int
@@ -156,8 +148,7 @@ class DropOffset:
 JournalRecord = PutGroup | DropGroup | PutOffset | DropOffset | ModernRecord
 
 
-@dataclass(slots=True)
-class Member:
+class Member(msgspec.Struct):
     """A member of the group. `awaiting_join` and `awaiting_sync` are the tokens of requests it waits in."""
 
     member_id: str
@@ -207,8 +198,7 @@ class Member:
         )
 
 
-@dataclass(slots=True)
-class Group:
+class Group(msgspec.Struct):
     """A group and the offsets committed to it. `consumer` is there while it is one of the consumer protocol
     (KIP-848); what else concerns members is about the classic protocol, and empty then.
     """
@@ -221,12 +211,12 @@ class Group:
     """None for a group that only stores offsets (a "simple" consumer)."""
     protocol: str | None = None
     leader: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
-    static_members: dict[str, str] = field(default_factory=dict)
+    members: dict[str, Member] = msgspec.field(default_factory=dict)
+    static_members: dict[str, str] = msgspec.field(default_factory=dict)
     """group.instance.id -> member id."""
-    pending_members: dict[str, float] = field(default_factory=dict)
+    pending_members: dict[str, float] = msgspec.field(default_factory=dict)
     """Ids given with MEMBER_ID_REQUIRED and not used yet -> when they are forgotten."""
-    pending_sync: set[str] = field(default_factory=set)
+    pending_sync: set[str] = msgspec.field(default_factory=set)
     """Members that were told the generation and have not asked for their assignment yet."""
     join_deadline: float = NEVER
     sync_deadline: float = NEVER
@@ -238,13 +228,13 @@ class Group:
     state_timestamp_ms: int = -1
     subscribed_topics: frozenset[str] | None = None
     """Topics the members read, if the protocol type is `consumer` and their subscriptions can be parsed."""
-    offsets: dict[str, dict[int, CommittedOffset]] = field(default_factory=dict)
+    offsets: dict[str, dict[int, CommittedOffset]] = msgspec.field(default_factory=dict)
     journalled: StoredGroup | None = None
     """The group's record on the journal: what a crash would bring back, and what deletion must bury."""
     consumer: ConsumerGroup | None = None
     appending: bool = False
     """A change of `consumer` is on its way to the journal; `backlog` waits for it."""
-    backlog: list[Event] = field(default_factory=list)
+    backlog: list[Event] = msgspec.field(default_factory=list)
     next_wake: float = NEVER
     """Not after the earliest deadline. Deadlines move later without touching it: a tick that finds nothing is
     cheap.

@@ -23,7 +23,7 @@ Sources: KIP-62 (rebalance timeout), KIP-134 (initial delay), KIP-345 and KIP-81
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from broker.groups.consumer_protocol import subscribed_topics
 from broker.groups.events import (

@@ -13,23 +13,22 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from broker.groups.model import CommittedOffset, PutOffset
 
 Offsets = dict[tuple[str, int], CommittedOffset]
 
 
-@dataclass(frozen=True, slots=True)
-class InTransaction:
+class InTransaction(msgspec.Struct, frozen=True):
     """A journal record that counts if the producer's transaction commits."""
 
     producer_id: int
     record: PutOffset
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionEnd:
+class TransactionEnd(msgspec.Struct, frozen=True):
     """The marker of a producer's transaction."""
 
     producer_id: int

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from broker.log.segment import LOG_SUFFIX, Segment, file_stem
 from broker.ports import Disk
@@ -28,8 +29,7 @@ CLEAN_NAME: Final = "clean-shutdown"
 _VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """Offsets below `compacted_to` may be missing, and the log does not end before it. `aborted` counts the aborted
     transactions of each segment, by its base offset, where there are any: an index of them that is missing could
     not be told from one without entries.
@@ -37,7 +37,7 @@ class Checkpoint:
 
     log_start_offset: int = 0
     recovery_point: int = 0
-    aborted: Mapping[int, int] = field(default_factory=dict)
+    aborted: Mapping[int, int] = msgspec.field(default_factory=dict)
     compacted_to: int = 0
 
 
@@ -78,8 +78,7 @@ def _checkpoint(content: dict[str, Any]) -> Checkpoint:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentBounds:
+class SegmentBounds(msgspec.Struct, frozen=True):
     base_offset: int
     size: int
     end_offset: int
@@ -88,8 +87,7 @@ class SegmentBounds:
     first_timestamp: int
 
 
-@dataclass(frozen=True, slots=True)
-class CleanMarker:
+class CleanMarker(msgspec.Struct, frozen=True):
     """A log as it was left. `epochs` are (epoch, start offset)."""
 
     checkpoint: Checkpoint

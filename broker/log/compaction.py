@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -126,8 +126,7 @@ LastOfProducer = Mapping[int, tuple[int | None, int]]
 """Of each producer the log knows: the last offset of its last batch (None if only a marker), its epoch."""
 
 
-@dataclass(slots=True)
-class CleaningCounts:
+class CleaningCounts(msgspec.Struct):
     """What one cleaning read and left."""
 
     records_read: int = 0

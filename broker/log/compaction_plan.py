@@ -8,9 +8,10 @@ supersedes another one, which would be gone already. Source: Kafka's LogCleanerM
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from broker.log.segment import RELATIVE_OFFSET_MAX, Segment
 
@@ -35,8 +36,7 @@ class Step(Enum):
     OWNER = "the thread that owns the log"
 
 
-@dataclass(frozen=True, slots=True)
-class Cleanable:
+class Cleanable(msgspec.Struct, frozen=True):
     """How much of a log could be cleaned.
 
     first_dirty_offset .. end_offset is what a cleaning would look at for superseding records.

@@ -28,9 +28,10 @@ import threading
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
+
+import msgspec
 
 from broker.log import checkpoint as checkpoints
 from broker.log import recovery, time_lookup
@@ -62,8 +63,7 @@ T = TypeVar("T")
 _SNAPSHOTS_KEPT: Final = 2
 
 
-@dataclass(slots=True)
-class AppendInfo:
+class AppendInfo(msgspec.Struct):
     """Where a batch is. `log_append_time_ms` is -1 unless the topic stamps log append time.
 
     `duplicate`: it was there before; the offsets are the original's.

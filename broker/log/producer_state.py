@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 import crc32c
+import msgspec
 
 from broker.log.transaction_index import AbortedTransaction
 from protocol.errors import ErrorCode, KafkaError
@@ -44,8 +44,7 @@ _NO_TRANSACTION: Final = -1
 _NO_OFFSET: Final = -1
 
 
-@dataclass(slots=True)
-class AppendedBatch:
+class AppendedBatch(msgspec.Struct):
     """Where a producer's batch went. `timestamp` is its largest, after any stamping by the log. Not to be
     changed: what was appended stays."""
 

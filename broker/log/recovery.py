@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+
+import msgspec
 
 from broker.log import compaction_swap
 from broker.log.checkpoint import CHECKPOINT_NAME, Checkpoint, read_checkpoint, read_clean_marker
@@ -39,8 +40,7 @@ logger = logging.getLogger("headrace.log")
 TEMPORARY_SUFFIX = ".tmp"
 
 
-@dataclass(slots=True)
-class RecoveryReport:
+class RecoveryReport(msgspec.Struct):
     """What opening a log took. `cut_bytes` were a torn tail; `notes` are sentences for people."""
 
     was_clean: bool = False
@@ -48,11 +48,10 @@ class RecoveryReport:
     scanned_batches: int = 0
     cut_bytes: int = 0
     seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
-@dataclass(slots=True)
-class RecoveredLog:
+class RecoveredLog(msgspec.Struct):
     """The parts of a log as recovery found them. `producers` is None when they can be loaded later."""
 
     segments: list[Segment]

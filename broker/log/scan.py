@@ -11,10 +11,10 @@ kernels at some GB/s.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import crc32c
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,8 +58,7 @@ def frozen_bytes(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
     return array
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
+class Batches(msgspec.Struct, frozen=True):
     """Consecutive good batches; int64 arrays with one element each."""
 
     position: NDArray[np.int64]
@@ -77,8 +76,7 @@ class Batches:
         return len(self.position)
 
 
-@dataclass(slots=True)
-class WalkEnd:
+class WalkEnd(msgspec.Struct):
     """Where a walk stopped: after the last good batch, and what is wrong with the next one (None at the
     end)."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.log.region import FileRegion
 
 
-@dataclass(frozen=True, slots=True)
-class LogSlice:
+class LogSlice(msgspec.Struct, frozen=True):
     """Consecutive whole batches of one segment.
 
     start_offset  base offset of the first batch, at or before the offset that was asked for; the offset that

@@ -13,9 +13,10 @@ Source: KIP-98, Kafka's TransactionIndex and AbortedTxn.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 FILE_SUFFIX: Final = ".txnindex"
 
@@ -23,8 +24,7 @@ _ENTRY: Final = Struct(">hqqqq")
 _VERSION: Final = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AbortedTransaction:
+class AbortedTransaction(msgspec.Struct, frozen=True):
     """`last_offset` is the marker's. `last_stable_offset`: every transaction before it had ended then."""
 
     producer_id: int

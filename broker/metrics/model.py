@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from time import perf_counter
 from typing import Final
+
+import msgspec
 
 TURN_SECONDS: Final = 0.0005
 OTHERS: Final = "(other)"
@@ -29,8 +30,7 @@ class MetricKind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """A declaration. `doc` is one sentence: what is measured, in which unit."""
 
     name: str
@@ -43,8 +43,7 @@ class Metric:
             raise ValueError(f"{self.name}: the names of counters, and no others, end with _total")
 
 
-@dataclass(frozen=True, slots=True)
-class HistogramValue:
+class HistogramValue(msgspec.Struct, frozen=True):
     """`counts[i]` of values up to `bounds[i]` and above the bound before; the last count is of those above all."""
 
     bounds: tuple[float, ...]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Where a number is not configurable, the line says where it comes from."""
 
     request_bytes_max: int = 100 * 1024 * 1024

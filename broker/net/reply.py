@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 
 class Region(Protocol):
@@ -35,8 +36,7 @@ class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ou
     """The peer broke the protocol; the text says how. The connection is closed without an answer."""
 
 
-@dataclass(slots=True)
-class Peer:
+class Peer(msgspec.Struct):
     """Who sends: what an answerer may know of a connection. `memory` is the answerer's own, gone with the
     connection."""
 
@@ -47,8 +47,7 @@ class Peer:
     memory: Any = None
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(msgspec.Struct):
     """An answer to come. When `outcome` is done, `finish` makes the parts of it (or raises CloseConnection).
 
     If the connection ends before, `outcome` is cancelled only when `may_cancel` says so: what changes

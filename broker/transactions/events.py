@@ -8,7 +8,7 @@ likes. Effects are carried out in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.transactions.model import (
     NO_EPOCH,
@@ -21,8 +21,7 @@ from protocol.errors import ErrorCode
 # -- events --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class InitProducer:
+class InitProducer(msgspec.Struct, frozen=True):
     """`expected` is the producer id and epoch the client believes to have; None if it comes anew (KIP-360).
 
     `new_producer_id` is there to be used if one is needed (`state.needs_producer_id`).
@@ -34,16 +33,14 @@ class InitProducer:
     new_producer_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AddPartitions:
+class AddPartitions(msgspec.Struct, frozen=True):
     token: int
     producer_id: int
     producer_epoch: int
     partitions: frozenset[TopicPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class EndTransaction:
+class EndTransaction(msgspec.Struct, frozen=True):
     token: int
     producer_id: int
     producer_epoch: int
@@ -52,25 +49,21 @@ class EndTransaction:
     new_producer_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
+class Marked(msgspec.Struct, frozen=True):
     """The markers of these partitions are written, or can never be because the partition is gone."""
 
     partitions: frozenset[TopicPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed: whatever is due happens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(msgspec.Struct, frozen=True):
     """Forget the transactional id if it has not been used for long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """The outcome of an `Append`: `error` NONE means that its record survives a crash."""
 
     pending: Pending
@@ -80,21 +73,18 @@ class Appended:
 # -- what waits for the journal ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PendingInit:
+class PendingInit(msgspec.Struct, frozen=True):
     token: int
     stored: StoredTransaction
     last_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPartitions:
+class PendingPartitions(msgspec.Struct, frozen=True):
     token: int
     stored: StoredTransaction
 
 
-@dataclass(frozen=True, slots=True)
-class PendingEnd:
+class PendingEnd(msgspec.Struct, frozen=True):
     """`answer` is what the client that caused it hears, if there is one."""
 
     token: int | None
@@ -103,13 +93,11 @@ class PendingEnd:
     answer: ErrorCode
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCompletion:
+class PendingCompletion(msgspec.Struct, frozen=True):
     stored: StoredTransaction
 
 
-@dataclass(frozen=True, slots=True)
-class PendingRemoval:
+class PendingRemoval(msgspec.Struct, frozen=True):
     pass
 
 
@@ -119,29 +107,25 @@ Event = InitProducer | AddPartitions | EndTransaction | Marked | Tick | Expire |
 # -- effects -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_EPOCH
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     token: int
     result: Result
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(msgspec.Struct, frozen=True):
     """Put `stored` on the journal (None: a tombstone), then step with `Appended(pending, ...)`."""
 
     stored: StoredTransaction | None
     pending: Pending
 
 
-@dataclass(frozen=True, slots=True)
-class WriteMarkers:
+class WriteMarkers(msgspec.Struct, frozen=True):
     producer_id: int
     producer_epoch: int
     commit: bool

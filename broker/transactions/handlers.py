@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from broker.extension import ApiDeclaration, RequestContext
 from broker.groups.model import CommittedOffset

@@ -6,8 +6,9 @@ transaction has committed. All of it is on the event loop; the effect is there w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from broker.cluster.journal_topic import Later
 from broker.groups import journal as groups_journal
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 RAISES_EPOCH = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(msgspec.Struct, frozen=True):
     """`client_version` 2: its epoch is above that of the batches it ends."""
 
     producer_id: int

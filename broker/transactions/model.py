@@ -10,8 +10,9 @@ are written: they are all written again, which changes nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 from broker.groups.model import Now
 
@@ -97,8 +98,7 @@ _LEGAL_BEFORE: dict[State, frozenset[State]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Bounds of the coordinator; the defaults are Kafka's."""
 
     timeout_ms_max: int = 900_000
@@ -108,8 +108,7 @@ class Limits:
     """When markers, or the record of their completion, could not be written, they are tried again so late."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTransaction:
+class StoredTransaction(msgspec.Struct, frozen=True):
     """A transactional id as the journal has it.
 
     producer_epoch        of an ending transaction also that of its markers
@@ -135,8 +134,7 @@ class StoredTransaction:
         return self.producer_epoch >= EPOCH_LAST_USABLE
 
 
-@dataclass(slots=True)
-class Transaction:
+class Transaction(msgspec.Struct):
     transactional_id: str
     stored: StoredTransaction | None = None
     """None before the first InitProducerId and after expiry."""
@@ -144,7 +142,7 @@ class Transaction:
     """A record is on its way to the journal; until it is there nothing else can be decided."""
     last_epoch: int = NO_EPOCH
     """The epoch before the last one, if its owner was the one who raised it."""
-    unmarked: set[TopicPartition] = field(default_factory=set)
+    unmarked: set[TopicPartition] = msgspec.field(default_factory=set)
     """Partitions of an ending transaction whose markers are not written."""
     deadline: float = NEVER
     """Ongoing: when it times out. Ending: when what is left of it is tried again. Monotonic seconds."""

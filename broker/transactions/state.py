@@ -16,8 +16,9 @@ Sources: KIP-98, KIP-360 (who may raise an epoch), KIP-890 (version 2), Kafka's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from broker.transactions.events import (
     AddPartitions,

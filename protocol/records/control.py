@@ -11,12 +11,12 @@ Pure, without numpy: a marker costs as much as a small batch. Source: KIP-98, Ka
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
 
 import crc32c
+import msgspec
 
 from protocol.errors import DecodeError
 from protocol.records.header import (
@@ -43,8 +43,7 @@ _BEFORE_CRC: Final = Struct(">qiib")
 _AFTER_CRC: Final = Struct(">hiqqqhii")
 
 
-@dataclass(frozen=True, slots=True)
-class EndMarker:
+class EndMarker(msgspec.Struct, frozen=True):
     """What a control batch says. `commit` is None for a type that is not known here and ends nothing."""
 
     commit: bool | None

@@ -9,9 +9,9 @@ Imports numba (through the kernels).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ _REASONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RecordColumns:
+class RecordColumns(msgspec.Struct, frozen=True):
     """The records of one batch; every array has one int64 element per record.
 
     payload        uint8, the decompressed records; the starts below are positions in it

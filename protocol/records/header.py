@@ -26,11 +26,11 @@ Source: KIP-98, and the record batch format in Kafka's protocol documentation.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, TypeAlias
 
 import crc32c as _crc32c
+import msgspec
 
 from protocol.errors import DecodeError
 
@@ -79,8 +79,7 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & MAX_SEQUENCE
 
 
-@dataclass(slots=True)
-class BatchHeader:
+class BatchHeader(msgspec.Struct):
     """One decoded header. `sequence_count` is how many sequence numbers the batch consumes (at least 1).
 
     Not to be changed; not frozen, because that makes making one, which every append does, twice as dear.

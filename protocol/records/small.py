@@ -7,9 +7,10 @@ have to be compiled); nothing here needs either. `protocol.records.encode` and `
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from protocol.errors import DecodeError, EncodeError
 from protocol.records.compression import open_batch
@@ -34,8 +35,7 @@ HEADER: Final = Struct(">qiibIhiqqqhii")
 _NULL_PIECE: Final = b"\x01"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One record, for tests and journals. `timestamp` is ms since the epoch, -1 for none."""
 
     key: bytes | None

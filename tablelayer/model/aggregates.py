@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.types import NUMERIC_KINDS, TEXT_KINDS, TIMESTAMP_KINDS, DataType, TypeKind
@@ -61,8 +62,7 @@ _TYPES: Mapping[AggregateFunction, frozenset[TypeKind]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregate:
+class Aggregate(msgspec.Struct, frozen=True):
     """The function of one column. ``delimiter`` belongs to listagg and string_agg alone."""
 
     function: AggregateFunction

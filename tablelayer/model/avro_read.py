@@ -26,8 +26,8 @@ The compiled loops are in `avro_kernels`; what is nested is in `avro_nested`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,8 +58,7 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AvroTexts:
+class AvroTexts(msgspec.Struct, frozen=True):
     """Encoded records in one buffer. data: uint8, `kernels.PADDING` more bytes at its end; starts, ends: int64[n]."""
 
     data: np.ndarray

@@ -25,11 +25,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -71,8 +71,7 @@ class AvroKind(IntEnum):
 _PRIMITIVES = {kind.name.lower(): kind for kind in AvroKind if kind <= AvroKind.STRING}
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+class Node(msgspec.Struct, eq=False):
     """One type of a schema. `children`: the branches of a union, the types of a record's fields (`names`), or what an
     array or a map holds. `size`: bytes of a FIXED."""
 
@@ -82,8 +81,8 @@ class Node:
     precision: int = 0
     scale: int = 0
     size: int = 0
-    names: list[str] = field(default_factory=list)
-    children: list[Node] = field(default_factory=list)
+    names: list[str] = msgspec.field(default_factory=list)
+    children: list[Node] = msgspec.field(default_factory=list)
 
     def __str__(self) -> str:
         """As a person would name it."""
@@ -95,8 +94,7 @@ class Node:
         return name if self.logical is None else f"{name} ({self.logical})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AvroSchema:
+class AvroSchema(msgspec.Struct, frozen=True, eq=False):
     """table: int64[nodes, 4] of kind, size or first link, number of links (or symbols), whether its values take
     no bytes; links:
     int64 indices of nodes."""

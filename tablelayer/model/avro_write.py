@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numba import njit
@@ -42,8 +42,7 @@ _SIZE_MAX = 5  # bytes of a length, as a number below 2^31 takes
 _SYNC_SIZE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """What stands around each row. `sized`: the row's length stands in front of it, as in a container file's block."""
 
     front: bytes

@@ -21,11 +21,11 @@ checked by it; the connection vouches for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -194,8 +194,7 @@ def stamp_writer(
     _SEQUENCE_COUNT.pack_into(buffer, HEADER_SIZE, sequence_count)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrowBatch:
+class ArrowBatch(msgspec.Struct, frozen=True):
     """A view of one batch. `message`, `change_types`, `statistics` and `offset_deltas` (of a filtered batch, int32
     per row) are views of its buffer.
     """

@@ -15,9 +15,9 @@ Out: `before`, `after`, `op` and `ts_ms`, the time of the append.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -45,8 +45,7 @@ _OPS[list(b"curd")] = list(b"cccd")  # what a row does to the table: it is put, 
 _KEY_ENVELOPE = tuple(Column(index, name, STRING) for index, name in enumerate(("schema", "payload")))
 
 
-@dataclass(frozen=True, slots=True)
-class Envelopes:
+class Envelopes(msgspec.Struct, frozen=True):
     """What n envelopes stand for. upserts, deletes: which of them, with the rows' texts; keyed: deletes without a
     `before`, whose key must come from elsewhere. `error` is that of the first bad one; what comes after it is left out.
     """
@@ -153,8 +152,7 @@ def key_payloads(keys: pa.Array) -> pa.Array:
 # -- values ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Conventions:
+class Conventions(msgspec.Struct, frozen=True):
     """How a connector writes times and decimals."""
 
     time: DebeziumTime = DebeziumTime.ADAPTIVE

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import fields
 
 from tablelayer.model import options as table_options
 from tablelayer.model.aggregates import is_aggregate_option, parse_options
@@ -40,8 +43,7 @@ FIRST: Final = ""
 """The place in front of all columns; None is the place behind them, or no change of place."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddColumn:
+class AddColumn(msgspec.Struct, frozen=True):
     """`after`: the name of the column it follows, `FIRST`, or None for the last place. Not NULL only with a
     `default` (a text as `values.normal` takes it), which is what the rows that are there get.
     """
@@ -55,20 +57,17 @@ class AddColumn:
     if_not_exists: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DropColumn:
+class DropColumn(msgspec.Struct, frozen=True):
     name: str
     if_exists: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RenameColumn:
+class RenameColumn(msgspec.Struct, frozen=True):
     name: str
     new_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModifyColumn:
+class ModifyColumn(msgspec.Struct, frozen=True):
     """What is None stays as it is. `comment` '' and `drop_default` take away what is there.
 
     A new default is for rows written from now on; rows from before the column keep the one it was added with.
@@ -83,20 +82,17 @@ class ModifyColumn:
     after: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetOptions:
-    options: Mapping[str, str] = field(default_factory=dict)
+class SetOptions(msgspec.Struct, frozen=True):
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ResetOptions:
+class ResetOptions(msgspec.Struct, frozen=True):
     """Back to the defaults."""
 
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SetTableComment:
+class SetTableComment(msgspec.Struct, frozen=True):
     """None takes it away."""
 
     comment: str | None

@@ -10,10 +10,10 @@ Rows for which the condition is null are not wanted, as in SQL.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,8 +59,7 @@ def encode_filter(expression: pc.Expression, schema: Schema) -> bytes:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(msgspec.Struct, frozen=True):
     """`columns`: positions in the schema it was parsed for, ascending; `mask` takes batches of just these."""
 
     schema: Schema

@@ -4,8 +4,7 @@ MAP. Compiled; the texts are those that `json_scan.scan` has found, and checked,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numba import njit
 
@@ -33,8 +32,7 @@ object by its members, an array as pairs."""
 _WRONG_SHAPE = 100  # beside the codes of json_scan
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+class Values(msgspec.Struct, frozen=True):
     """Values found: starts, lengths: int32[n], kinds: uint8[n], as of one column."""
 
     starts: Array
@@ -46,8 +44,7 @@ class Values:
         return cls(np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.uint8))
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     """counts: int64[texts]; the keys (of entries only) and values of all texts one after the other.
 
     `bad_text` is the first text that cannot be taken apart like this, -1 if there is none; then nothing else is

@@ -31,10 +31,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,8 +84,7 @@ def json_to_rows(
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(msgspec.Struct, frozen=True):
     """How values are read, those inside of nested columns too."""
 
     make_field: Callable[..., Field]
@@ -138,8 +138,7 @@ def _of_column(error: RowError, columns: Sequence[Column]) -> RowError:
     return error
 
 
-@dataclass(frozen=True, slots=True)
-class JsonTexts:
+class JsonTexts(msgspec.Struct, frozen=True):
     """JSON texts in one buffer. data: uint8, its own copy, PADDING more bytes at its end; starts, ends: int64[n].
 
     To scan a text resolves the escapes of its strings, but not of those inside of the objects and arrays in it:
@@ -164,8 +163,7 @@ class JsonTexts:
         return JsonTexts(self.data, self.starts[at], self.ends[at])
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFields:
+class FoundFields(msgspec.Struct, frozen=True):
     """Where the wanted fields are: starts, lengths: int32[fields, m] and kinds: uint8[fields, m] of the first m
     texts; `error` is that of text m, None when all are sound."""
 

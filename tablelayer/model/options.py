@@ -12,9 +12,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from tablelayer.model.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -144,8 +145,7 @@ class UnknownFields(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class TableOption:
+class TableOption(msgspec.Struct, frozen=True):
     """One declared option. ``parse`` raises ValueError with a reason; ``primary_key_only`` as semantics R16
     has it.
     """
@@ -539,8 +539,7 @@ _NOT_IN_THIS_RELEASE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TableOptions:
+class TableOptions(msgspec.Struct, frozen=True):
     """The effective values of all declared options of one table, defaults filled in."""
 
     log_ttl_ms: int

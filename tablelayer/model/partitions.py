@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,8 +47,7 @@ _VALUE = re.compile(r"[A-Za-z0-9_-]+")
 _AUTO_KINDS = frozenset({TypeKind.STRING, TypeKind.INT, TypeKind.BIGINT, TypeKind.DATE})
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(msgspec.Struct, frozen=True):
     """One partition that exists. ``values``: as text, in the order of the partition columns."""
 
     name: str
@@ -275,8 +274,7 @@ def check_auto_partition(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionPlan:
+class PartitionPlan(msgspec.Struct, frozen=True):
     """Names to create and to drop, in order."""
 
     create: tuple[str, ...]

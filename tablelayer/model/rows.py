@@ -17,12 +17,12 @@ of all rows are one matrix, filled and read column by column; kernels only move 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import or_
 from struct import pack
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -52,8 +52,7 @@ _NO_ROW = -1
 _BOOLEAN = pa.bool_()
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(msgspec.Struct, frozen=True):
     """Where things stand in a row: per column its type, the slot's dtype and position, whether it is variable, and
     which variable column is the one before it."""
 

@@ -19,11 +19,11 @@ On disk, big endian:
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cache
 from struct import Struct, error
 from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,8 +58,7 @@ _VARIABLE: Final = TEXT_KINDS | BINARY_KINDS
 _UNITS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnStatistics:
+class ColumnStatistics(msgspec.Struct, frozen=True):
     """`lowest` and `highest` are None when there is no value, or none is known (texts of 0xFF, NaN alone)."""
 
     row_count: int

@@ -13,11 +13,11 @@ extended_expression.proto.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from struct import Struct, error
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -44,7 +44,7 @@ class OpaqueError(Exception):
     """A tree with `Opaque` in it is pyarrow's to evaluate."""
 
 
-class Node:
+class Node(msgspec.Struct, frozen=True):
     def outcomes(self, find: Find) -> int:
         """What the expression can be for rows of a batch: a sum of TRUE, FALSE, NULL."""
         return ANY
@@ -54,12 +54,11 @@ class Node:
         raise OpaqueError
 
 
-class Opaque(Node):
+class Opaque(Node, frozen=True):
     """Anything else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constant(Node):
+class Constant(Node, frozen=True):
     value: bool | None
 
     def outcomes(self, find: Find) -> int:
@@ -69,8 +68,7 @@ class Constant(Node):
         return pa.scalar(self.value, pa.bool_())
 
 
-@dataclass(frozen=True, slots=True)
-class Flag(Node):
+class Flag(Node, frozen=True):
     """A BOOLEAN column as a condition."""
 
     column: int
@@ -82,8 +80,7 @@ class Flag(Node):
         return arrays[self.column]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison(Node):
+class Comparison(Node, frozen=True):
     word: str
     column: int
     bound: Bound
@@ -96,8 +93,7 @@ class Comparison(Node):
         return _COMPARE[self.word](arrays[self.column], self.scalar)
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf(Node):
+class OneOf(Node, frozen=True):
     """IN; no null among the values, and no floating point."""
 
     column: int
@@ -116,8 +112,7 @@ class OneOf(Node):
         return found if not array.null_count else pc.if_else(array.is_valid(), found, None)
 
 
-@dataclass(frozen=True, slots=True)
-class IsNull(Node):
+class IsNull(Node, frozen=True):
     column: int
 
     def outcomes(self, find: Find) -> int:
@@ -130,8 +125,7 @@ class IsNull(Node):
         return arrays[self.column].is_null()
 
 
-@dataclass(frozen=True, slots=True)
-class IsNan(Node):
+class IsNan(Node, frozen=True):
     column: int
 
     def outcomes(self, find: Find) -> int:
@@ -145,8 +139,7 @@ class IsNan(Node):
         return pc.is_nan(arrays[self.column])
 
 
-@dataclass(frozen=True, slots=True)
-class StartsWith(Node):
+class StartsWith(Node, frozen=True):
     column: int
     prefix: bytes
 
@@ -170,8 +163,7 @@ class StartsWith(Node):
         return pc.starts_with(arrays[self.column], pattern=self.prefix.decode())
 
 
-@dataclass(frozen=True, slots=True)
-class Not(Node):
+class Not(Node, frozen=True):
     part: Node
 
     def outcomes(self, find: Find) -> int:
@@ -182,8 +174,7 @@ class Not(Node):
         return pc.invert(self.part.evaluate(arrays))
 
 
-@dataclass(frozen=True, slots=True)
-class Junction(Node):
+class Junction(Node, frozen=True):
     """AND (`conjunctive`) or OR of two and more."""
 
     parts: tuple[Node, ...]
@@ -290,8 +281,7 @@ def _message(value: int | memoryview) -> memoryview:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(msgspec.Struct, frozen=True):
     """`names` of the schema that the expression is over; `used`: positions in it, None if that is not clear."""
 
     names: tuple[str, ...]
@@ -488,8 +478,7 @@ def _only(fields: Iterator[_Field], wanted: int) -> memoryview:
     raise ValueError("it refers to something that is not a column")
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(msgspec.Struct, frozen=True):
     """`value` is in the common form of statistics; None is null."""
 
     value: Bound | None

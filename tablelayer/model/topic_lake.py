@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from tablelayer.model import options as table_options
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -76,8 +77,7 @@ class TopicFormat(StrEnum):
     DEBEZIUM_JSON = "debezium-json"
 
 
-@dataclass(frozen=True, slots=True)
-class TopicLake:
+class TopicLake(msgspec.Struct, frozen=True):
     """A topic's configurations, checked. `schema` None: inferred (or fixed, of raw records)."""
 
     enabled: bool

@@ -14,8 +14,8 @@ Whole batches at a time; rows of several schemas are decoded a schema at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -23,8 +23,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema import Column, Schema
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(msgspec.Struct, frozen=True):
     """From batches of one schema to chosen columns of another.
 
     needed   positions of the source's columns that are used, ascending: the others need not be decoded

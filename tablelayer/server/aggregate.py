@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -49,8 +49,7 @@ _LOWEST: Final = frozenset({AggregateFunction.MIN, AggregateFunction.BOOL_AND})
 _SHORT_DECIMAL_DIGITS: Final = 18  # the sum of two such numbers fits into 64 bits
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """The operations of a batch by key, for the kernels: see `fold_kernels`."""
 
     order: Indices

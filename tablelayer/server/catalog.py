@@ -11,9 +11,10 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+import msgspec
 
 from broker.ports import CreateNode, DeleteNode, NodeExistsError, NoNodeError, SetNode
 from protocol.errors import ErrorCode, KafkaError
@@ -62,13 +63,12 @@ def _has_rows(config: Mapping[str, str]) -> bool:
     return is_table(config) or is_partition(config)
 
 
-@dataclass(frozen=True, slots=True)
-class Database:
+class Database(msgspec.Struct, frozen=True):
     """What is known of a database; `created_at_ms` is -1 for the one that was always there."""
 
     created_at_ms: int = -1
     comment: str | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def to_json(self) -> bytes:
         value = {

@@ -8,9 +8,9 @@ work is done in executor threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -33,15 +33,14 @@ _READ_BYTES = 16 << 20
 _PARTS_MAX = 256
 
 
-@dataclass(slots=True)
-class Found:
+class Found(msgspec.Struct):
     """What was found so far. `offset`: the log up to there was looked at."""
 
     columns: Sequence[Column]
     offset: int = 0
     row_count: int = 0
-    value_counts: list[int] = field(default_factory=list)
-    parts: list[pa.RecordBatch] = field(default_factory=list)
+    value_counts: list[int] = msgspec.field(default_factory=list)
+    parts: list[pa.RecordBatch] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.value_counts = [0] * len(self.columns)

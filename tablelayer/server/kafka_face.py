@@ -6,7 +6,7 @@ executor threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from broker.extension import RecordErrors
 from protocol.errors import DecodeError, ErrorCode, KafkaError
@@ -84,8 +84,7 @@ def open_batch(batch: memoryview) -> RecordColumns:
         raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
 
 
-@dataclass(frozen=True, slots=True)
-class AvroBatch:
+class AvroBatch(msgspec.Struct, frozen=True):
     """The records of a producer's batch, and the schemas of the ids in them."""
 
     records: RecordColumns

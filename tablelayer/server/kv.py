@@ -15,11 +15,11 @@ import itertools
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
+import msgspec
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
@@ -283,8 +283,7 @@ class KeyValueStore:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRange:
+class KeyRange(msgspec.Struct, frozen=True):
     """Keys with `lower` <= key < `upper`; `upper` None: to the end."""
 
     lower: bytes = ROW_PREFIX

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake_offsets import Offsets, offsets_from_value, offsets_to_value, without_dropped
 
 
-@dataclass(frozen=True, slots=True)
-class LakeState:
+class LakeState(msgspec.Struct, frozen=True):
     """What is known of one table's lake; `snapshot_id` and `committed_at_ms` are -1 before its first commit.
 
     `commits` counts the reported ones since the server started.
@@ -38,7 +39,7 @@ class LakeState:
     snapshot_id: int = -1
     committed_at_ms: int = -1
     commits: int = 0
-    offsets: Offsets = field(default_factory=dict)
+    offsets: Offsets = msgspec.field(default_factory=dict)
 
     def to_json(self) -> bytes:
         return json.dumps(
@@ -62,16 +63,14 @@ class LakeState:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A table that may be tiered: its id and how far its lake may be behind."""
 
     table_id: UUID
     freshness_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(msgspec.Struct, frozen=True):
     """A moment: `time_ms` of the day's clock, for what people see and what survives restarts; `monotonic_ms`
     for everything that is waited for.
     """
@@ -80,8 +79,7 @@ class Now:
     monotonic_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """In milliseconds: a lease; the longest round; the first and the longest wait after failures."""
 
     lease: int = 60_000
@@ -94,8 +92,7 @@ class Timing:
         return min(self.retry << min(failures - 1, 32), self.retry_max) if failures > 0 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """A round that is running. `changes` and `doing` are what its worker last said of its progress."""
 
     worker: str
@@ -107,8 +104,7 @@ class Round:
     doing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(msgspec.Struct, frozen=True):
     """The failures in a row of a table, the moment before which it is left alone, and what the last one was."""
 
     failures: int = 0

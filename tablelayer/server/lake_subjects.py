@@ -6,9 +6,10 @@ Rounds, offsets and leases are the subject's; its places are the buckets in whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+import msgspec
 
 from protocol.errors import KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, read_header
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from tablelayer.server.lake import LakeRounds
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True):
     """`definition` is the table's; None for a plain topic, which has no schema on the server."""
 
     table_id: UUID
@@ -36,8 +36,7 @@ class Subject:
     definition: TableDefinition | None
 
 
-@dataclass(frozen=True, slots=True)
-class LakeProgress:
+class LakeProgress(msgspec.Struct, frozen=True):
     """How far one subject's lake is: a few numbers, also for metrics.
 
     `ends` is where the records end, by place; `behind` counts offsets that the lake does not have, `behind_ms` says

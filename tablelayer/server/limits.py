@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     buffered_bytes_max: int = 256 * _MIB
     """Write batches that are queued or not yet in a key-value store, all buckets together. More than a dozen
     of the largest batches clients send, small against the memory of any server."""

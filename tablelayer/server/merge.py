@@ -14,13 +14,14 @@ by their position in the table's latest schema.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from itertools import compress
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from tablelayer.model.arrays import Mask, sealed, validity
 from tablelayer.model.batch import ChangeType
@@ -35,8 +36,7 @@ TakeNumbers = Callable[[int], Indices]
 """The next so many values for an auto-increment column, int64[n]. May raise, to be asked again later."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergeRules:
+class MergeRules(msgspec.Struct, frozen=True):
     """What of a table's definition decides about a write."""
 
     schema: Schema
@@ -58,8 +58,7 @@ class MergeRules:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Operations:
+class Operations(msgspec.Struct, frozen=True):
     """A batch in the table's columns, checked against its schema.
 
     rows       the table's columns in order; columns outside of `targets`, and all but the key of a delete, are ignored
@@ -84,8 +83,7 @@ class Operations:
         return replace(self, rows=self.rows.take(pa.array(at)), deletes=deletes, sent_as=sent_as)
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(msgspec.Struct, frozen=True):
     """What to log and what to store.
 
     changelog, change_types  the emitted rows, uint8[n]

@@ -15,10 +15,10 @@ has one fixed layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import Struct, error
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -43,8 +43,7 @@ _NODES_AT: Final = 96
 _MESSAGE_AT, _BATCH_AT, _COMPRESSION_AT = 16, 48, 80
 
 
-@dataclass(frozen=True, slots=True)
-class RecordBatchMetadata:
+class RecordBatchMetadata(msgspec.Struct, frozen=True):
     """What the metadata of a record batch message says.
 
     `nodes` is int64[fields, 2] of (length, null count), `buffers` int64[n, 2] of (position in the body,
@@ -187,8 +186,7 @@ def _layout(field: pa.DataType) -> tuple[int, int]:
     raise TypeError(f"columns of the Arrow type {field} cannot be projected")
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(msgspec.Struct, frozen=True):
     """Which nodes and buffers of a schema's messages belong to the chosen columns, ascending."""
 
     node_count: int

@@ -10,9 +10,9 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,8 +45,7 @@ _FEW_KEYS_BYTES = 4 << 10
 _SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """What a reader asks for: columns of one of the table's schemas, by position (None for all), and of which rows
     (None for all)."""
 
@@ -370,8 +369,7 @@ def _count_matching(region: FileRegion, versions: Versions, wanted: Filter, star
     return counted, next_offset
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True):
     """Rows counted from `start` up to `end`."""
 
     start: int

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tablelayer.server.kv import DamagedStoreError, KeyValueStore, StoreInUseError
 from tablelayer.server.snapshots import BucketSnapshots, DamagedSnapshotError, Snapshot
@@ -31,8 +32,7 @@ class UnrecoverableBucketError(Exception):
     """The state is lost, no snapshot can be used, and the log does not reach back far enough to build it again."""
 
 
-@dataclass(slots=True)
-class StoreRecovery:
+class StoreRecovery(msgspec.Struct):
     """Of one bucket; `name` is for messages."""
 
     services: Services
@@ -41,7 +41,7 @@ class StoreRecovery:
     snapshots: BucketSnapshots | None
     restored: Snapshot | None = None
     """What the present store was made of, if it was restored in this process."""
-    distrusted: set[int] = field(default_factory=set)
+    distrusted: set[int] = msgspec.field(default_factory=set)
     """Ids of snapshots that were damaged when they were restored or read."""
 
     async def open(self, log_start: int, log_end: int) -> KeyValueStore:

@@ -14,9 +14,9 @@ sort. Pure; called in executor threads.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from struct import Struct
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,8 +39,7 @@ def _packed(time_ms: int) -> bytes:
     return _PACKED.pack(time_ms + _SIGN)
 
 
-@dataclass(frozen=True, slots=True)
-class RowTimes:
+class RowTimes(msgspec.Struct, frozen=True):
     """How the rows of a table get their times. `column_id` None: by their last write."""
 
     column_id: int | None
@@ -77,8 +76,7 @@ class RowTimes:
         return [None if time is None else _packed(time) for time in column.to_pylist()]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """`keys` of rows whose time is over, `stale` entries to remove, and whether there may be more."""
 
     keys: list[bytes]

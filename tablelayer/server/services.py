@@ -7,10 +7,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
+
+import msgspec
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -78,8 +79,7 @@ class TranscodedCache:
                 self._bytes -= len(dropped)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotConfig:
+class SnapshotConfig(msgspec.Struct, frozen=True):
     """`files` None: no snapshots are taken."""
 
     files: RemoteFiles | None

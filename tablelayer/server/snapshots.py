@@ -23,9 +23,10 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tablelayer.server.remote_files import RemoteFiles
 
@@ -43,8 +44,7 @@ class DamagedSnapshotError(Exception):
     """A snapshot whose files are not what its manifest says."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotFile:
+class SnapshotFile(msgspec.Struct, frozen=True):
     """`name` in the store's folder, `path` below the bucket's."""
 
     name: str
@@ -53,8 +53,7 @@ class SnapshotFile:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """`offset` is exclusive. `definition` is the table as it was, JSON for `TableDefinition.from_json`."""
 
     id: int
@@ -69,7 +68,7 @@ class Snapshot:
         return sum(file.size for file in self.files)
 
     def to_json(self) -> bytes:
-        return json.dumps({"version": _VERSION, **asdict(self)}, indent=1).encode()
+        return json.dumps({"version": _VERSION, **msgspec.to_builtins(self)}, indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Snapshot:

@@ -29,10 +29,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from broker.ports import CreateNode, DeleteNode, NoNodeError, SetNode
 from protocol.errors import KafkaError
@@ -66,8 +68,7 @@ _PLACES_AT_ONCE: Final = 32
 _TIMEOUT_MS: Final = 30_000
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(msgspec.Struct, frozen=True):
     """What is decided about a writer's last batch. `written` counts chunks by bucket, of a commit that failed;
     `partitions` are those that the batch has rows for, of a partitioned table.
     """
@@ -80,7 +81,7 @@ class Ledger:
     kept_ms: int
     updated_ms: int
     done: bool = False
-    written: Mapping[Place, int] = field(default_factory=dict)
+    written: Mapping[Place, int] = msgspec.field(default_factory=dict)
     partitions: tuple[UUID, ...] = ()
 
     def to_json(self) -> bytes:

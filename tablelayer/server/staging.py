@@ -19,11 +19,11 @@ import shutil
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 import crc32c
+import msgspec
 
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -34,8 +34,7 @@ _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ALL_COLUMNS = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """One write batch and the columns it is for (ids; None: all)."""
 
     targets: tuple[int, ...] | None
@@ -57,8 +56,7 @@ def place_of(text: str) -> Place:
     return (UUID(partition), int(bucket)) if dot else int(bucket)
 
 
-@dataclass(slots=True)
-class _Tail:
+class _Tail(msgspec.Struct):
     """Where a file goes on."""
 
     count: int

@@ -16,8 +16,8 @@ called on the event loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -40,8 +40,7 @@ Changes = npt.NDArray[np.uint8]
 _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedWrite:
+class PreparedWrite(msgspec.Struct, frozen=True):
     """A batch for the log, and what it will change in the store."""
 
     batch: bytearray

@@ -16,8 +16,9 @@ import itertools
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options import ChangelogImage
@@ -36,8 +37,7 @@ logger = logging.getLogger("headrace.tables")
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(msgspec.Struct, frozen=True):
     """What to begin with: `snapshot`, the present state if `is_present`, else nothing; and how many offsets are to be
     applied or taken back."""
 

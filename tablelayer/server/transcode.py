@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -91,8 +92,7 @@ def to_kafka(batch: ArrowBatch, table: TableDefinition, avro: Frame | None = Non
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(msgspec.Struct, frozen=True):
     """The records of a batch: the rows that their keys are of, their values (offsets, data), which of them have one
     (None: all), their change types, and their offsets in the batch."""
 
@@ -179,8 +179,7 @@ def _change_type_headers(changes: npt.NDArray[np.uint8]) -> EncodedHeaders:
     return offsets, data, np.ones(len(changes), np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaWrite:
+class KafkaWrite(msgspec.Struct, frozen=True):
     """The rows of a produced batch in the order of its records.
 
     `change_types` is None for a log table, else uint8[n] of UPDATE_AFTER (upsert) and DELETE; a deleted row

@@ -6,11 +6,12 @@ What comes out can be applied without any further doubt about its content. Pure;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
@@ -30,8 +31,7 @@ from tablelayer.model.versions import Conversion
 from tablelayer.server.merge import Operations
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(msgspec.Struct, frozen=True):
     """Who writes, for deduplication: the producer fields of a batch and how many sequence numbers it takes."""
 
     producer_id: int = -1

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from uuid import UUID
+
+import msgspec
 
 from broker.groups.modern.model import NOTHING, Assignment
 
@@ -26,8 +27,7 @@ BALANCE_ROUNDS_MAX = 16
 """With overlapping subscriptions each round about halves the imbalance; this is Kafka's bound, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscriber:
+class Subscriber(msgspec.Struct, frozen=True):
     """A member as an assignor sees it; `topics` are ids of topics that exist."""
 
     member_id: str

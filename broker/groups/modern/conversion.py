@@ -25,9 +25,10 @@ Source: KIP-848 ("Group upgrade", "Group downgrade"), Kafka's GroupMetadataManag
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from broker.groups.consumer_protocol import (
     BUILT_IN_ASSIGNORS,

@@ -18,9 +18,10 @@ Sources: KIP-848, KIP-1082 (member ids of clients).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from broker.groups.events import (
     Append,

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
+
+import msgspec
 
 if TYPE_CHECKING:
     from broker.cluster.partition import TopicImage
@@ -74,8 +75,7 @@ class MemberState(IntEnum):
         return cls.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicSide:
+class ClassicSide(msgspec.Struct, frozen=True):
     """What a member that speaks the classic protocol brings to a group of the consumer protocol."""
 
     session_timeout_ms: int
@@ -88,8 +88,7 @@ class ClassicSide:
         return self.protocols[0][0]
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(msgspec.Struct, frozen=True):
     """What a member says about itself."""
 
     instance_id: str | None = None
@@ -105,19 +104,17 @@ class Subscription:
     """None for a member that speaks the consumer protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class Current:
+class Current(msgspec.Struct, frozen=True):
     """What a member has. A partition stays its own until it is in neither `assigned` nor `revoking`."""
 
     epoch: int = 0
     previous_epoch: int = 0
     state: MemberState = MemberState.STABLE
-    assigned: PartitionEpochs = field(default_factory=dict)
-    revoking: PartitionEpochs = field(default_factory=dict)
+    assigned: PartitionEpochs = msgspec.field(default_factory=dict)
+    revoking: PartitionEpochs = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedPattern:
+class ResolvedPattern(msgspec.Struct, frozen=True):
     """The topics that a regular expression matched when the metadata had `version`, at `time_ms`."""
 
     topics: frozenset[str]
@@ -125,11 +122,10 @@ class ResolvedPattern:
     time_ms: int
 
 
-@dataclass(slots=True)
-class ConsumerMember:
+class ConsumerMember(msgspec.Struct):
     member_id: str
-    subscription: Subscription = field(default_factory=Subscription)
-    current: Current = field(default_factory=Current)
+    subscription: Subscription = msgspec.field(default_factory=Subscription)
+    current: Current = msgspec.field(default_factory=Current)
 
     @property
     def is_classic(self) -> bool:
@@ -143,82 +139,70 @@ class ConsumerMember:
 # -- journal records -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PutEpoch:
+class PutEpoch(msgspec.Struct, frozen=True):
     group_id: str
     epoch: int
     metadata_hash: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropEpoch:
+class DropEpoch(msgspec.Struct, frozen=True):
     """The group is gone."""
 
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutSubscription:
+class PutSubscription(msgspec.Struct, frozen=True):
     group_id: str
     member_id: str
     subscription: Subscription
 
 
-@dataclass(frozen=True, slots=True)
-class DropSubscription:
+class DropSubscription(msgspec.Struct, frozen=True):
     """The member is gone."""
 
     group_id: str
     member_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutTargetEpoch:
+class PutTargetEpoch(msgspec.Struct, frozen=True):
     group_id: str
     epoch: int
     time_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropTargetEpoch:
+class DropTargetEpoch(msgspec.Struct, frozen=True):
     group_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutTarget:
+class PutTarget(msgspec.Struct, frozen=True):
     group_id: str
     member_id: str
     assignment: Assignment
 
 
-@dataclass(frozen=True, slots=True)
-class DropTarget:
+class DropTarget(msgspec.Struct, frozen=True):
     group_id: str
     member_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutCurrent:
+class PutCurrent(msgspec.Struct, frozen=True):
     group_id: str
     member_id: str
     current: Current
 
 
-@dataclass(frozen=True, slots=True)
-class DropCurrent:
+class DropCurrent(msgspec.Struct, frozen=True):
     group_id: str
     member_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutPattern:
+class PutPattern(msgspec.Struct, frozen=True):
     group_id: str
     pattern: str
     resolved: ResolvedPattern
 
 
-@dataclass(frozen=True, slots=True)
-class DropPattern:
+class DropPattern(msgspec.Struct, frozen=True):
     group_id: str
     pattern: str
 
@@ -242,32 +226,31 @@ ModernRecord = (
 # -- the state -----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class ConsumerGroup:
+class ConsumerGroup(msgspec.Struct):
     """The consumer-protocol side of a group: its members and what they are to have."""
 
     epoch: int = 0
     metadata_hash: int = 0
     target_epoch: int = 0
     target_time_ms: int = 0
-    members: dict[str, ConsumerMember] = field(default_factory=dict)
-    static_members: dict[str, str] = field(default_factory=dict)
+    members: dict[str, ConsumerMember] = msgspec.field(default_factory=dict)
+    static_members: dict[str, str] = msgspec.field(default_factory=dict)
     """group.instance.id -> member id."""
-    target: dict[str, Assignment] = field(default_factory=dict)
-    patterns: dict[str, ResolvedPattern] = field(default_factory=dict)
-    owners: dict[UUID, dict[int, str]] = field(default_factory=dict)
+    target: dict[str, Assignment] = msgspec.field(default_factory=dict)
+    patterns: dict[str, ResolvedPattern] = msgspec.field(default_factory=dict)
+    owners: dict[UUID, dict[int, str]] = msgspec.field(default_factory=dict)
     """Topic id -> partition -> the member that has it, or has not given it up yet."""
     stored: bool = False
     """Something of the group is on the journal."""
 
     # Not journalled.
-    sessions: dict[str, float] = field(default_factory=dict)
+    sessions: dict[str, float] = msgspec.field(default_factory=dict)
     """When each member is given up, unless it is heard of."""
-    revocations: dict[str, tuple[float, Current]] = field(default_factory=dict)
+    revocations: dict[str, tuple[float, Current]] = msgspec.field(default_factory=dict)
     """By when a member must have given up what it was told to, and the state in which it was told."""
-    joins: dict[str, float] = field(default_factory=dict)
+    joins: dict[str, float] = msgspec.field(default_factory=dict)
     """By when a member of the classic protocol that was told of a rebalance must have joined again."""
-    syncs: dict[str, float] = field(default_factory=dict)
+    syncs: dict[str, float] = msgspec.field(default_factory=dict)
     """By when one that has joined must have asked for its assignment."""
     seen_version: int = -1
     """The metadata version for which `metadata_hash` was last compared."""

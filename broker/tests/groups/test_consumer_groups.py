@@ -1,8 +1,7 @@
 """The rules of the consumer group protocol (KIP-848), one by one. Schedules are in test_consumer_schedules."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from broker.groups.events import DeleteGroup, ExpireOffsets, Leaver, PatternsResolved
 from broker.groups.model import Limits, Phase

@@ -14,11 +14,11 @@ Whatever the schedule,
 import itertools
 import os
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.groups import offsets, replay
 from broker.groups.events import PatternsResolved

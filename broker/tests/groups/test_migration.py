@@ -4,9 +4,9 @@ Schedules are in test_migration_schedules.
 """
 
 import struct
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from broker.groups.consumer_protocol import read_assignment, write_assignment
 from broker.groups.events import Leaver

@@ -16,11 +16,11 @@ import itertools
 import os
 import random
 import struct
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.groups import model, offsets
 from broker.groups.consumer_protocol import read_assignment, read_subscription, write_assignment

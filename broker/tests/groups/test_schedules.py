@@ -13,11 +13,11 @@ Whatever the schedule,
 import itertools
 import os
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.groups import offsets, replay, state
 from broker.groups.events import Abandoned, JoinResult, Leaver, SyncResult

@@ -50,7 +50,7 @@ def log_bytes(seed: int, count: int = 40, first_offset: int = 0) -> bytearray:
 def walked(data: bytes, first_offset: int, *, check_crc: bool, compiled: bool):
     end = WalkEnd(0, 0)
     chunks = list(walk(memoryview(data), first_offset, end, check_crc=check_crc, compiled=compiled))
-    fields = Batches.__dataclass_fields__
+    fields = Batches.__struct_fields__
     columns = {
         name: np.concatenate([getattr(chunk, name) for chunk in chunks] or [[]]).tolist() for name in fields
     }

@@ -1,8 +1,7 @@
 """Rules P1, T1, T3 and T4 of a transactional id, one by one, in virtual time."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from broker.testing.transactions import TIMEOUT_MS, TransactionWorld
 from broker.transactions.events import EndTransaction, Expire, InitProducer

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import sqlglot
+from msgspec.structs import replace
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
@@ -36,8 +37,7 @@ class _Queries(DuckDB):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """What a column is between, by AND; None: no bound on that side."""
 
     lower: Value = None
@@ -46,8 +46,7 @@ class Bounds:
     include_upper: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PastTable:
+class PastTable(msgspec.Struct, frozen=True):
     """A table as of a time (``FOR SYSTEM_TIME AS OF``, milliseconds or a datetime) or at offsets by bucket (``FOR
     VERSION AS OF``)."""
 
@@ -55,8 +54,7 @@ class PastTable:
     moment: int | datetime | Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Select:
+class Select(msgspec.Struct, frozen=True):
     """One query.
 
     ``tables``: what it reads, ``database.table`` each, with suffixes such as ``$changelog`` as they are
@@ -69,16 +67,16 @@ class Select:
     tables: tuple[str, ...]
     is_simple: bool = False
     columns: tuple[str, ...] | None = None
-    equals: Mapping[str, Value] = field(default_factory=dict)
+    equals: Mapping[str, Value] = msgspec.field(default_factory=dict)
     limit: int | None = None
     is_count: bool = False
-    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    bounds: Mapping[str, Bounds] = msgspec.field(default_factory=dict)
     """Of a query over one table: what its condition says about columns (lower case) that must hold in any case."""
-    moments: Mapping[str, PastTable] = field(default_factory=dict)
+    moments: Mapping[str, PastTable] = msgspec.field(default_factory=dict)
     """Those of ``tables`` that are read as they were."""
-    columns_read: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    columns_read: Mapping[str, frozenset[str] | None] = msgspec.field(default_factory=dict)
     """Per table the names that may be columns of it (a superset; lower case), or None for all columns."""
-    conditions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    conditions: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Per table, conditions in DuckDB's SQL over its columns, unqualified: rows that do not meet all of them are of
     no use. A condition may name things that are no columns of the table."""
     counts: str | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tablelayer.model.ddl.select import Select
 from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.errors import TableError
@@ -13,55 +15,47 @@ from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.model.values import Value
 
 
-@dataclass(frozen=True, slots=True)
-class CreateDatabase:
+class CreateDatabase(msgspec.Struct, frozen=True):
     name: str
     if_not_exists: bool = False
     comment: str | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class AlterDatabase:
+class AlterDatabase(msgspec.Struct, frozen=True):
     """``comment`` None: as it is; '' takes it away."""
 
     name: str
-    set_properties: Mapping[str, str] = field(default_factory=dict)
+    set_properties: Mapping[str, str] = msgspec.field(default_factory=dict)
     reset_properties: tuple[str, ...] = ()
     comment: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeDatabase:
+class DescribeDatabase(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShowCreateDatabase:
+class ShowCreateDatabase(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DropDatabase:
+class DropDatabase(msgspec.Struct, frozen=True):
     name: str
     if_exists: bool = False
     cascade: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ShowDatabases:
+class ShowDatabases(msgspec.Struct, frozen=True):
     """``like``: a pattern with % and _, None for all."""
 
     like: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UseDatabase:
+class UseDatabase(msgspec.Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTable:
+class CreateTable(msgspec.Struct, frozen=True):
     definition: TableDefinition
     if_not_exists: bool = False
 
@@ -86,8 +80,7 @@ class AlterTable:
                 raise DdlError(error.message, self.sql, *place) from error
 
 
-@dataclass(frozen=True, slots=True)
-class AddPartition:
+class AddPartition(msgspec.Struct, frozen=True):
     """``spec``: a value of each partition column; whether they are the table's is not known here."""
 
     path: TablePath
@@ -95,54 +88,46 @@ class AddPartition:
     if_not_exists: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DropPartition:
+class DropPartition(msgspec.Struct, frozen=True):
     path: TablePath
     spec: Mapping[str, Value]
     if_exists: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ShowPartitions:
+class ShowPartitions(msgspec.Struct, frozen=True):
     """``spec``: values that the partitions shown have; empty for all."""
 
     path: TablePath
-    spec: Mapping[str, Value] = field(default_factory=dict)
+    spec: Mapping[str, Value] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class DropTable:
+class DropTable(msgspec.Struct, frozen=True):
     path: TablePath
     if_exists: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ShowTables:
+class ShowTables(msgspec.Struct, frozen=True):
     """``like``: a pattern with % and _, None for all."""
 
     database: str
     like: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DescribeTable:
+class DescribeTable(msgspec.Struct, frozen=True):
     path: TablePath
 
 
-@dataclass(frozen=True, slots=True)
-class ShowCreateTable:
+class ShowCreateTable(msgspec.Struct, frozen=True):
     path: TablePath
 
 
-@dataclass(frozen=True, slots=True)
-class ShowOptions:
+class ShowOptions(msgspec.Struct, frozen=True):
     """The options that there are; with ``path`` as a table has them."""
 
     path: TablePath | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+class Insert(msgspec.Struct, frozen=True):
     """``columns`` None: all columns of the table, in order. Every row has as many values as there are
     columns.
     """
@@ -152,8 +137,7 @@ class Insert:
     rows: tuple[tuple[Value, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """Set ``assignments`` in the row whose key columns equal ``key``; whether that is the whole key is not
     known here.
     """
@@ -163,8 +147,7 @@ class Update:
     key: Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True):
     """Delete the row whose key columns equal ``key``; whether that is the whole key is not known here."""
 
     path: TablePath
