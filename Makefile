@@ -43,7 +43,7 @@ soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign 
 	@$(BIN)/python -m pytest -m soak --timeout 0
 
 compat: setup  ## clients of other languages, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md
-	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -m soak compat-tests/foreign compat-tests/spark
+	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py
 
 check: setup  ## format, lint, types, layers, container files
 	@$(BIN)/ruff format --check .
