@@ -177,11 +177,13 @@ def _costs(server: Server, topic: str, seconds: float) -> dict[str, float]:
 
 
 def many_partitions(peer: Peer, size: Size) -> Figures:
-    """What 1,000 partitions and a long log cost: to make, to ask about, in memory, at a restart.
+    """What 1,000 partitions and a long log (1 GB, with a scale above 1 as many) cost: to make, to ask about, in memory,
+    at a restart.
 
     On a broker of its own, because the first half is about one that has nearly nothing.
     """
     server = peer.start_fresh()
+    gigabytes = max(1, int(size.scale))
     workloads.create_topic(server, "one", 1)
     raw.fill(server, "one", 10_000_000)
     seconds = size.seconds / 2
@@ -208,17 +210,17 @@ def many_partitions(peer: Peer, size: Size) -> Figures:
     yield f"Metadata of {PARTITIONS} partitions, p50, ms", percentile(sorted(times), 0.5), Goal(value_max=0.5)
     yield f"memory of {PARTITIONS} partitions, MB", server.resident_mb() - before, Goal(value_max=100)
 
-    raw.fill(server, "one", int(1e9))
+    raw.fill(server, "one", gigabytes * 10**9)
     large = _costs(server, "one", seconds)
     for what, cost in large.items():
         yield (
-            f"{what}, {PARTITIONS} partitions and 1 GB / 1 partition and 10 MB, CPU",
+            f"{what}, {PARTITIONS} partitions and {gigabytes} GB / 1 partition and 10 MB, CPU",
             cost / small[what],
             Goal(value_max=1.5),
         )
     for signal, kill in (("SIGTERM", False), ("kill -9", True)):
         _, server = peer.restart(kill=kill)
-        what = f"restart with {PARTITIONS} partitions and 1 GB after {signal}"
+        what = f"restart with {PARTITIONS} partitions and {gigabytes} GB after {signal}"
         yield f"{what}: first answer, s", server.ready_s, Goal(ratio_max=0.4)
         asked = time.perf_counter()
         if raw.end_offsets(server, "many", range(PARTITIONS), wait_s=60) < PARTITIONS:
