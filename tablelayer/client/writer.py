@@ -259,6 +259,7 @@ class Writer:
         while True:
             self._wake.clear()
             self._expire()
+            asked = self._now()
             try:
                 ready = await self._ready_by_leader()
             except Exception as error:  # noqa: BLE001 - told to the batches that wait
@@ -272,18 +273,23 @@ class Writer:
             if not ready:
                 if all(lane.is_idle for lane in self._lanes.values()):
                     return
-                await self._wait_for_change()
+                await self._wait_for_change(asked)
                 continue
             for (leader, mode), lanes in ready.items():
                 self._launch(leader, mode, [lane.sent() for lane in lanes])
 
-    async def _wait_for_change(self) -> None:
-        """Until something is answered or queued, a pause ends, or a deadline passes."""
-        now = self._now()
+    async def _wait_for_change(self, asked: float) -> None:
+        """Until something is answered or queued, a pause ends, or a deadline passes.
+
+        `asked`: when the lanes were asked last, or before. A pause that has ended since is over at once: nothing else
+        would wake us for it.
+        """
         moments = [b.deadline_at for lane in self._lanes.values() for b in lane.queue if not b.done.done()]
-        moments += [lane.not_before for lane in self._lanes.values() if lane.queue and lane.not_before > now]
+        moments += [
+            lane.not_before for lane in self._lanes.values() if lane.queue and lane.not_before > asked
+        ]
         try:
-            async with asyncio.timeout(max(0.001, min(moments) - now) if moments else None):
+            async with asyncio.timeout(max(0.001, min(moments) - self._now()) if moments else None):
                 await self._wake.wait()
         except TimeoutError:
             pass

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import struct
+import time
 from collections import defaultdict, deque
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.records.header import verify_crc
 from tablelayer.client import RequestTimeout, TableError, connect_async
 from tablelayer.client.config import ClientConfig
+from tablelayer.client.writer import Writer
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.messages import AppendRowsRequest, AppendRowsResponse, WrittenBucket
@@ -121,6 +123,43 @@ def test_every_row_exactly_once_and_in_order_per_call_whatever_fails(fake, tools
                     assert mine == sorted(mine)
             ends = {bucket: max(r.end_offsets.get(bucket, 0) for r in results) for bucket in log.rows}
             assert ends == {bucket: len(values) for bucket, values in log.rows.items()}
+
+    tools.run(scenario())
+
+
+def test_a_pause_that_ends_while_lanes_are_asked_is_over(fake, tools, monkeypatch):
+    """Its end lies between the look at the lanes and the wait: nobody else would wake the sender for it."""
+    asked = Writer._ready_by_leader
+
+    def stand_still():
+        time.sleep(0.02)  # longer than any pause, and in the loop's thread, as on a busy machine
+
+    async def slowly(writer):
+        ready = await asked(writer)
+        if not ready:
+            stand_still()
+        return ready
+
+    monkeypatch.setattr(Writer, "_ready_by_leader", slowly)
+
+    async def scenario():
+        async with fake(partitions=1) as server:
+            table_definition = definition(tools, 1)
+            log = Log(tools, table_definition.schema.arrow())
+            refusals = iter([True] * 5)
+
+            def handle(request):
+                if next(refusals, False):
+                    code = TableErrorCode.BUFFER_EXHAUSTED
+                    return AppendRowsResponse(buckets=[WrittenBucket(bucket=0, error_code=code)])
+                return log.handle(request)
+
+            server.handlers[AppendRowsRequest] = handle
+            config = ClientConfig(delivery_timeout_ms=3_000, retry_backoff_ms=1, retry_backoff_max_ms=5)
+            async with await connect_async(server.address, config) as connection:
+                result = await connection.open_table(table_definition).append(rows(0, 4))
+            assert result.end_offsets == {0: 4}
+            assert log.all_rows == [0, 1, 2, 3]
 
     tools.run(scenario())
 
