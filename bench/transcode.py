@@ -55,6 +55,7 @@ def orders(count: int) -> pa.RecordBatch:
 
 def measure(rounds: int, scale: float) -> dict[str, list[float]]:
     """Rows a second, by figure, one sample a round."""
+    from broker.malloc import keep_freed_memory
     from protocol.records.decode import decode_records
     from protocol.records.header import write_base_offset_and_epoch
     from tablelayer.model.avro_schema import AvroSchema, schema_text
@@ -64,6 +65,7 @@ def measure(rounds: int, scale: float) -> dict[str, list[float]]:
     from tablelayer.model.table import TableDefinition, TablePath
     from tablelayer.server.transcode import from_kafka, to_kafka
 
+    keep_freed_memory()  # as the server does
     count = max(1000, int(ROWS * min(scale, 1.0)))
     rows, schema = orders(count), parse_columns(_COLUMNS)
     changes = np.full(count, ChangeType.INSERT, np.uint8)

@@ -60,7 +60,7 @@ def encode_batch(
     base_sequence: int = NO_SEQUENCE,
     attributes: int = 0,
     leader_epoch: int = NO_LEADER_EPOCH,
-) -> bytes:
+) -> memoryview:
     """One record batch v2 of n records (n may be 0: a batch that only covers offsets).
 
     Keys and values come as Arrow binary buffers: offsets int32[n+1], data uint8[], validity bool[n] or None
@@ -112,9 +112,9 @@ def encode_batch(
         header_count,
         header_data,
     )
-    batch = bytearray(output.data)
+    batch = memoryview(output.data)
     if codec_of(compression) and total:
-        batch[HEADER_SIZE:] = compress(compression, memoryview(output.data)[HEADER_SIZE:])
+        batch = memoryview(bytearray().join((bytes(HEADER_SIZE), compress(compression, batch[HEADER_SIZE:]))))
     else:
         compression = 0
     HEADER.pack_into(
@@ -135,7 +135,7 @@ def encode_batch(
         count,
     )
     write_crc(batch)
-    return bytes(batch)
+    return batch.toreadonly()
 
 
 def build_batch(records: Sequence[Record], **options: Any) -> bytes:
@@ -147,7 +147,7 @@ def build_batch(records: Sequence[Record], **options: Any) -> bytes:
     blocks = [b"".join(encode_header(key, value) for key, value in record.headers) for record in records]
     header_offsets, header_data, _ = _column(list(blocks))
     header_count = np.array([len(record.headers) for record in records], np.int32)
-    return encode_batch(
+    batch = encode_batch(
         timestamps=np.array([record.timestamp for record in records], np.int64),
         key_offsets=key_offsets,
         key_data=key_data,
@@ -158,6 +158,7 @@ def build_batch(records: Sequence[Record], **options: Any) -> bytes:
         headers=(header_offsets, header_data, header_count),
         **options,
     )
+    return bytes(batch)
 
 
 def _column(

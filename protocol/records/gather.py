@@ -13,11 +13,12 @@ from protocol.records import kernels
 
 
 def gather(
-    payload: NDArray[np.uint8], start: NDArray[np.int64], length: NDArray[np.int64]
+    payload: NDArray[np.uint8], start: NDArray[np.int64], length: NDArray[np.int64], *, padding: int = 0
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """(offsets int32[n+1], data uint8[]) of the pieces payload[start : start+length]; a null (-1) is empty.
 
-    The two are the buffers of an Arrow binary array; its validity is `length >= 0`.
+    The two are the buffers of an Arrow binary array; its validity is `length >= 0`. `padding`: so many zeros more at
+    the end of the data.
     Raises DecodeError if a piece lies outside the payload or the pieces together pass 2 GiB - 1.
     """
     lengths = kernels.frozen(length, np.int64)
@@ -25,7 +26,8 @@ def gather(
     total = kernels.gather_offsets(lengths, offsets)
     if total < 0:
         raise DecodeError(f"{lengths.size} pieces hold more than 2147483647 bytes, more than one column can")
-    data = np.empty(total, np.uint8)
+    data = np.empty(total + padding, np.uint8)
+    data[total:] = 0
     source = kernels.frozen(payload, np.uint8)
     bad = kernels.gather_bytes(source, kernels.frozen(start, np.int64), lengths, offsets, data)
     if bad >= 0:

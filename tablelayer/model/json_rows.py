@@ -40,7 +40,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from protocol.records.gather import gather
 from tablelayer.model import json_parts, json_scan, json_values
+from tablelayer.model.arrays import binary_array
 from tablelayer.model.errors import RowError
 from tablelayer.model.json_write import rows_to_json
 from tablelayer.model.nested import last_of_each_key, make_entries, make_row, owners
@@ -154,6 +156,18 @@ class JsonTexts(msgspec.Struct, frozen=True):
         """Of n binary or string values. Raises RowError for null values and invalid UTF-8."""
         data, offsets = _bytes_of(values)
         return cls(data, offsets[:-1], offsets[1:])
+
+    @classmethod
+    def gathered(cls, payload: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> JsonTexts:
+        """Of pieces of a payload (uint8; int64[n] each), none of them null. Raises RowError for invalid UTF-8."""
+        offsets, data = gather(payload, starts, lengths, padding=json_scan.PADDING)
+        values = binary_array(offsets, data[: offsets[-1]])
+        try:
+            values.cast(pa.string())
+        except pa.ArrowInvalid:
+            raise _utf8_error(values) from None
+        bounds = offsets.astype(np.int64)
+        return cls(data, bounds[:-1], bounds[1:])
 
     def __len__(self) -> int:
         return len(self.starts)

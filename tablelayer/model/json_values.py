@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from tablelayer.model.json_scan import FALSE, NULL, NUMBER, STRING, TRUE, Array, Bytes
-from tablelayer.model.memory import Int64
+from tablelayer.model.memory import Int64, copy_bytes
 
 # Failure codes of a value. The texts are in json_rows.
 WRONG_KIND = 20
@@ -543,11 +543,10 @@ def text_offsets(starts: Array, lengths: Array, kinds: Bytes, offsets: Array) ->
 @njit(cache=True, nogil=True)
 def copy_texts(data: Bytes, starts: Array, offsets: Array, out: Bytes) -> None:
     """Put the texts together, as ``text_offsets`` has counted them."""
+    source, target = data.ctypes.data, out.ctypes.data
     for row in range(len(starts)):
-        source = np.int64(starts[row])
-        target = offsets[row]
-        for index in range(offsets[row + 1] - target):
-            out[target + index] = data[source + index]
+        length = offsets[row + 1] - offsets[row]
+        copy_bytes(source + np.int64(starts[row]), target + offsets[row], length)
 
 
 @njit(cache=True, nogil=True)

@@ -20,7 +20,19 @@ from numba import carray, njit
 
 from tablelayer.model.arrays import bitmap, validity
 from tablelayer.model.json_scan import Array, Bytes
-from tablelayer.model.memory import Int64, bit_at, byte_at, int32_at, int64_at, pointer
+from tablelayer.model.memory import (
+    Int64,
+    bit_at,
+    byte_at,
+    copy_bytes,
+    int32_at,
+    int64_at,
+    pointer,
+    put_byte,
+    put_pair,
+    put_word,
+    word_at,
+)
 from tablelayer.model.nested import entries, is_nested, row_fields
 
 # How a column is written. Everything that is not in this list is brought to one of these first.
@@ -56,6 +68,12 @@ _MAX_LENGTH = {
 }  # fmt: skip
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
+# Words whose first bytes are these texts; what follows is overwritten.
+_NULL, _TRUE, _FALSE = (
+    np.uint64(int.from_bytes(text.ljust(8, b"\0"), "little")) for text in (b"null", b"true", b"false")
+)
+_SLACK = 8
+
 _HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _BASE64_LETTERS = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
@@ -73,7 +91,8 @@ for _character, _letter in {
     "\t": "t",
 }.items():
     _ESCAPES[ord(_character)] = ord(_letter)
-_DIGIT_PAIRS = np.frombuffer("".join(f"{pair:02d}" for pair in range(100)).encode(), dtype=np.uint8)
+_DIGIT_PAIRS = np.frombuffer("".join(f"{pair:02d}" for pair in range(100)).encode(), dtype="<u2")
+_POWERS = np.array([10**exponent for exponent in range(20)], dtype=np.uint64)
 
 
 def rows_to_json(batch: pa.RecordBatch) -> pa.Array:
@@ -101,7 +120,7 @@ def _write(
 ) -> tuple[Array, Bytes]:
     """Per row each value behind its prefix, and the closing byte, if there is one. (int64[n+1] offsets, data)."""
     columns = [_prepare(column) for column in given]
-    names = np.frombuffer(b"".join(prefixes) + b"\0", dtype=np.uint8)
+    names = np.frombuffer(b"".join(prefixes) + bytes(_SLACK), dtype=np.uint8)
     table = np.zeros((len(columns), _DESCRIPTION_WIDTH), dtype=np.int64)
     capacity = 2 * count
     name_start = 0
@@ -117,13 +136,13 @@ def _write(
             capacity += _byte_length(array) // 3 * 4 + 4 * count
         else:
             capacity += _escaped_length(table[index], count)
-    out = np.empty(capacity, dtype=np.uint8)
+    out = np.empty(capacity + _SLACK, dtype=np.uint8)
     offsets = np.empty(count + 1, dtype=np.int64)
-    size = int(_write_rows(table, names, count, closing[0] if closing else 0, out, offsets))
+    last = closing[0] if closing else 0
+    size = int(_write_rows(table, names.ctypes.data, count, last, out.ctypes.data, offsets))
     if size > capacity:
         raise AssertionError(f"{size} bytes of JSON in a buffer of {capacity}")
-    if size < capacity * 3 // 4:
-        out = out[:size].copy()  # what is kept should not cost more memory than it has bytes
+    # The rest was never touched: memory that nobody has written to costs nothing.
     return offsets, out[:size]
 
 
@@ -243,60 +262,60 @@ def _escaped_length(row: Array, count: int) -> Int64:
 
 
 @njit(cache=True, nogil=True)
-def _put_unsigned(out: Bytes, position: int, value: Any, width: int) -> Int64:
-    """Write ``value`` (uint64) with at least ``width`` digits; the position after it."""
+def _put_unsigned(at: Int64, value: Any, width: int) -> Int64:
+    """Write ``value`` (uint64) with at least ``width`` digits to the address ``at``; the address after it."""
     hundred = np.uint64(100)
-    length = 1
-    bound = np.uint64(10)
-    while length < 20 and value >= bound:
+    length = width
+    while length < 20 and value >= _POWERS[length]:
         length += 1
-        if length < 20:
-            bound *= np.uint64(10)
-    length = max(length, width)
-    end = position + length
-    at = end
-    while at - position >= 2:
+    end = at + length
+    left = end
+    while left - at >= 2:
+        left -= 2
         quotient = value // hundred
-        pair = np.int64(value - quotient * hundred) * 2
-        out[at - 1] = _DIGIT_PAIRS[pair + 1]
-        out[at - 2] = _DIGIT_PAIRS[pair]
-        at -= 2
+        put_pair(left, _DIGIT_PAIRS[value - quotient * hundred])
         value = quotient
-    if at > position:
-        out[position] = 48 + np.uint8(value % np.uint64(10))
+    if left > at:
+        put_byte(at, 48 + np.uint8(value % np.uint64(10)))
     return end
 
 
 @njit(cache=True, nogil=True)
-def _put_signed(out: Bytes, position: int, value: Any) -> Int64:
+def _put_signed(at: Int64, value: Any) -> Int64:
     magnitude = np.uint64(value)
     if value < 0:
-        out[position] = 45
-        position += 1
+        put_byte(at, 45)
+        at += 1
         magnitude = ~magnitude + np.uint64(1)
-    return _put_unsigned(out, position, magnitude, 1)
+    return _put_unsigned(at, magnitude, 1)
 
 
 @njit(cache=True, nogil=True)
-def _put_two(out: Bytes, position: int, value: Any) -> Int64:
-    out[position] = _DIGIT_PAIRS[value * 2]
-    out[position + 1] = _DIGIT_PAIRS[value * 2 + 1]
-    return position + 2
+def _put_two(at: Int64, value: Any) -> Int64:
+    put_pair(at, _DIGIT_PAIRS[value])
+    return at + 2
 
 
 @njit(cache=True, nogil=True)
-def _put_decimal(out: Bytes, position: int, low: Any, high: Any, scale: int) -> Int64:
+def _put_decimal(at: Int64, low: Any, high: Any, scale: int) -> Int64:
     """Write a 128-bit unscaled value with ``scale`` digits after the point."""
     low = np.uint64(low)
     if high < 0:
-        out[position] = 45
-        position += 1
+        put_byte(at, 45)
+        at += 1
         low = ~low + np.uint64(1)
         high = ~high + (1 if low == np.uint64(0) else 0)
     upper = np.uint64(high)
-    start = position
+    if upper == np.uint64(0) and scale < 20:
+        if scale == 0:
+            return _put_unsigned(at, low, 1)
+        whole = low // _POWERS[scale]
+        at = _put_unsigned(at, whole, 1)
+        put_byte(at, 46)
+        return _put_unsigned(at + 1, low - whole * _POWERS[scale], scale)
+    start = at
     if upper == np.uint64(0):
-        position = _put_unsigned(out, position, low, scale + 1)
+        at = _put_unsigned(at, low, 1)
     else:
         # Long division of four 32-bit limbs by 10^9: three times 9 digits and the rest.
         mask = np.uint64(0xFFFFFFFF)
@@ -322,26 +341,26 @@ def _put_decimal(out: Bytes, position: int, low: Any, high: Any, scale: int) -> 
         top = 4
         while top > 0 and parts[top] == np.uint64(0):
             top -= 1
-        position = _put_unsigned(out, position, parts[top], 1)
+        at = _put_unsigned(at, parts[top], 1)
         for index in range(top - 1, -1, -1):
-            position = _put_unsigned(out, position, parts[index], 9)
-        missing = scale + 1 - (position - start)
-        if missing > 0:
-            for index in range(position - 1, start - 1, -1):
-                out[index + missing] = out[index]
-            for index in range(start, start + missing):
-                out[index] = 48
-            position += missing
+            at = _put_unsigned(at, parts[index], 9)
+    missing = scale + 1 - (at - start)
+    if missing > 0:
+        for index in range(at - 1, start - 1, -1):
+            put_byte(index + missing, byte_at(index, 0))
+        for index in range(start, start + missing):
+            put_byte(index, 48)
+        at += missing
     if scale > 0:
-        for index in range(position - 1, position - scale - 1, -1):
-            out[index + 1] = out[index]
-        out[position - scale] = 46
-        position += 1
-    return position
+        for index in range(at - 1, at - scale - 1, -1):
+            put_byte(index + 1, byte_at(index, 0))
+        put_byte(at - scale, 46)
+        at += 1
+    return at
 
 
 @njit(cache=True, nogil=True)
-def _put_date(out: Bytes, position: int, days: Any) -> Int64:
+def _put_date(at: Int64, days: Any) -> Int64:
     """Write a date of the proleptic Gregorian calendar (Howard Hinnant's civil_from_days)."""
     shifted = days + 719_468
     era = shifted // 146_097
@@ -353,77 +372,72 @@ def _put_date(out: Bytes, position: int, days: Any) -> Int64:
     month = month_index + 3 if month_index < 10 else month_index - 9
     year = year_of_era + era * 400 + (1 if month <= 2 else 0)
     if 0 <= year <= 9999:
-        position = _put_two(out, position, year // 100)
-        position = _put_two(out, position, year % 100)
+        at = _put_two(at, year // 100)
+        at = _put_two(at, year % 100)
     else:
-        out[position] = 45 if year < 0 else 43
-        position = _put_unsigned(out, position + 1, np.uint64(abs(year)), 4)
-    out[position] = 45
-    position = _put_two(out, position + 1, month)
-    out[position] = 45
-    return _put_two(out, position + 1, day)
+        put_byte(at, 45 if year < 0 else 43)
+        at = _put_unsigned(at + 1, np.uint64(abs(year)), 4)
+    put_byte(at, 45)
+    at = _put_two(at + 1, month)
+    put_byte(at, 45)
+    return _put_two(at + 1, day)
 
 
 @njit(cache=True, nogil=True)
-def _put_time(out: Bytes, position: int, seconds: Any, part: Any, units: int) -> Int64:
+def _put_time(at: Int64, seconds: Any, part: Any, units: int) -> Int64:
     """Write HH:MM:SS and the fraction: none for whole-second units, else 3 digits, or 6 or 9 when needed."""
-    position = _put_two(out, position, seconds // 3600)
-    out[position] = 58
-    position = _put_two(out, position + 1, seconds // 60 % 60)
-    out[position] = 58
-    position = _put_two(out, position + 1, seconds % 60)
+    at = _put_two(at, seconds // 3600)
+    put_byte(at, 58)
+    at = _put_two(at + 1, seconds // 60 % 60)
+    put_byte(at, 58)
+    at = _put_two(at + 1, seconds % 60)
     if units == 1:
-        return position
+        return at
     digits = 3 if units == 1_000 else 6 if units == 1_000_000 else 9
     while digits > 3 and part % 1000 == 0:
         part //= 1000
         digits -= 3
-    out[position] = 46
-    return _put_unsigned(out, position + 1, np.uint64(part), digits)
+    put_byte(at, 46)
+    return _put_unsigned(at + 1, np.uint64(part), digits)
 
 
 @njit(cache=True, nogil=True)
-def _put_escaped(out: Bytes, position: int, text: Bytes) -> Int64:
-    for byte in text:
+def _put_escaped(at: Int64, source: Int64, length: Int64) -> Int64:
+    for index in range(length):
+        byte = byte_at(source, index)
         escape = _ESCAPES[byte]
         if escape == 0:
-            out[position] = byte
-            position += 1
+            put_byte(at, byte)
+            at += 1
             continue
-        out[position] = 92
-        out[position + 1] = escape
-        position += 2
+        put_byte(at, 92)
+        put_byte(at + 1, escape)
+        at += 2
         if escape == 117:
-            out[position] = 48
-            out[position + 1] = 48
-            out[position + 2] = _HEX[byte >> 4]
-            out[position + 3] = _HEX[byte & 15]
-            position += 4
-    return position
+            put_byte(at, 48)
+            put_byte(at + 1, 48)
+            put_byte(at + 2, _HEX[byte >> 4])
+            put_byte(at + 3, _HEX[byte & 15])
+            at += 4
+    return at
 
 
 @njit(cache=True, nogil=True)
-def _put_base64(out: Bytes, position: int, data: Bytes) -> Int64:
-    length = len(data)
-    index = 0
-    while index + 2 < length:
-        bits = (np.int64(data[index]) << 16) | (np.int64(data[index + 1]) << 8) | np.int64(data[index + 2])
-        out[position] = _BASE64_LETTERS[bits >> 18]
-        out[position + 1] = _BASE64_LETTERS[(bits >> 12) & 63]
-        out[position + 2] = _BASE64_LETTERS[(bits >> 6) & 63]
-        out[position + 3] = _BASE64_LETTERS[bits & 63]
-        position += 4
-        index += 3
-    if index < length:
-        bits = np.int64(data[index]) << 16
+def _put_base64(at: Int64, source: Int64, length: Int64) -> Int64:
+    index = np.int64(0)
+    while index < length:
+        bits = np.int64(byte_at(source, index)) << 16
         if index + 1 < length:
-            bits |= np.int64(data[index + 1]) << 8
-        out[position] = _BASE64_LETTERS[bits >> 18]
-        out[position + 1] = _BASE64_LETTERS[(bits >> 12) & 63]
-        out[position + 2] = _BASE64_LETTERS[(bits >> 6) & 63] if index + 1 < length else 61
-        out[position + 3] = 61
-        position += 4
-    return position
+            bits |= np.int64(byte_at(source, index + 1)) << 8
+        if index + 2 < length:
+            bits |= np.int64(byte_at(source, index + 2))
+        put_byte(at, _BASE64_LETTERS[bits >> 18])
+        put_byte(at + 1, _BASE64_LETTERS[(bits >> 12) & 63])
+        put_byte(at + 2, _BASE64_LETTERS[(bits >> 6) & 63] if index + 1 < length else 61)
+        put_byte(at + 3, _BASE64_LETTERS[bits & 63] if index + 2 < length else 61)
+        at += 4
+        index += 3
+    return at
 
 
 @njit(cache=True, nogil=True)
@@ -440,28 +454,26 @@ def _bracket(bounds: Array, inner: Bytes, opening: int, closing: int, out: Bytes
 
 
 @njit(cache=True, nogil=True)
-def _write_rows(table: Array, names: Bytes, count: int, closing: int, out: Bytes, offsets: Array) -> Int64:
+def _write_rows(table: Array, names: int, count: int, closing: int, out: int, offsets: Array) -> Int64:
     """Write all rows, each with the byte ``closing`` at its end unless it is 0; offsets: int64[n + 1]. Returns the
-    bytes written.
+    bytes written. ``names`` and ``out`` are addresses; up to `_SLACK` bytes behind what is written are touched.
     """
-    position = np.int64(0)
+    position = np.int64(out)
     width = len(table)
     offsets[0] = 0
     for row in range(count):
         if width == 0:
-            out[position] = 123
+            put_byte(position, 123)
             position += 1
         for column in range(width):
             description = table[column]
-            for index in range(description[_NAME_START], description[_NAME_END]):
-                out[position] = names[index]
-                position += 1
+            length = description[_NAME_END] - description[_NAME_START]
+            for index in range(0, length, 8):
+                put_word(position + index, word_at(names, description[_NAME_START] + index))
+            position += length
             at = row + description[_OFFSET]
             if description[_VALIDITY] != 0 and bit_at(description[_VALIDITY], at) == 0:
-                out[position] = 110
-                out[position + 1] = 117
-                out[position + 2] = 108
-                out[position + 3] = 108
+                put_word(position, _NULL)
                 position += 4
                 continue
             kind = description[_KIND]
@@ -469,83 +481,71 @@ def _write_rows(table: Array, names: Bytes, count: int, closing: int, out: Bytes
             if kind in (_STRING, _RAW, _BASE64):
                 start = np.int64(int32_at(values, at))
                 length = np.int64(int32_at(values, at + 1)) - start
-                quoted = kind != _RAW
-                if quoted:
-                    out[position] = 34
-                    position += 1
-                if length > 0:
-                    text = carray(pointer(description[_DATA] + start), length, np.uint8)
-                    if kind == _BASE64:
-                        position = _put_base64(out, position, text)
-                    elif kind == _RAW or description[_SCALE] < 0:
-                        for index in range(length):
-                            out[position + index] = text[index]
-                        position += length
-                    else:
-                        position = _put_escaped(out, position, text)
-                if quoted:
-                    out[position] = 34
-                    position += 1
+                source = description[_DATA] + start
+                if kind == _RAW:
+                    position = copy_bytes(source, position, length)
+                    continue
+                put_byte(position, 34)
+                position += 1
+                if kind == _BASE64:
+                    position = _put_base64(position, source, length)
+                elif description[_SCALE] < 0:
+                    position = copy_bytes(source, position, length)
+                else:
+                    position = _put_escaped(position, source, length)
+                put_byte(position, 34)
+                position += 1
             elif kind == _INT64:
-                position = _put_signed(out, position, int64_at(values, at))
+                position = _put_signed(position, int64_at(values, at))
             elif kind == _INT32:
-                position = _put_signed(out, position, np.int64(int32_at(values, at)))
+                position = _put_signed(position, np.int64(int32_at(values, at)))
             elif kind == _DECIMAL:
                 low = int64_at(values, 2 * at)
                 high = int64_at(values, 2 * at + 1)
-                position = _put_decimal(out, position, low, high, description[_SCALE])
+                position = _put_decimal(position, low, high, description[_SCALE])
             elif kind == _DATE:
-                out[position] = 34
-                position = _put_date(out, position + 1, np.int64(int32_at(values, at)))
-                out[position] = 34
+                put_byte(position, 34)
+                position = _put_date(position + 1, np.int64(int32_at(values, at)))
+                put_byte(position, 34)
                 position += 1
             elif kind == _TIMESTAMP:
                 units = description[_UNITS]
                 ticks = int64_at(values, at)
                 seconds = ticks // units
                 days = seconds // 86_400
-                out[position] = 34
-                position = _put_date(out, position + 1, days)
-                out[position] = 84
-                position = _put_time(
-                    out, position + 1, seconds - days * 86_400, ticks - seconds * units, units
-                )
+                put_byte(position, 34)
+                position = _put_date(position + 1, days)
+                put_byte(position, 84)
+                position = _put_time(position + 1, seconds - days * 86_400, ticks - seconds * units, units)
                 if description[_ZONED] != 0:
-                    out[position] = 90
+                    put_byte(position, 90)
                     position += 1
-                out[position] = 34
+                put_byte(position, 34)
                 position += 1
             elif kind in (_TIME32, _TIME64):
                 units = description[_UNITS]
                 ticks = np.int64(int32_at(values, at)) if kind == _TIME32 else int64_at(values, at)
                 # A time of day is below 24 h; anything else would not fit in the text.
                 seconds = ticks // units % 86_400
-                out[position] = 34
-                position = _put_time(out, position + 1, seconds, ticks - ticks // units * units, units)
-                out[position] = 34
+                put_byte(position, 34)
+                position = _put_time(position + 1, seconds, ticks - ticks // units * units, units)
+                put_byte(position, 34)
                 position += 1
             elif kind == _BOOLEAN:
                 if bit_at(values, at) != 0:
-                    out[position] = 116
-                    out[position + 1] = 114
-                    out[position + 2] = 117
-                    position += 3
-                else:
-                    out[position] = 102
-                    out[position + 1] = 97
-                    out[position + 2] = 108
-                    out[position + 3] = 115
+                    put_word(position, _TRUE)
                     position += 4
-                out[position] = 101
-                position += 1
+                else:
+                    put_word(position, _FALSE)
+                    position += 5
             elif kind == _INT8:
-                position = _put_signed(out, position, np.int64(np.int8(byte_at(values, at))))
+                position = _put_signed(position, np.int64(np.int8(byte_at(values, at))))
             else:
                 low_byte = np.int64(byte_at(values, 2 * at))
                 high_byte = np.int64(np.int8(byte_at(values, 2 * at + 1)))
-                position = _put_signed(out, position, (high_byte << 8) | low_byte)
+                position = _put_signed(position, (high_byte << 8) | low_byte)
         if closing != 0:
-            out[position] = closing
+            put_byte(position, closing)
             position += 1
-        offsets[row + 1] = position
-    return position
+        offsets[row + 1] = position - out
+    return position - out

@@ -1,4 +1,4 @@
-"""Raw loads for kernels: bytes and words at an address, without numpy's index arithmetic.
+"""Raw loads and stores for kernels: bytes and words at an address, without numpy's index arithmetic.
 
 Nothing here checks bounds. Callers keep the array that an address comes from alive, and stay inside of it.
 """
@@ -55,6 +55,36 @@ def int64_at(address: int, index: int) -> Int64:
 def word_at(address: int, index: int) -> Int64:
     """Eight bytes from byte ``index`` on as a uint64, the first byte lowest."""
     return carray(pointer(address + index), 1, np.uint64)[0]
+
+
+@njit(cache=True, nogil=True)
+def put_byte(address: int, value: Any) -> None:
+    carray(pointer(address), 1, np.uint8)[0] = value
+
+
+@njit(cache=True, nogil=True)
+def put_pair(address: int, value: Any) -> None:
+    """Two bytes of a uint16, the lower one first."""
+    carray(pointer(address), 1, np.uint16)[0] = value
+
+
+@njit(cache=True, nogil=True)
+def put_word(address: int, value: Any) -> None:
+    """Eight bytes of a uint64, the lowest first."""
+    carray(pointer(address), 1, np.uint64)[0] = value
+
+
+@njit(cache=True, nogil=True)
+def copy_bytes(source: int, target: int, length: int) -> Int64:
+    """Copy bytes that do not overlap, words first; the address behind them."""
+    index = np.int64(0)
+    while index + 8 <= length:
+        put_word(target + index, word_at(source, index))
+        index += 8
+    while index < length:
+        put_byte(target + index, byte_at(source, index))
+        index += 1
+    return target + length
 
 
 @njit(cache=True, nogil=True)

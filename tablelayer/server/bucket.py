@@ -142,9 +142,9 @@ class TableBucket:
         region: FileRegion,
         max_bytes: int,
         min_one: bool,
-    ) -> tuple[list[bytes], int, int]:
+    ) -> tuple[list[memoryview], int, int]:
         cache = self.services.transcoded
-        parts: list[bytes] = []
+        parts: list[memoryview] = []
         total = records = 0
         for position, header in headers_of(region):
             key = (

@@ -57,17 +57,17 @@ class TranscodedCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._batches: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._batches: OrderedDict[Hashable, memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable) -> bytes | None:
+    def get(self, key: Hashable) -> memoryview | None:
         with self._lock:
             batch = self._batches.get(key)
             if batch is not None:
                 self._batches.move_to_end(key)
             return batch
 
-    def put(self, key: Hashable, batch: bytes) -> None:
+    def put(self, key: Hashable, batch: memoryview) -> None:
         if len(batch) > self._max_bytes // 4:
             return
         with self._lock:

@@ -59,7 +59,7 @@ CHANGE_TYPE_HEADER: Final = "change-type"
 _LOG_APPEND_TIME: Final = 0x08
 
 
-def to_kafka(batch: ArrowBatch, table: TableDefinition, avro: Frame | None = None) -> bytes:
+def to_kafka(batch: ArrowBatch, table: TableDefinition, avro: Frame | None = None) -> memoryview:
     """One Arrow batch of the log as one record batch v2 over the same offsets. avro: what stands around an Avro value;
     None for other formats. Raises DecodeError.
     """
@@ -260,13 +260,14 @@ class _Parts:
         return KafkaWrite(rows, changes if table.is_primary_key_table else None)
 
 
-def _values(records: RecordColumns, at: Indices) -> pa.BinaryArray:
-    return binary_array(*gather(records.payload, records.value_start[at], records.value_length[at]))
+def _texts(records: RecordColumns, at: Indices) -> JsonTexts:
+    """The values of these records, which have one. Raises RowError."""
+    return JsonTexts.gathered(records.payload, records.value_start[at], records.value_length[at])
 
 
 def _add_json(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
     def decode() -> pa.RecordBatch:
-        texts, error = JsonTexts.of(_values(records, at)), None
+        texts, error = _texts(records, at), None
         path = table.settings.kafka_value_path
         if path is not None:
             texts, error = descend(texts, path)
@@ -282,7 +283,7 @@ def _add_envelopes(parts: _Parts, records: RecordColumns, at: Indices, table: Ta
     """Debezium's: rows to be put, rows to be deleted by what they were, and those to be deleted by the record's key."""
     schema, settings = table.schema, table.settings
     try:
-        found = read_envelopes(JsonTexts.of(_values(records, at)))
+        found = read_envelopes(_texts(records, at))
     except RowError as error:
         return parts.fail(error, at)
     if found.error is not None:
