@@ -43,6 +43,7 @@ from tablelayer.model.arrays import (
     variable_values,
     width_of,
 )
+from tablelayer.model.memory import copy_bytes
 from tablelayer.model.nested import entries, make_entries, make_row, row_fields
 from tablelayer.model.schema import Schema
 
@@ -380,33 +381,34 @@ def _valid(null_bytes: Bytes, any_null: Bytes, index: int, present: Mask | None)
 @njit(cache=True, nogil=True)
 def _put_fixed(fixed: Bytes, out: Bytes, cursor: npt.NDArray[np.int64]) -> None:
     rows, size = fixed.shape
+    source, target = fixed.ctypes.data, out.ctypes.data
     for row in range(rows):
-        at = cursor[row]
-        out[at : at + size] = fixed[row]
-        cursor[row] = at + size
+        copy_bytes(source + row * size, target + cursor[row], size)
+        cursor[row] += size
 
 
 @njit(cache=True, nogil=True)
 def _put_variable(
     starts: Offsets, lengths: npt.NDArray[Any], data: Bytes, out: Bytes, cursor: npt.NDArray[np.int64]
 ) -> None:
+    source, target = data.ctypes.data, out.ctypes.data
     for row in range(len(cursor)):
-        at, start, length = cursor[row], starts[row], lengths[row]
-        for position in range(length):
-            out[at + position] = data[start + position]
-        cursor[row] = at + length
+        length = np.int64(lengths[row])
+        copy_bytes(source + np.int64(starts[row]), target + cursor[row], length)
+        cursor[row] += length
 
 
 @njit(cache=True, nogil=True)
 def _take_fixed(offsets: Offsets, data: Bytes, present: Mask, fixed: Bytes) -> int:
     """Fill the matrix from the rows that are there. The index of a row that is too short, or -1."""
     rows, size = fixed.shape
+    source, target = data.ctypes.data, fixed.ctypes.data
     for row in range(rows):
         if present[row]:
-            start = offsets[row]
+            start = np.int64(offsets[row])
             if offsets[row + 1] - start < size:
                 return row
-            fixed[row] = data[start : start + size]
+            copy_bytes(source + start, target + row * size, size)
     return -1
 
 
@@ -419,14 +421,13 @@ def _take_variable(
     value_offsets: Offsets,
     out: Bytes,
 ) -> bool:
+    source, target = data.ctypes.data, out.ctypes.data
     for row in range(len(begins)):
-        length = value_offsets[row + 1] - value_offsets[row]
+        length = np.int64(value_offsets[row + 1] - value_offsets[row])
         start = offsets[row] + size + begins[row]
         if length > 0 and start + length > offsets[row + 1]:
             return False
-        at = value_offsets[row]
-        for position in range(length):
-            out[at + position] = data[start + position]
+        copy_bytes(source + start, target + np.int64(value_offsets[row]), length)
     return True
 
 
