@@ -237,9 +237,8 @@ def test_metrics_count_requests_retries_rows_and_repeated_batches(
         assert found.keys_looked_up == 3
         assert found.rows_scanned == 50
         assert found.retries == 2
-        assert found.requests["PutRows"].count in (2, 3), (
-            "the batches of three buckets share requests, or wait apart"
-        )
+        # One that was lost, with the batches of three buckets; each bucket then pauses for itself.
+        assert 2 <= found.requests["PutRows"].count <= 4
         assert found.requests["Lookup"].count == 2
         assert found.requests["Lookup"].failed == 0
         assert found.requests["Lookup"].bytes_sent > 0
