@@ -79,11 +79,8 @@ def advance_sequence(sequence: int, count: int) -> int:
     return (sequence + count) & MAX_SEQUENCE
 
 
-class BatchHeader(msgspec.Struct):
-    """One decoded header. `sequence_count` is how many sequence numbers the batch consumes (at least 1).
-
-    Not to be changed; not frozen, because that makes making one, which every append does, twice as dear.
-    """
+class BatchHeader(msgspec.Struct, frozen=True):
+    """One decoded header. `sequence_count` is how many sequence numbers the batch consumes (at least 1)."""
 
     base_offset: int
     batch_length: int

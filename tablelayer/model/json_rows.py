@@ -161,11 +161,7 @@ class JsonTexts(msgspec.Struct, frozen=True):
     def gathered(cls, payload: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> JsonTexts:
         """Of pieces of a payload (uint8; int64[n] each), none of them null. Raises RowError for invalid UTF-8."""
         offsets, data = gather(payload, starts, lengths, padding=json_scan.PADDING)
-        values = binary_array(offsets, data[: offsets[-1]])
-        try:
-            values.cast(pa.string())
-        except pa.ArrowInvalid:
-            raise _utf8_error(values) from None
+        _check_utf8(binary_array(offsets, data[: offsets[-1]]))
         bounds = offsets.astype(np.int64)
         return cls(data, bounds[:-1], bounds[1:])
 
@@ -241,10 +237,7 @@ def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         raise RowError(index, None, "the value is null; a row is a JSON object")
     if values.type != pa.binary():
         values = values.cast(pa.binary())
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        raise _utf8_error(values) from None
+    _check_utf8(values)
     if len(values) == 0:
         return np.zeros(json_scan.PADDING, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, offset_buffer, data_buffer = values.buffers()
@@ -257,6 +250,14 @@ def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         data[:size] = np.frombuffer(data_buffer, dtype=np.uint8, count=size, offset=int(offsets[0]))
     offsets -= offsets[0]
     return data, offsets
+
+
+def _check_utf8(values: pa.Array) -> None:
+    """Raises RowError for the first value that is not valid UTF-8."""
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise _utf8_error(values) from None
 
 
 def _utf8_error(values: pa.Array) -> RowError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -47,7 +48,8 @@ _VALUE = re.compile(r"[A-Za-z0-9_-]+")
 _AUTO_KINDS = frozenset({TypeKind.STRING, TypeKind.INT, TypeKind.BIGINT, TypeKind.DATE})
 
 
-class Partition(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Partition:
     """One partition that exists. ``values``: as text, in the order of the partition columns."""
 
     name: str
