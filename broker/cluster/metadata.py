@@ -325,6 +325,11 @@ class TopicManager:
                 await partition.settled()
             return image
 
+    async def settled(self) -> None:
+        """Wait until the image has the changes that are under way, a topic that is being created among them."""
+        async with self._change:
+            pass
+
     def check_defaults(self, broker_defaults: Mapping[str, str]) -> None:
         """Raises KafkaError if a topic could not have these defaults under what it sets itself."""
         others = TopicConfigs(broker_defaults, tuple(self.topic_configs.extension_keys.values()))

@@ -2,7 +2,8 @@
 
 The database `default` always exists. A table can only be created in a database that exists, whoever creates it
 (the table extension or a Kafka admin client); a database is dropped when it is empty, or with all of its tables.
-Names of databases are held in memory and changed after the store was; tables are read from the broker's topics.
+Names of databases are held in memory and changed after the store was, to what the store has, one change of a
+database at a time; tables are read from the broker's topics.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from broker.ports import CreateNode, DeleteNode, NodeExistsError, NoNodeError, SetNode
+from broker.ports import CreateNode, DeleteNode, SetNode
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -99,6 +101,7 @@ class Catalog:
         self._altering = asyncio.Lock()
         self._context: BrokerContext | None = None
         self._databases: dict[str, Database] = {DEFAULT_DATABASE: Database()}
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
 
     @property
@@ -283,17 +286,14 @@ class Catalog:
         properties: Mapping[str, str] | None = None,
     ) -> None:
         check_name("database", name)
-        exists = name in self._databases
-        if not exists:
-            created = Database(self.context.clock.time_ms(), comment, dict(properties or {}))
-            created.check(name)
-            try:
+        async with self._changing_database(name):
+            if name not in self._databases:
+                created = Database(self.context.clock.time_ms(), comment, dict(properties or {}))
+                created.check(name)
                 await self.context.store.transact([CreateNode(f"/databases/{name}", created.to_json())])
-            except NodeExistsError:
-                exists = True
-            self._databases[name] = created
-        if exists and not ignore_if_exists:
-            raise TableError(TableErrorCode.DATABASE_EXISTS, f"database '{name}' exists already")
+                self._databases[name] = created
+            elif not ignore_if_exists:
+                raise TableError(TableErrorCode.DATABASE_EXISTS, f"database '{name}' exists already")
 
     async def alter_database(
         self,
@@ -304,7 +304,7 @@ class Catalog:
         reset_properties: Sequence[str],
     ) -> None:
         """`comment` None: as it is, '' takes it away. Raises TableError."""
-        async with self._altering:
+        async with self._changing_database(name):
             old = self.database(name)
             kept = {key: value for key, value in old.properties.items() if key not in reset_properties}
             new = Database(
@@ -322,30 +322,40 @@ class Catalog:
             self._databases[name] = new
 
     async def drop_database(self, name: str, *, ignore_if_not_exists: bool, cascade: bool) -> None:
-        if name not in self._databases:
-            if ignore_if_not_exists:
-                return
-            raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'")
-        if name == DEFAULT_DATABASE:
-            raise TableError(
-                TableErrorCode.INVALID_TABLE, f"the database '{DEFAULT_DATABASE}' cannot be dropped"
-            )
+        async with self._changing_database(name):
+            if name not in self._databases:
+                if ignore_if_not_exists:
+                    return
+                raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'")
+            if name == DEFAULT_DATABASE:
+                raise TableError(
+                    TableErrorCode.INVALID_TABLE, f"the database '{DEFAULT_DATABASE}' cannot be dropped"
+                )
+            if not cascade:
+                self._check_empty(name)
+            database = self._databases.pop(name)  # no table can be created in it from here on
+            try:
+                await self.context.metadata.settled()  # those that were being created are seen now
+                if not cascade:
+                    self._check_empty(name)
+                for table in self.tables(name):
+                    await self.drop_table(TablePath(name, table), ignore_if_not_exists=True)
+                await self.context.store.transact([DeleteNode(f"/databases/{name}")])
+            except BaseException:
+                self._databases[name] = database
+                raise
+
+    def _check_empty(self, name: str) -> None:
         tables = self.tables(name)
-        if tables and not cascade:
+        if tables:
             raise TableError(
                 TableErrorCode.DATABASE_NOT_EMPTY,
                 f"database '{name}' has {len(tables)} tables ({', '.join(tables[:5])}); drop them first, or CASCADE",
             )
-        database = self._databases.pop(name)  # no table can be created in it from here on
-        try:
-            for table in self.tables(name):
-                await self.drop_table(TablePath(name, table), ignore_if_not_exists=True)
-            await self.context.store.transact([DeleteNode(f"/databases/{name}")])
-        except NoNodeError:
-            return
-        except BaseException:
-            self._databases[name] = database
-            raise
+
+    def _changing_database(self, name: str) -> asyncio.Lock:
+        """There as long as somebody holds it or waits for it."""
+        return self._changing.setdefault(name, asyncio.Lock())
 
     # -- tables --------------------------------------------------------------------------------------------
 

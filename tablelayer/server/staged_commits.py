@@ -26,6 +26,7 @@ streams for 90 days after their last commit. Staged rows that are never committe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -409,13 +410,15 @@ class StagedCommits:
         """Forget dropped tables, writers that were silent for long, and rows that nobody committed."""
         now = self._services.context.clock.time_ms()
         for (table_id, writer), ledger in list(self._ledgers.items()):
-            gone = not exists(table_id)
-            if gone or (ledger.done and now - ledger.updated_ms > ledger.kept_ms):
+            if exists(table_id) and not (ledger.done and now - ledger.updated_ms > ledger.kept_ms):
+                continue
+            lock = self._lock(table_id, writer)
+            if lock.locked():
+                continue  # the writer is back, or still writes: next time
+            async with lock:
                 del self._ledgers[table_id, writer]
-                try:
+                with contextlib.suppress(NoNodeError):
                     await self._services.context.store.transact([DeleteNode(_path(table_id, writer))])
-                except NoNodeError:
-                    continue
         for table_id in await self._services.run(self._area.tables):
             if not exists(table_id):
                 await self._services.run(self._area.drop_table, table_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
+from tablelayer.model.ddl import parse_columns
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.table import TableDefinition, TablePath
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Tables, run, tables
 
@@ -44,6 +48,77 @@ def test_databases_are_created_listed_and_dropped_and_survive_a_restart(tmp_path
             assert all_tables.broker.context.metadata.topic("sales.t") is None
             answer = await send(all_tables, m.ListDatabasesRequest())
             assert answer.databases == ["default"]
+
+    run(work)
+
+
+def test_two_who_create_a_database_at_once_leave_one_in_memory_and_in_the_store(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            answers = await asyncio.gather(
+                *(
+                    all_tables.broker.send(m.CreateDatabaseRequest(name="d", comment=comment))
+                    for comment in ("first", "second", "third")
+                )
+            )
+            assert sorted(answer.error_code for answer in answers) == [
+                0,
+                *2 * [TableErrorCode.DATABASE_EXISTS],
+            ]
+            (comment,) = [
+                comment
+                for comment, answer in zip(("first", "second", "third"), answers, strict=True)
+                if not answer.error_code
+            ]
+            assert (await send(all_tables, m.DescribeDatabaseRequest(name="d"))).comment == comment
+            node = await all_tables.broker.context.store.get("/databases/d")
+            assert node is not None
+            assert json.loads(node.data)["comment"] == comment
+
+    run(work)
+
+
+def test_changes_of_a_database_come_one_after_the_other(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            for _ in range(5):
+                await send(all_tables, m.CreateDatabaseRequest(name="d"))
+                altered, dropped, created = await asyncio.gather(
+                    all_tables.broker.send(m.AlterDatabaseRequest(name="d", comment="altered")),
+                    all_tables.broker.send(m.DropDatabaseRequest(name="d")),
+                    all_tables.broker.send(m.CreateDatabaseRequest(name="d", comment="created")),
+                )
+                assert (altered.error_code, dropped.error_code, created.error_code) == (0, 0, 0)
+                assert (await send(all_tables, m.DescribeDatabaseRequest(name="d"))).comment == "created"
+                node = await all_tables.broker.context.store.get("/databases/d")
+                assert node is not None
+                assert json.loads(node.data)["comment"] == "created"
+                await send(all_tables, m.DropDatabaseRequest(name="d"))
+
+    run(work)
+
+
+def test_no_table_is_left_in_a_database_that_was_dropped_while_it_was_created(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            definition = TableDefinition(TablePath("d", "t"), parse_columns("a INT")).to_json()
+            for cascade in (False, True):
+                await send(all_tables, m.CreateDatabaseRequest(name="d"))
+                creating = asyncio.create_task(
+                    all_tables.broker.send(m.CreateTableRequest(definition=definition))
+                )
+                for _ in range(4):  # turns of the loop: the change has begun
+                    await asyncio.sleep(0)
+                assert all_tables.broker.context.metadata._change.locked()
+                dropped = await all_tables.broker.send(m.DropDatabaseRequest(name="d", cascade=cascade))
+                assert (await creating).error_code == 0
+                left = (await send(all_tables, m.ListDatabasesRequest())).databases
+                if cascade:
+                    assert (dropped.error_code, left) == (0, ["default"])
+                    assert all_tables.broker.context.metadata.topic("d.t") is None
+                else:
+                    assert (dropped.error_code, left) == (TableErrorCode.DATABASE_NOT_EMPTY, ["d", "default"])
+                    await send(all_tables, m.DropDatabaseRequest(name="d", cascade=True))
 
     run(work)
 

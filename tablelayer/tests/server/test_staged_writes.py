@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,8 +12,10 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.cluster.metadata import TopicManager
+from broker.ports import StoreOperation
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.batch import ChangeType
@@ -283,6 +286,39 @@ def test_r3_5_a_dropped_table_takes_its_ledgers_and_staged_rows_along(tmp_path: 
             await staged.expire(lambda _: False)
             assert not await store.children(f"/staged/{table.table_id}")
             assert not list(tmp_path.rglob("b.0"))
+
+    run(scenario)
+
+
+def test_r3_5_a_writer_that_comes_back_while_it_is_forgotten_keeps_its_ledger(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            await stage(table, 0, "a", {0: [chunk_of(1)]})
+            await commit(table, 0, {"a": {0: [[]]}})
+            await stage(table, 1, "b", {0: [chunk_of(2)]})
+            staged = all_tables.extension._staged
+            assert staged is not None
+            (key,) = staged._ledgers
+            staged._ledgers[key] = replace(staged._ledgers[key], kept_ms=-1)  # silent for long
+            store = all_tables.broker.context.store
+            transact = store.transact
+            expiring: list[asyncio.Task[None]] = []
+
+            async def transact_and_expire(operations: Sequence[StoreOperation]) -> None:
+                under_way = asyncio.ensure_future(transact(operations))
+                await asyncio.sleep(0)
+                if not expiring:
+                    expiring.append(asyncio.create_task(staged.expire(lambda _: True)))
+                await under_way
+
+            with patch.object(store, "transact", transact_and_expire):
+                assert (await commit(table, 1, {"b": {0: [[]]}})).error_code == 0
+                await asyncio.gather(*expiring)
+            (name,) = await store.children(f"/staged/{table.table_id}")
+            node = await store.get(f"/staged/{table.table_id}/{name}")
+            assert node is not None
+            assert Ledger.from_json(node.data).batch_id == 1
 
     run(scenario)
 
