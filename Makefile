@@ -37,10 +37,14 @@ test: setup  ## all tests that take minutes, not hours
 	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 quick: setup  ## the tests that take seconds
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer mutants
 
-soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign clients (hours)
+soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign clients, the mutants (hours)
 	@$(BIN)/python -m pytest -m soak --timeout 0
+	@$(BIN)/python -m mutants
+
+mutants: setup  ## break each promise in a copy of the source: its tests must fail (ARGS="--since main", "--only groups")
+	@$(BIN)/python -m mutants $(ARGS)
 
 compat: setup  ## clients of other languages, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md
 	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py
@@ -63,4 +67,4 @@ format: setup  ## write the format that `make check` asks for
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo demo-wide test quick soak compat check bench format clean
+.PHONY: help setup demo demo-wide test quick soak mutants compat check bench format clean

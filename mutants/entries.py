@@ -1,0 +1,117 @@
+"""The kept list: `mutants/*.toml`, read and checked. What an entry says is in README.md.
+
+An entry is a text that stands once in a file of the source and the text that replaces it. `problems` finds what makes
+one worthless without running anything: a name that stands twice, a text that is gone or no longer unique, a
+replacement that changes nothing or is no Python, a test that is not there.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parent.parent
+FOLDER: Final = Path(__file__).parent
+_FIELDS: Final = frozenset({"name", "promise", "file", "old", "new", "tests"})
+
+
+class InvalidMutantError(Exception):
+    """An entry that cannot be read or applied; the text names it and says why."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` stands once in `file` (relative to the root) and becomes `new`; one of `tests` (pytest's ids) must fail."""
+
+    name: str
+    promise: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied(self, source: str) -> str:
+        count = source.count(self.old)
+        if count != 1:
+            raise InvalidMutantError(f"{self.name}: its text stands {count} times in {self.file}, not once")
+        return source.replace(self.old, self.new)
+
+    @property
+    def test_files(self) -> frozenset[str]:
+        return frozenset(test.partition("::")[0] for test in self.tests)
+
+
+def load(folder: Path = FOLDER) -> list[Mutant]:
+    """All entries, in the order of file names and then of the files."""
+    return [mutant for path in sorted(folder.glob("*.toml")) for mutant in parse(path.read_text(), path.name)]
+
+
+def parse(text: str, source: str) -> list[Mutant]:
+    """The entries of one file; `source` is what errors call it."""
+    try:
+        entries = tomllib.loads(text).get("mutant", [])
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidMutantError(f"{source}: {error}") from error
+    return [_entry(entry, f"{source}, entry {number}") for number, entry in enumerate(entries, 1)]
+
+
+def _entry(entry: dict[str, Any], where: str) -> Mutant:
+    if set(entry) != _FIELDS:
+        raise InvalidMutantError(f"{where} has the fields {sorted(entry)}, not {sorted(_FIELDS)}")
+    if not entry["tests"] or isinstance(entry["tests"], str):
+        raise InvalidMutantError(f"{where}, {entry['name']}: `tests` is a list of one test at least")
+    return Mutant(**{**entry, "tests": tuple(entry["tests"])})
+
+
+def problems(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
+    """What is wrong with the list, one line for each entry in which something is; without running a test."""
+    found = [
+        f"{name}: the name stands {count} times in the list"
+        for name, count in Counter(mutant.name for mutant in mutants).items()
+        if count > 1
+    ]
+    tree = _Tree(root)
+    for mutant in mutants:
+        found += tree.problems(mutant)
+    return found
+
+
+class _Tree:
+    """Files of a tree, each read and parsed once."""
+
+    def __init__(self, root: Path) -> None:
+        self.text = cache(lambda name: (root / name).read_text() if (root / name).is_file() else None)
+        self.structure = cache(lambda name: ast.dump(ast.parse(self.text(name))))
+        self.functions = cache(self._functions)
+
+    def problems(self, mutant: Mutant) -> Iterator[str]:
+        source = self.text(mutant.file)
+        if source is None:
+            yield f"{mutant.name}: there is no file {mutant.file}"
+            return
+        try:
+            changed = mutant.applied(source)
+        except InvalidMutantError as error:
+            yield str(error)
+            return
+        if mutant.file.endswith(".py"):
+            try:
+                if ast.dump(ast.parse(changed)) == self.structure(mutant.file):
+                    yield f"{mutant.name}: the replacement changes nothing that runs"
+            except SyntaxError as error:
+                yield f"{mutant.name}: with its replacement {mutant.file} is no Python: {error}"
+        for test in mutant.tests:
+            file, _, name = test.partition("::")
+            if name.partition("[")[0].rpartition("::")[2] not in self.functions(file):
+                yield f"{mutant.name}: there is no test {test}"
+
+    def _functions(self, name: str) -> frozenset[str]:
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef
+        nodes = ast.walk(ast.parse(self.text(name) or ""))
+        return frozenset(node.name for node in nodes if isinstance(node, kinds))

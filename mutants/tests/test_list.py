@@ -1,0 +1,105 @@
+"""The kept list can be applied; that each mutant is killed is seen by `make mutants`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mutants.entries import InvalidMutantError, Mutant, load, parse, problems
+from mutants.workspace import Workspace
+
+ENTRY = """
+[[mutant]]
+name = "{name}"
+promise = "what is added is added"
+file = "source.py"
+old = '''{old}'''
+new = '''{new}'''
+tests = ["test_source.py::test_sum[1]"]
+"""
+
+
+def entry(name: str = "sum", old: str = "a + b", new: str = "a - b") -> Mutant:
+    (mutant,) = parse(ENTRY.format(name=name, old=old, new=new), "list.toml")
+    return mutant
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "source.py").write_text("def add(a, b):\n    return a + b  # sum\n")
+    (tmp_path / "test_source.py").write_text("def test_sum(): ...\n")
+    return tmp_path
+
+
+def test_every_entry_of_the_kept_list_applies_to_the_source_as_it_is() -> None:
+    assert problems(load()) == []
+
+
+def test_an_entry_that_fits_has_no_problem(tree: Path) -> None:
+    assert problems([entry()], tree) == []
+
+
+@pytest.mark.parametrize(
+    ("mutants", "words"),
+    [
+        ([entry(), entry(new="a * b")], "sum: the name stands 2 times"),
+        ([entry(old="a ++ b")], "stands 0 times in source.py"),
+        ([entry(old="a")], "not once"),
+        ([entry(new="a + (b)")], "changes nothing"),
+        ([entry(old="# sum", new="# the sum")], "changes nothing"),
+        ([entry(new="a +")], "is no Python"),
+    ],
+)
+def test_what_makes_an_entry_worthless_is_found(tree: Path, mutants: list[Mutant], words: str) -> None:
+    (problem,) = problems(mutants, tree)
+    assert words in problem
+
+
+def test_a_file_or_a_test_that_is_gone_is_found(tree: Path) -> None:
+    (tree / "test_source.py").write_text("def test_other(): ...\n")
+    assert problems([entry()], tree) == ["sum: there is no test test_source.py::test_sum[1]"]
+    (tree / "source.py").unlink()
+    assert problems([entry()], tree) == ["sum: there is no file source.py"]
+
+
+def test_an_entry_has_all_fields_and_no_other() -> None:
+    with pytest.raises(InvalidMutantError, match="entry 1 has the fields"):
+        parse(ENTRY.replace("promise", "because"), "list.toml")
+    with pytest.raises(InvalidMutantError, match="list of one test"):
+        parse(ENTRY.replace('["test_source.py::test_sum[1]"]', "[]"), "list.toml")
+
+
+def test_a_workspace_is_as_it_was_after_a_mutant(tree: Path) -> None:
+    before = (tree / "source.py").stat().st_mtime_ns
+    with Workspace(tree) as space:
+        path = space.root / "source.py"
+        with space.mutated(entry()):
+            assert "a - b" in path.read_text()
+            assert path.stat().st_mtime_ns != before
+        assert path.read_text() == (tree / "source.py").read_text()
+        assert path.stat().st_mtime_ns == before
+    assert not space.root.exists()
+
+
+def test_kernels_of_a_file_and_of_those_that_import_it_are_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "source.py").write_text("import numba\ndef add(a, b): return a + b\n")
+    (tmp_path / "middle.py").write_text("import numba\nfrom source import add\n")
+    (tmp_path / "caller.py").write_text("import numba\nimport middle\n")
+    (tmp_path / "other.py").write_text("import numba\n")
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    files = {
+        f"{stem}.f-1.py311.{kind}"
+        for stem in ("source", "middle", "caller", "other")
+        for kind in ("nbi", "nbc")
+    }
+    for name in files:
+        (cache / name).write_text("before")
+    with Workspace(tmp_path) as space:
+        kept = space.root / "__pycache__"
+        assert space.has_kernels(entry())
+        with space.mutated(entry()):
+            assert {path.name for path in kept.iterdir()} == {"other.f-1.py311.nbi", "other.f-1.py311.nbc"}
+            (kept / "caller.f-1.py311.nbi").write_text("of the mutant")
+        assert {path.name: path.read_text() for path in kept.iterdir()} == dict.fromkeys(files, "before")

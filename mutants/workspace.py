@@ -1,0 +1,114 @@
+"""A copy of the tree in which one mutant after the other is applied and taken back.
+
+The copy keeps modification times and `__pycache__`, so Python's bytecode and numba's kernels of untouched files stay
+valid. numba checks the file of a kernel alone, not those of the kernels it calls: for a mutant of a file with kernels,
+the cached kernels of this file and of all that import it are put aside while it runs and put back afterwards.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from mutants.entries import ROOT, Mutant
+
+_LATER_NS: Final = 10 * 10**9  # Python compares whole seconds: a mutant may never look as old as its file
+
+
+class Workspace:
+    """`with Workspace() as space`: the copy is at `space.root`, and gone at the end."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._source = root
+        self._folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self.root = self._folder / "tree"
+
+    def __enter__(self) -> Workspace:
+        shutil.copytree(self._source, self.root, ignore=shutil.ignore_patterns(".*"), symlinks=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
+        """Of processes that run in the copy: also those which they start import from it."""
+        return {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    @contextmanager
+    def mutated(self, mutant: Mutant) -> Iterator[None]:
+        """The copy with the mutant. Raises InvalidMutantError when its text is not there exactly once."""
+        path = self.root / mutant.file
+        original, times = path.read_bytes(), path.stat()
+        changed = mutant.applied(original.decode())
+        aside = self._folder / "aside"
+        kernels = self._kernels.get(path, frozenset())
+        for module in kernels:
+            _move_kernels(module, aside)
+        try:
+            path.write_text(changed)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + _LATER_NS))
+            yield
+        finally:
+            path.write_bytes(original)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+            for module in kernels:
+                for stale in _cached_kernels(module):
+                    stale.unlink()
+                _move_kernels(module, aside, back=True)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def has_kernels(self, mutant: Mutant) -> bool:
+        """Whether kernels are compiled anew with it, which takes up to minutes."""
+        return self.root / mutant.file in self._kernels
+
+    @cached_property
+    def _kernels(self) -> dict[Path, frozenset[Path]]:
+        """For each file with kernels: itself and all files with kernels that import it, directly or not."""
+        files = [path for path in self.root.rglob("*.py") if "numba" in path.read_text()]
+        imported = {path: self._imports(path) & set(files) for path in files}
+        reached = {path: {path} for path in files}
+        growing = True
+        while growing:
+            growing = False
+            for path, needs in imported.items():
+                for importers in reached.values():
+                    if path not in importers and needs & importers:
+                        importers.add(path)
+                        growing = True
+        return {path: frozenset(importers) for path, importers in reached.items()}
+
+    def _imports(self, path: Path) -> set[Path]:
+        """Files of the tree that a file imports by their full names, as all modules here do."""
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        return {self.root / (name.replace(".", "/") + ".py") for name in names}
+
+
+def _cached_kernels(module: Path) -> list[Path]:
+    return [
+        path
+        for path in (module.parent / "__pycache__").glob(f"{module.stem}.*")
+        if path.suffix in (".nbi", ".nbc")
+    ]
+
+
+def _move_kernels(module: Path, aside: Path, *, back: bool = False) -> None:
+    folder = aside / str(module).strip("/").replace("/", "_")
+    if back:
+        for path in folder.iterdir() if folder.exists() else ():
+            shutil.move(path, module.parent / "__pycache__" / path.name)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in _cached_kernels(module):
+        shutil.move(path, folder / path.name)
