@@ -87,7 +87,7 @@ class _Tree:
 
     def __init__(self, root: Path) -> None:
         self.text = cache(lambda name: (root / name).read_text() if (root / name).is_file() else None)
-        self.structure = cache(lambda name: ast.dump(ast.parse(self.text(name))))
+        self.structure = cache(lambda name: ast.dump(ast.parse(self.text(name) or "")))
         self.functions = cache(self._functions)
 
     def problems(self, mutant: Mutant) -> Iterator[str]:

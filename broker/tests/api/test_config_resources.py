@@ -41,6 +41,7 @@ def test_what_is_listed_can_be_described(tmp_path, version, types, expected) -> 
                     ]
                 )
             )
+            assert len(described.results) == len(found)
             assert all(result.configs for result in described.results)
 
     asyncio.run(test())

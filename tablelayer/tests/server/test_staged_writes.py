@@ -237,8 +237,6 @@ def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_path: P
             await write(self, definition, bucket, chunk, writer, acks)
 
         async with tables(tmp_path) as all_tables:
-            definition = f"CREATE TABLE t ({columns})"
-            assert definition
             table = await create_aggregation(all_tables, columns, engine)
             chunks: Chunks = {0: [[{"k": 1, "total": n}] for n in (1, 10, 100)]}
             assert (await stage(table, 0, "a", chunks, changes=UPSERT)).error_code == 0
