@@ -20,7 +20,6 @@ KERNEL_MODULES = (
     "tablelayer.model.avro_write",
     "tablelayer.model.avro_read",
     "tablelayer.server.aggregate",
-    "tablelayer.server.roaring",
 )
 
 

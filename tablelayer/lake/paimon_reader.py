@@ -10,6 +10,7 @@ Memory: of a log table a batch of rows at a time; of a PK table, bucket by bucke
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -30,7 +31,6 @@ from tablelayer.lake.adapter import (
     forgotten,
     state_of,
 )
-from tablelayer.lake.avro_file import AvroError, read_avro
 from tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
 from tablelayer.lake.paimon_partitions import (
     can_match,
@@ -151,9 +151,15 @@ class PaimonReader:
     # -- files
 
     def _manifest(self, name: str) -> list[dict[str, Any]]:
+        data = self._bytes(f"manifest/{name}")
         try:
-            return list(read_avro(self._bytes(f"manifest/{name}")))
-        except AvroError as error:
+            return read_manifest(data)
+        except ImportError as error:
+            raise LakeError(
+                f"the lake of {self.definition.path} is read by fastavro, which is not installed: pip install"
+                " 'headrace[lake]'"
+            ) from error
+        except ValueError as error:
             raise LakeError(
                 f"manifest {name} of the lake table of {self.definition.path}: {error} (only 'manifest.format' avro is"
                 " read here)"
@@ -305,3 +311,14 @@ class PaimonReader:
                     yield pa.RecordBatch.from_arrays(
                         [*arrays, *(batch.column(name) for name in system)], schema=pa.schema([*known, *kept])
                     )
+
+
+def read_manifest(data: bytes) -> list[dict[str, Any]]:
+    """The records of an Avro object container file. Raises ValueError of bytes that are none, or not whole."""
+    import fastavro
+
+    try:
+        records: list[dict[str, Any]] = list(fastavro.reader(io.BytesIO(data)))
+    except Exception as error:  # of damaged bytes: whatever the codecs and the parser think of
+        raise ValueError(f"it is damaged or no Avro file: {error!r}") from error
+    return records

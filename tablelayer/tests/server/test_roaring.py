@@ -54,17 +54,31 @@ def test_the_bytes_are_those_of_the_specification() -> None:
     assert union(bitmap32(set(range(50_000))), bitmap32(set(range(40_000, 100_000))), wide=False) == runs
 
 
+def test_the_bytes_of_64_bits_are_those_of_java() -> None:
+    # Roaring64NavigableMap of RoaringBitmap 1.3.0: SERIALIZATION_MODE_PORTABLE, runOptimize, serializePortable.
+    java = bytes.fromhex(
+        "0500000000000000000000003a300000010000000000020010000000000001000200020000003a300000010000"
+        "0000000000100000000000070000003b300100030000ffff01009f8601000000ffff010000009f86000100003a"
+        "3000000100000000000000100000000500ffffffff3a30000001000000ffff000010000000ffff"
+    )
+    values = {0, 1, 2, 1 << 33, (1 << 40) + 5, (1 << 64) - 1, *range(7 << 32, (7 << 32) + 100_000)}
+    assert bits64(java) == values
+    assert union(java, java, wide=True) == java
+    assert union(bitmap64(values), bitmap64({1}), wide=True) == java
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "cut short"),
-        (b"\x3a\x30\x00", "cut short"),
-        (b"\x00\x00\x00\x00\x00\x00\x00\x00", "cookie"),
+        (b"", "its 0 bytes are cut short"),
+        (b"\x3a\x30\x00", "its 3 bytes are cut short"),
+        (b"\x00\x00\x00\x00\x00\x00\x00\x00", "malformed"),
         (bitmap32({1, 2})[:-1], "cut short"),
-        (bitmap32({1, 2}) + b"x", "1 bytes follow"),
-        (bitmap32({1, 2})[:-4] + struct.pack("<HH", 2, 1), "ascending"),
-        (struct.pack("<II", 12346, 70_000), "more containers"),
-        (bitmap32(set(range(5000)))[:-1] + b"\xff", "as many values"),
+        (bitmap32({1, 2}) + b"x", "bytes follow"),
+        (bitmap32({1, 2}) + bitmap32({3}), "bytes follow"),
+        (bitmap32({1, 2})[:-4] + struct.pack("<HH", 2, 1), "strictly increasing"),
+        (struct.pack("<II", 12346, 70_000), "malformed"),
+        (bitmap32(set(range(5000)))[:-1] + b"\xff", "cardinality"),
     ],
 )
 def test_other_bytes_are_refused(data: bytes, words: str) -> None:
