@@ -24,6 +24,7 @@ import msgspec
 from broker.config_key import ConfigError, ConfigKey, ConfigType
 from broker.log.errors import RecordErrors
 from broker.metrics.model import Metrics
+from broker.slices import Slices
 
 if TYPE_CHECKING:
     import asyncio
@@ -239,6 +240,8 @@ class BrokerContext(msgspec.Struct):
     """What retention and expiry go by."""
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     """Where a part says what can be measured of it."""
+    slices: Slices = msgspec.field(default_factory=Slices)
+    """Where work that is long for the event loop is done."""
 
     @property
     def rack(self) -> str | None:

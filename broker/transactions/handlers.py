@@ -7,7 +7,6 @@ there is one broker, which asks itself.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,12 @@ from msgspec.structs import replace
 
 from broker.extension import ApiDeclaration, RequestContext
 from broker.groups.model import CommittedOffset
+from broker.pattern import PatternError, matching
+from broker.slices import Work
 from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
 from broker.transactions.events import AddPartitions, EndTransaction, Result
 from broker.transactions.markers import Marker, write_marker
-from broker.transactions.model import State, TopicPartition, Transaction
+from broker.transactions.model import State, TopicPartition
 from broker.transactions.state import RAISES_EPOCH, needs_producer_id
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -361,44 +362,53 @@ class TransactionHandlers:
         answer.topics = [TopicData(topic=topic, partitions=indexes) for topic, indexes in topics.items()]
         return answer
 
-    def list(self, context: RequestContext, request: ListTransactionsRequest) -> ListTransactionsResponse:
+    async def list(
+        self, context: RequestContext, request: ListTransactionsRequest
+    ) -> ListTransactionsResponse:
         if self._coordinator.journal.is_loading:
             return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         names = {state.value: state for state in State}
         states = {names[name] for name in request.state_filters if name in names}
         unknown = [name for name in request.state_filters if name not in names]
-        try:
-            pattern = re.compile(request.transactional_id_pattern or ".*", re.DOTALL)
-        except re.error as error:
-            raise KafkaError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION,
-                f"{request.transactional_id_pattern!r} is not a regular expression: {error}",
-            ) from None
-        now_ms = self._context.clock.time_ms()
+        found = await self._context.slices.run(self._filtered(request, states))
+        if request.transactional_id_pattern:
+            try:
+                matched = await matching(
+                    request.transactional_id_pattern, list(found), self._context.executor
+                )
+            except PatternError as error:
+                raise KafkaError(
+                    ErrorCode.INVALID_REGULAR_EXPRESSION,
+                    f"{request.transactional_id_pattern!r} is not a regular expression: {error}",
+                ) from None
+            found = {name: found[name] for name in matched}
+        return ListTransactionsResponse(
+            unknown_state_filters=unknown, transaction_states=list(found.values())
+        )
 
-        def is_wanted(transaction: Transaction) -> bool:
+    def _filtered(
+        self, request: ListTransactionsRequest, states: set[State]
+    ) -> Work[dict[str, ListedTransaction]]:
+        """By id, whatever the other filters let through."""
+        now_ms = self._context.clock.time_ms()
+        producer_ids = frozenset(request.producer_id_filters)
+        found: dict[str, ListedTransaction] = {}
+        for transactional_id, transaction in list(self._coordinator.transactions.items()):
+            yield
             stored = transaction.stored
             if stored is None or (request.state_filters and stored.state not in states):
-                return False
-            if request.producer_id_filters and stored.producer_id not in request.producer_id_filters:
-                return False
+                continue
+            if producer_ids and stored.producer_id not in producer_ids:
+                continue
             running_ms = now_ms - stored.start_ms if stored.start_ms >= 0 else -1
             if request.duration_filter >= 0 and running_ms <= request.duration_filter:
-                return False
-            return pattern.fullmatch(transaction.transactional_id) is not None
-
-        return ListTransactionsResponse(
-            unknown_state_filters=unknown,
-            transaction_states=[
-                ListedTransaction(
-                    transactional_id=transaction.transactional_id,
-                    producer_id=transaction.stored.producer_id,
-                    transaction_state=transaction.stored.state.value,
-                )
-                for transaction in self._coordinator.transactions.values()
-                if transaction.stored is not None and is_wanted(transaction)
-            ],
-        )
+                continue
+            found[transactional_id] = ListedTransaction(
+                transactional_id=transactional_id,
+                producer_id=stored.producer_id,
+                transaction_state=stored.state.value,
+            )
+        return found
 
 
 def _fenced_in(error: ErrorCode, context: RequestContext) -> ErrorCode:

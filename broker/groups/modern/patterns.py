@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker.groups.events import PatternsResolved
 from broker.groups.modern.model import ResolvedPattern
-from broker.groups.modern.topic_pattern import PatternError, compile_pattern
+from broker.pattern import PatternError, matching
 
 if TYPE_CHECKING:
     from broker.groups.coordinator import GroupCoordinator
@@ -29,6 +29,8 @@ class PatternResolver:
         """Group -> the metadata version its patterns were last matched against."""
         self._not_before: dict[str, float] = {}
         self._busy: set[str] = set()
+        self._turn = asyncio.Lock()
+        """One pattern at a time: the other threads are for those who wait for disks."""
 
     def is_known(self, group_id: str, pattern: str) -> bool:
         group = self._coordinator.groups.get(group_id)
@@ -36,15 +38,14 @@ class PatternResolver:
 
     async def resolve(self, pattern: str) -> ResolvedPattern | None:
         """None if it is not a pattern; the group will say what is wrong with it."""
-        version, now_ms = self._context.metadata.version, self._context.clock.time_ms()
-        names = [image.name for image in self._context.metadata.topics()]
-        try:
-            topics = await asyncio.get_running_loop().run_in_executor(
-                self._context.executor, _matching, pattern, names
-            )
-        except PatternError:
-            return None
-        return ResolvedPattern(topics, version, now_ms)
+        async with self._turn:
+            version, now_ms = self._context.metadata.version, self._context.clock.time_ms()
+            names = [image.name for image in self._context.metadata.topics()]
+            try:
+                topics = await matching(pattern, names, self._context.executor)
+            except PatternError:
+                return None
+        return ResolvedPattern(frozenset(topics), version, now_ms)
 
     def refresh(self, group_id: str) -> None:
         """Match the group's patterns again if topics have changed and it is time."""
@@ -80,7 +81,3 @@ class PatternResolver:
         self._seen[group_id] = version
         took = clock.monotonic() - started
         self._not_before[group_id] = clock.monotonic() + max(PAUSE_SECONDS_MIN, PAUSE_FACTOR * took)
-
-
-def _matching(pattern: str, names: list[str]) -> frozenset[str]:
-    return compile_pattern(pattern).matching(names)

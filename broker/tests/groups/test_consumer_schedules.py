@@ -27,7 +27,7 @@ from broker.groups.modern import heartbeat as modern
 from broker.groups.modern import model, reconcile
 from broker.groups.modern.assignors import ASSIGNORS
 from broker.groups.modern.model import ResolvedPattern
-from broker.groups.modern.topic_pattern import compile_pattern
+from broker.pattern import compile_pattern
 from broker.testing.groups import CrashAt, CrashError, GroupHarness, durable
 from protocol.errors import ErrorCode
 
@@ -150,7 +150,8 @@ class World:
 
     def resolve(self, pattern):
         topics = self.group.topics
-        found = compile_pattern(pattern).matching(topics.names())
+        compiled = compile_pattern(pattern)
+        found = frozenset(name for name in topics.names() if compiled.matches(name))
         return ResolvedPattern(found, topics.version, self.group.now.time_ms)
 
     def refresh_patterns(self):

@@ -1,0 +1,91 @@
+"""Long work on the event loop, done in slices, so that nobody else waits for longer than one.
+
+Work is a generator that yields wherever it may rest, and returns its result. It rests once a slice is over
+(`SLICE_SECONDS`); then the loop serves everybody else. All work of a loop shares one queue and gets one slice in each
+turn of the loop: a hundred long requests hold up an innocent one by one slice, not by a hundred.
+
+What the work reads may change while it rests; it has to look again, or to take what it needs before its first rest.
+Whoever only wants the result of such a generator, and owns the thread, calls `finish`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+Work = Generator[None, None, Result]
+
+FIRST_SLICE_SECONDS = 0.0005
+"""Before anything is queued: most work is done by then, and costs no turn."""
+SLICE_SECONDS = 0.001
+
+
+class Slices:
+    """The queue of one event loop."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
+
+    def start(self, work: Work[Result]) -> tuple[bool, Result | asyncio.Future[Result]]:
+        """Do the first slice. (True, the result) if that was all, else (False, a future of it).
+
+        What the work raises in its first slice is raised here. Cancelling the future closes the work.
+        """
+        until = time.perf_counter() + FIRST_SLICE_SECONDS
+        try:
+            while True:
+                next(work)
+                if time.perf_counter() >= until:
+                    break
+        except StopIteration as end:
+            return True, end.value
+        return False, self._enqueue(work)
+
+    async def run(self, work: Work[Result]) -> Result:
+        """Do all of it. Cancelling the caller closes the work."""
+        is_done, result = self.start(work)
+        return result if is_done else await result  # type: ignore[misc, return-value]
+
+    def _enqueue(self, work: Work[Result]) -> asyncio.Future[Result]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._queue.append((work, future))
+        if len(self._queue) == 1:
+            loop.call_soon(self._turn)
+        return future
+
+    def _turn(self) -> None:
+        """One slice of whatever has waited longest."""
+        work, future = self._queue[0]
+        if future.done():  # cancelled
+            work.close()
+        else:
+            until = time.perf_counter() + SLICE_SECONDS
+            try:
+                while True:
+                    next(work)
+                    if time.perf_counter() >= until:
+                        self._queue.append((work, future))
+                        break
+            except StopIteration as end:
+                future.set_result(end.value)
+            except Exception as error:  # noqa: BLE001 - told to whoever waits
+                future.set_exception(error)
+        self._queue.popleft()
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+
+def finish(work: Work[Result]) -> Result:
+    """Do all of it at once."""
+    try:
+        while True:
+            next(work)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
