@@ -58,48 +58,51 @@ class ConfigKey(msgspec.Struct, frozen=True):
     dynamic: bool = False
 
     def parse(self, text: str) -> Any:
-        """The value of `text`: bool, int, float, str or list[str] by type; raises ConfigError."""
+        """The value of `text`: bool, int, float, str or list[str] by type; raises ConfigError, in Kafka's words."""
         text = text.strip()
         value: Any = text
-        if self.choices and self.type != ConfigType.LIST and text not in self.choices:
-            raise ConfigError(f"{self.name} is {text!r}; it must be one of {', '.join(self.choices)}")
         if self.type == ConfigType.BOOLEAN:
             if text.lower() not in ("true", "false"):
-                raise ConfigError(f"{self.name} is {text!r}; it must be true or false")
+                raise self._wrong(text, "Expected value to be either true or false")
             value = text.lower() == "true"
         elif self.type in _BOUNDS:
+            low, high = _BOUNDS[self.type]
             try:
                 value = int(text)
             except ValueError:
-                raise ConfigError(f"{self.name} is {text!r}; it must be a whole number") from None
-            low, high = _BOUNDS[self.type]
+                value = high + 1
             if not low <= value <= high:
-                raise ConfigError(f"{self.name} is {text}; it must lie between {low} and {high}")
+                raise self._wrong(text, f"Not a number of type {self.type.name}")
         elif self.type == ConfigType.DOUBLE:
             try:
                 value = float(text)
             except ValueError:
-                raise ConfigError(f"{self.name} is {text!r}; it must be a number") from None
+                raise self._wrong(text, "Not a number of type DOUBLE") from None
         elif self.type == ConfigType.LIST:
             value = [item.strip() for item in text.split(",") if item.strip()]
-            for item in value:
-                if self.choices and item not in self.choices:
-                    raise ConfigError(f"{self.name} has {item!r}; legal are {', '.join(self.choices)}")
+        for item in value if isinstance(value, list) else (text,):
+            if self.choices and item not in self.choices:
+                raise self._wrong(item, f"String must be one of: {', '.join(self.choices)}")
         if self.check is not None and (complaint := self.check(value)) is not None:
-            raise ConfigError(f"{self.name} is {text!r}; {complaint}")
+            raise self._wrong(text, complaint)
         return value
+
+    def _wrong(self, text: str, complaint: str) -> ConfigError:
+        shown = "[hidden]" if self.type == ConfigType.PASSWORD else text
+        return ConfigError(f"Invalid value {shown} for configuration {self.name}: {complaint}")
 
     @property
     def default_value(self) -> Any:
         return None if self.default is None else self.parse(self.default)
 
 
-def at_least(minimum: int) -> Callable[[Any], str | None]:
-    return lambda value: None if value >= minimum else f"it must be at least {minimum}"
+def at_least(minimum: float) -> Callable[[Any], str | None]:
+    return lambda value: None if value >= minimum else f"Value must be at least {minimum}"
 
 
-def between(minimum: int, maximum: int) -> Callable[[Any], str | None]:
-    return lambda value: None if minimum <= value <= maximum else f"it must be from {minimum} to {maximum}"
+def between(minimum: float, maximum: float) -> Callable[[Any], str | None]:
+    least = at_least(minimum)
+    return lambda value: least(value) if value <= maximum else f"Value must be no more than {maximum}"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
@@ -109,7 +112,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The error for a configuration nobody declared."""
+    """The error for a configuration nobody declared, in Kafka's words."""
     guess = nearest_name(name, known)
     hint = f"; did you mean {guess!r}?" if guess else ""
-    return ConfigError(f"unknown {what} configuration {name!r}{hint}")
+    return ConfigError(f"Unknown {what} config name: {name}{hint}")

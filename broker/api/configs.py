@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs
+from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
+from broker.cluster.metadata import check_topic_name, unknown_topic
 from broker.cluster.partition import TopicImage
 from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
 from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig
@@ -45,6 +46,7 @@ from protocol.messages.list_config_resources import (
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32  # ConfigResource.Type
 _TOPIC_SOURCE, _GROUP_SOURCE = 1, 8  # ConfigSource; those of the broker are in `broker.config`
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
+_LIST_OPERATIONS = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
 
 
 Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], dict[str, str | None]]
@@ -209,7 +211,8 @@ class ConfigsApi:
     def _existing(self, name: str) -> TopicImage:
         image = self._metadata.topic(name)
         if image is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            check_topic_name(name)
+            raise unknown_topic(name)
         return image
 
     def _check_broker(self, resource_type: int, name: str) -> None:
@@ -220,9 +223,7 @@ class ConfigsApi:
                 f"{TOPIC} (topics), {BROKER} (brokers) and {GROUP} (groups) have",
             )
         if name not in ("", str(self._broker_id)):
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"there is no broker {name!r}; this is {self._broker_id}"
-            )
+            raise unknown_broker(name, str(self._broker_id))
 
 
 def describe_topic(
@@ -252,12 +253,15 @@ def _incremental_changes(
     changes: dict[str, str | None] = {}
     for entry in entries:
         if entry.name in changes:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{entry.name!r} is in the request twice")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Error due to duplicate config keys: {entry.name} is in the request twice",
+            )
         if entry.config_operation == _DELETE:
             changes[entry.name] = None
             continue
         if entry.value is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration {entry.name!r} has no value")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {entry.name}")
         if entry.config_operation == _SET:
             changes[entry.name] = entry.value
         elif entry.config_operation in (_APPEND, _SUBTRACT):
@@ -265,7 +269,8 @@ def _incremental_changes(
             if key is None or key.type != ConfigType.LIST:
                 raise KafkaError(
                     ErrorCode.INVALID_CONFIG,
-                    f"{entry.name!r} is not a list; it can only be set or deleted",
+                    f"Can't {_LIST_OPERATIONS[entry.config_operation]} to key {entry.name} because its type is not "
+                    "LIST.",
                 )
             changes[entry.name] = _changed_list(config.get(entry.name, key.default or ""), entry)
         else:
@@ -279,6 +284,8 @@ def _incremental_changes(
 def _describe_group(
     groups: GroupConfigs, broker: BrokerConfig, group_id: str
 ) -> list[DescribeConfigsResourceResult]:
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
     explicit = groups.explicit(group_id)
     entries = []
     for name, key in GROUP_CONFIGS.items():
@@ -302,7 +309,8 @@ def _describe_broker(config: BrokerConfig, *, for_all: bool) -> list[DescribeCon
             if not for_all or source in (ALL_BROKERS_SOURCE, DEFAULT_SOURCE)
         ]
         entry = _entry(key, synonyms, read_only=not key.dynamic)
-        entry.value = layers[0][0]
+        if not entry.is_sensitive:
+            entry.value = layers[0][0]
         entries.append(entry)
     return entries
 
@@ -310,14 +318,19 @@ def _describe_broker(config: BrokerConfig, *, for_all: bool) -> list[DescribeCon
 def _entry(
     key: ConfigKey, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
 ) -> DescribeConfigsResourceResult:
-    """`synonyms` are the places where the value may come from, the one that counts first."""
+    """`synonyms` are the places where the value may come from, the one that counts first. Of a secret nobody is told
+    more than that it is one.
+    """
+    secret = key.type == ConfigType.PASSWORD
+    if secret:
+        synonyms = [(name, None, source) for name, _, source in synonyms]
     _, value, source = synonyms[0]
     return DescribeConfigsResourceResult(
         name=key.name,
         value=value,
         read_only=read_only,
         config_source=source,
-        is_sensitive=key.type == ConfigType.PASSWORD,
+        is_sensitive=secret,
         synonyms=[
             DescribeConfigsSynonym(name=name, value=text, source=origin) for name, text, origin in synonyms
         ],

@@ -88,7 +88,9 @@ class MetadataApi:
         if topics is None or (context.api_version == 0 and not topics):
             return self._all_topics(context.api_version, request)
         missing = [
-            topic for topic in topics if topic.name is not None and self._may_create(topic.name, request)
+            topic
+            for topic in topics
+            if topic.name is not None and not topic.topic_id.int and self._may_create(topic.name, request)
         ]
         if missing:
             return self._create_and_answer(context, request, missing)
@@ -152,22 +154,22 @@ class MetadataApi:
     ) -> MetadataResponse:
         response = self._frame(request)
         for topic in wanted:
-            image = None
-            if topic.name is not None:
-                image = self._metadata.topic(topic.name)
-                code = (failed or {}).get(topic.name) or _missing_code(topic.name)
-            elif context.api_version < 12:
-                raise KafkaError(
-                    ErrorCode.INVALID_REQUEST, "topics can be asked for by id from version 12 on"
-                )
-            else:
+            name: str | None = topic.name
+            if topic.topic_id.int or name is None:  # the id decides: Java sends an empty name beside it
+                if context.api_version < 12:
+                    raise KafkaError(
+                        ErrorCode.INVALID_REQUEST, "topics can be asked for by id from version 12 on"
+                    )
                 image = self._metadata.topic_by_id(topic.topic_id)
-                code = ErrorCode.UNKNOWN_TOPIC_ID
+                name, code = None, ErrorCode.UNKNOWN_TOPIC_ID
+            else:
+                image = self._metadata.topic(name)
+                code = (failed or {}).get(name) or _missing_code(name)
             if image is not None:
                 response.topics.append(self._describe(image, request.include_topic_authorized_operations))
             else:
                 response.topics.append(
-                    MetadataResponseTopic(error_code=code, name=topic.name, topic_id=topic.topic_id)
+                    MetadataResponseTopic(error_code=code, name=name, topic_id=topic.topic_id)
                 )
         return response
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from broker.api.configs import describe_topic
-from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic
+from broker.cluster.metadata import (
+    INTERNAL_TOPICS,
+    NewTopic,
+    already_exists,
+    check_growth,
+    check_topic_name,
+    unknown_topic,
+)
 from broker.cluster.partition import TopicImage
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from protocol.errors import ErrorCode, KafkaError
@@ -60,9 +67,7 @@ class TopicsApi:
         for topic, result in zip(request.topics, results, strict=True):
             try:
                 if named[topic.name] > 1:
-                    raise KafkaError(
-                        ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice"
-                    )
+                    raise _twice(topic.name)
                 wanted.append((result, self._wanted(topic)))
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
@@ -98,50 +103,63 @@ class TopicsApi:
         ]
 
     def _wanted(self, topic: CreatableTopic) -> NewTopic:
+        check_topic_name(topic.name)
         if topic.name in INTERNAL_TOPICS:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own")
+        if self._metadata.topic(topic.name) is not None:
+            raise already_exists(topic.name)
         partitions = self._partition_count(topic)
         config = {}
         for entry in topic.configs:
             if entry.value is None:
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"configuration {entry.name!r} has no value")
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {entry.name}"
+                )
             config[entry.name] = entry.value
         return NewTopic(topic.name, partitions, config)
 
     def _partition_count(self, topic: CreatableTopic) -> int:
         if not topic.assignments:
-            if topic.replication_factor not in (-1, _REPLICAS):
-                raise KafkaError(
-                    ErrorCode.INVALID_REPLICATION_FACTOR,
-                    f"replication factor {topic.replication_factor} needs more brokers; use 1 or -1",
-                )
+            _check_replication_factor(topic.replication_factor)
             if topic.num_partitions == 0 or topic.num_partitions < -1:
                 raise KafkaError(
                     ErrorCode.INVALID_PARTITIONS,
-                    f"{topic.num_partitions} partitions are not possible; use 1 or more, or -1",
+                    "Number of partitions was set to an invalid non-positive value.",
                 )
             return topic.num_partitions
-        if topic.num_partitions != -1 or topic.replication_factor != -1:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                "give either an assignment or numbers of partitions and replicas, not both",
-            )
+        for given, what in (
+            (topic.replication_factor, "replication factor was"),
+            (topic.num_partitions, "partitions were"),
+        ):
+            if given != -1:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"A manual partition assignment was specified, but {what} not set to -1.",
+                )
         indexes = sorted(assignment.partition_index for assignment in topic.assignments)
         if indexes != list(range(len(indexes))):
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"assigned partitions must be 0 to n-1 without gaps, not {indexes}",
+                f"partitions should be a consecutive 0-based integer sequence, not {indexes}",
             )
         for assignment in topic.assignments:
             self._check_assignment(assignment.broker_ids)
         return len(indexes)
 
     def _check_assignment(self, broker_ids: list[int]) -> None:
-        if broker_ids != [self._broker_id]:
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"replicas {broker_ids} are not possible: broker {self._broker_id} is the only one",
+        if broker_ids == [self._broker_id]:
+            return
+        other = next((broker for broker in broker_ids if broker != self._broker_id), None)
+        if not broker_ids:
+            problem = "includes an empty replica list."
+        elif other is None:
+            problem = f"includes the broker {self._broker_id} more than once."
+        else:
+            problem = (
+                f"includes broker {other}, but no such broker is registered. "
+                f"Broker {self._broker_id} is the only one."
             )
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {problem}")
 
     # -- DeleteTopics --------------------------------------------------------------------------------------
 
@@ -167,11 +185,14 @@ class TopicsApi:
                     ErrorCode.INVALID_REQUEST, "give either the name or the id of a topic, not both"
                 )
             if image is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic.name!r}")
+                raise unknown_topic(topic.name)
         else:
             image = self._metadata.topic_by_id(topic.topic_id)
             if image is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic.topic_id}")
+                raise KafkaError(
+                    ErrorCode.UNKNOWN_TOPIC_ID,
+                    f"This server does not host this topic ID. There is no topic with id {topic.topic_id}.",
+                )
         if not self._config["delete.topic.enable"]:
             raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
         if image.internal:
@@ -193,9 +214,7 @@ class TopicsApi:
             response.results.append(result)
             try:
                 if named[topic.name] > 1:
-                    raise KafkaError(
-                        ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice"
-                    )
+                    raise _twice(topic.name)
                 await self._grow(topic, request.validate_only)
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
@@ -204,18 +223,37 @@ class TopicsApi:
     async def _grow(self, topic: CreatePartitionsTopic, validate_only: bool) -> None:
         image = self._metadata.topic(topic.name)
         if image is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic.name!r}")
+            raise unknown_topic(topic.name)
         if image.internal:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own; its partitions are fixed"
             )
+        check_growth(image, topic.count)
         if topic.assignments is not None:
             added = topic.count - image.partition_count
             if len(topic.assignments) != added:
                 raise KafkaError(
                     ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    f"{added} partitions are added and {len(topic.assignments)} assignments are given",
+                    f"Attempted to add {added} additional partition(s), but only {len(topic.assignments)} "
+                    "assignment(s) were specified.",
                 )
             for assignment in topic.assignments:
                 self._check_assignment(assignment.broker_ids)
         await self._metadata.create_partitions(topic.name, topic.count, validate_only=validate_only)
+
+
+def _twice(name: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate topic name. '{name}' is in the request twice.")
+
+
+def _check_replication_factor(factor: int) -> None:
+    if factor in (-1, _REPLICAS):
+        return
+    if factor <= 0:
+        problem = "Replication factor must be larger than 0, or -1 to use the default value."
+    else:
+        problem = (
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
+            f"reached because only {_REPLICAS} broker(s) are registered."
+        )
+    raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, problem)

@@ -26,6 +26,15 @@ _DEFAULT = "default"
 ALL_BROKERS = ""
 
 
+def unknown_broker(name: str, own: str) -> KafkaError:
+    """The error for the configuration of a broker that is not this one, in Kafka's words."""
+    if name.lstrip("-").isdigit():
+        problem = f"Unexpected broker id, expected {own} or empty string, but received {name}"
+    else:
+        problem = f"Broker id must be an integer, but it is: {name}"
+    return KafkaError(ErrorCode.INVALID_REQUEST, problem)
+
+
 class BrokerConfigs:
     """Changes the `BrokerConfig` that everybody reads.
 
@@ -52,7 +61,7 @@ class BrokerConfigs:
     def explicit(self, name: str) -> Mapping[str, str]:
         """What is set for a broker, or for all of them. Raises KafkaError for another broker."""
         if name not in self._explicit:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"there is no broker {name!r}; this is {self._own}")
+            raise unknown_broker(name, self._own)
         return self._explicit[name]
 
     async def alter(
@@ -90,8 +99,9 @@ class BrokerConfigs:
                 if key is None:
                     raise unknown_name("broker", key_name, known)
                 if not key.dynamic:
-                    raise ConfigError(
-                        f"{key_name} cannot be changed while the broker runs; set it when you start it"
+                    raise KafkaError(
+                        ErrorCode.INVALID_REQUEST,
+                        f"Cannot update these configs dynamically: [{key_name}]; set it when you start it",
                     )
             layers = {**self._explicit, name: config}
             changed = self._config.with_dynamic(layers[ALL_BROKERS], layers[self._own])

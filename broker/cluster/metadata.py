@@ -49,15 +49,45 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 def check_topic_name(name: str) -> None:
     """Kafka's rule for topic names; raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
-    if name in ("", ".", ".."):
-        problem = "a topic name cannot be empty, '.' or '..'"
+    if not name:
+        problem = "the empty string is not allowed"
+    elif name in (".", ".."):
+        problem = f"'{name}' is not allowed"
     elif len(name) > TOPIC_NAME_LENGTH_MAX:
-        problem = f"the topic name has {len(name)} characters; {TOPIC_NAME_LENGTH_MAX} is the most"
+        problem = f"the length of '{name[:TOPIC_NAME_LENGTH_MAX]}…' is longer than the max allowed length "
+        problem += str(TOPIC_NAME_LENGTH_MAX)
     elif not _LEGAL_NAME.fullmatch(name):
-        problem = f"topic name {name!r} may hold only letters, digits, '.', '_' and '-'"
+        problem = (
+            f"'{name}' is illegal, it contains a character other than ASCII alphanumerics, '.', '_' and '-'"
+        )
     else:
         return
-    raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {problem}")
+
+
+def unknown_topic(name: str) -> KafkaError:
+    """The error for a topic that is not there; its first sentence is what scripts know from Kafka."""
+    return KafkaError(
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        f"This server does not host this topic-partition. The topic '{name}' does not exist.",
+    )
+
+
+def already_exists(name: str) -> KafkaError:
+    return KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+
+
+def check_growth(image: TopicImage, total: int) -> None:
+    """Whether a topic may have `total` partitions from now on. Raises KafkaError(INVALID_PARTITIONS)."""
+    if total == image.partition_count:
+        problem = f"Topic already has {total} partition(s)."
+    elif total < image.partition_count:
+        problem = f"Topic currently has {image.partition_count} partitions, which is higher than the requested {total}."
+    elif total > PARTITIONS_PER_TOPIC_MAX:
+        problem = f"{total} partitions are too many; {PARTITIONS_PER_TOPIC_MAX} is the most."
+    else:
+        return
+    raise KafkaError(ErrorCode.INVALID_PARTITIONS, problem)
 
 
 def _metric_name(topic: str) -> str:
@@ -68,7 +98,7 @@ def _check_collision(name: str, other: str) -> None:
     if name != other:
         raise KafkaError(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"topic {name!r} collides with {other!r}: '.' and '_' count as the same in a topic's name",
+            f"Topic '{name}' collides with existing topic: {other}. '.' and '_' count as the same in a topic's name.",
         )
 
 
@@ -147,11 +177,12 @@ class TopicManager:
         """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
         partitions = self._partitions.get(topic)
         if partitions is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic!r}")
+            raise unknown_topic(topic)
         if not 0 <= index < len(partitions):
             raise KafkaError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"topic {topic!r} has {len(partitions)} partitions; there is no partition {index}",
+                f"This server does not host this topic-partition. Topic '{topic}' has {len(partitions)} partitions; "
+                f"there is no partition {index}.",
             )
         return partitions[index]
 
@@ -237,10 +268,10 @@ class TopicManager:
         if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {name!r} cannot have {count} partitions: choose 1 to {PARTITIONS_PER_TOPIC_MAX}",
+                f"Topic '{name}' cannot have {count} partitions: choose 1 to {PARTITIONS_PER_TOPIC_MAX}.",
             )
         if name in self._topics or name in others:
-            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists already")
+            raise already_exists(name)
         normal = self._validated(name, count, dict(topic.config))
         return TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
 
@@ -276,16 +307,7 @@ class TopicManager:
     async def _create_partitions(self, name: str, total: int, validate_only: bool) -> TopicImage:
         async with self._change:
             old = self._existing(name)
-            if total == old.partition_count:
-                problem = f"topic {name!r} has {total} partitions already"
-            elif total < old.partition_count:
-                problem = f"topic {name!r} has {old.partition_count} partitions; they cannot become {total}"
-            elif total > PARTITIONS_PER_TOPIC_MAX:
-                problem = f"{total} partitions are too many; {PARTITIONS_PER_TOPIC_MAX} is the most"
-            else:
-                problem = None
-            if problem is not None:
-                raise KafkaError(ErrorCode.INVALID_PARTITIONS, problem)
+            check_growth(old, total)
             config = self._revalidated(old, total, dict(old.config))
             image = TopicImage(name, old.topic_id, total, config, old.internal)
             if validate_only:
@@ -412,7 +434,7 @@ class TopicManager:
     def _existing(self, name: str) -> TopicImage:
         image = self._topics.get(name)
         if image is None:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            raise unknown_topic(name)
         return image
 
     def _put(self, image: TopicImage) -> None:

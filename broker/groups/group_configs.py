@@ -77,7 +77,7 @@ class GroupConfigs:
     ) -> None:
         """Set configurations (None: back to the default), all or none. Raises KafkaError."""
         if not group_id:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a group whose configuration is set needs a name")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
         config = {
             name: text for name, text in {**self.explicit(group_id), **changes}.items() if text is not None
         }
@@ -111,15 +111,18 @@ class GroupConfigs:
                 kind = name.removeprefix("consumer.")
                 low = self._broker[f"group.consumer.min.{kind}"]
                 high = self._broker[f"group.consumer.max.{kind}"]
-                if not low <= values[name] <= high:
+                if values[name] < low:
                     raise ConfigError(
-                        f"{name} is {values[name]}; this broker takes {low} to {high} "
-                        f"(group.consumer.min.{kind}, group.consumer.max.{kind})"
+                        f"{name} must be greater than or equal to group.consumer.min.{kind}, which is {low}"
+                    )
+                if values[name] > high:
+                    raise ConfigError(
+                        f"{name} must be less than or equal to group.consumer.max.{kind}, which is {high}"
                     )
             if values[SESSION_TIMEOUT] <= values[HEARTBEAT_INTERVAL]:
                 raise ConfigError(
-                    f"{SESSION_TIMEOUT} is {values[SESSION_TIMEOUT]}; it must be longer than "
-                    f"{HEARTBEAT_INTERVAL}, which is {values[HEARTBEAT_INTERVAL]}"
+                    f"{SESSION_TIMEOUT} must be greater than {HEARTBEAT_INTERVAL}; they are "
+                    f"{values[SESSION_TIMEOUT]} and {values[HEARTBEAT_INTERVAL]}"
                 )
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None

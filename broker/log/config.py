@@ -87,8 +87,8 @@ class LogConfig:
         result = cls(**values)
         if result.min_compaction_lag_ms > result.max_compaction_lag_ms:
             raise ConfigError(
-                f"min.compaction.lag.ms is {result.min_compaction_lag_ms}, more than max.compaction.lag.ms, which is "
-                f"{result.max_compaction_lag_ms}"
+                f"conflict topic config setting min.compaction.lag.ms ({result.min_compaction_lag_ms}) > "
+                f"max.compaction.lag.ms ({result.max_compaction_lag_ms})"
             )
         return result
 

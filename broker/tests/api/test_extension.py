@@ -295,7 +295,7 @@ def test_it_validates_what_concerns_it(tmp_path) -> None:
         async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
             for name, partitions, config, problem in [
                 ("many", 5, {"shout": "true"}, "loud enough"),
-                ("odd", 1, {"shout": "maybe"}, "must be true or false"),
+                ("odd", 1, {"shout": "maybe"}, "either true or false"),
                 ("typo", 1, {"shoot": "true"}, "did you mean 'shout'"),
             ]:
                 with pytest.raises(KafkaError, match=problem):

@@ -164,6 +164,28 @@ def test_n12_no_creation_when_it_is_switched_off(tmp_path) -> None:
     asyncio.run(test())
 
 
+def test_an_id_decides_whatever_name_comes_with_it(tmp_path) -> None:
+    """Java's `describeTopics` by id sends the id with an empty name."""
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            image = await broker.create_topic("t")
+            wanted = [
+                MetadataRequestTopic(topic_id=image.topic_id, name=""),
+                MetadataRequestTopic(topic_id=image.topic_id, name="other"),
+                MetadataRequestTopic(topic_id=uuid.uuid4(), name="t"),
+            ]
+            response = await broker.send(MetadataRequest(topics=wanted), 12)
+            assert [(topic.error_code, topic.name) for topic in response.topics] == [
+                (0, "t"),
+                (0, "t"),
+                (ErrorCode.UNKNOWN_TOPIC_ID, None),
+            ]
+            assert broker.context.metadata.topic("other") is None
+
+    asyncio.run(test())
+
+
 def test_topics_by_id_from_version_12_on(tmp_path) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:

@@ -139,6 +139,82 @@ def test_what_cannot_be_created_is_refused_with_a_reason(tmp_path, topic, code) 
     asyncio.run(test())
 
 
+ILLEGAL = "it contains a character other than ASCII alphanumerics, '.', '_' and '-'"
+
+
+@pytest.mark.parametrize(
+    ("topic", "words"),
+    [
+        (creatable("bad name"), f"Topic name is invalid: 'bad name' is illegal, {ILLEGAL}"),
+        (creatable("there"), "Topic 'there' already exists."),
+        (creatable("there", config={"retention.ms": "soon"}), "Topic 'there' already exists."),
+        (creatable("the_re"), "Topic 'the_re' collides with existing topic: the.re"),
+        (creatable("t", -2), "Number of partitions was set to an invalid non-positive value."),
+        (creatable("t", 1, 0), "Replication factor must be larger than 0, or -1 to use the default value."),
+        (
+            creatable("t", 1, 3),
+            "The target replication factor of 3 cannot be reached because only 1 broker(s)",
+        ),
+        (creatable("t", config={"foo.bar": "1"}), "Unknown topic config name: foo.bar"),
+        (
+            creatable("t", config={"retention.ms": None}),
+            "Null value not supported for topic configs: retention.ms",
+        ),
+        *(
+            (creatable("t", config={name: text}), f"Invalid value {text} for configuration {name}: {problem}")
+            for name, text, problem in (
+                ("retention.ms", "abc", "Not a number of type LONG"),
+                ("retention.ms", "-5", "Value must be at least -1"),
+                ("segment.bytes", "99999999999", "Not a number of type INT"),
+                ("preallocate", "maybe", "Expected value to be either true or false"),
+                ("min.cleanable.dirty.ratio", "2", "Value must be no more than 1"),
+                ("cleanup.policy", "foo", "String must be one of: compact, delete"),
+                (
+                    "compression.type",
+                    "br",
+                    "String must be one of: uncompressed, zstd, lz4, snappy, gzip, producer",
+                ),
+            )
+        ),
+        (
+            creatable("t", -1, -1, assignments=[(0, [8])]),
+            "includes broker 8, but no such broker is registered.",
+        ),
+        (creatable("t", -1, -1, assignments=[(0, [0, 0])]), "includes the broker 0 more than once."),
+    ],
+)
+def test_what_is_refused_is_said_in_kafkas_words(tmp_path, topic, words) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("there")
+            await broker.create_topic("the.re")
+            (result,) = await create(broker, topic)
+            assert words in result.error_message
+
+    asyncio.run(test())
+
+
+def test_other_refusals_in_kafkas_words(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 5)
+
+            async def grown(name: str, count: int) -> str | None:
+                topic = CreatePartitionsTopic(name=name, count=count, assignments=None)
+                return (await broker.send(CreatePartitionsRequest(topics=[topic]))).results[0].error_message
+
+            assert await grown("t", 2) == (
+                "Topic currently has 5 partitions, which is higher than the requested 2."
+            )
+            assert await grown("t", 5) == "Topic already has 5 partition(s)."
+            unknown = "This server does not host this topic-partition. The topic 'no' does not exist."
+            assert await grown("no", 2) == unknown
+            deleted = await broker.send(DeleteTopicsRequest(topics=[DeleteTopicState(name="no")]))
+            assert deleted.responses[0].error_message == unknown
+
+    asyncio.run(test())
+
+
 def test_assignments_twins_and_dry_runs(tmp_path) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
@@ -407,7 +483,7 @@ def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path) -> No
         ([("retention.ms", 9, "1")], {}, ErrorCode.INVALID_REQUEST),
         ([("retention.ms", SET, "1"), ("retention.ms", DELETE, None)], {}, ErrorCode.INVALID_REQUEST),
         ([("retention.ms", SET, "1")], {"name": "missing"}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        ([("num.partitions", SET, "1")], {"name": "0", "kind": BROKER}, ErrorCode.INVALID_CONFIG),
+        ([("num.partitions", SET, "1")], {"name": "0", "kind": BROKER}, ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_refused_changes_change_nothing(tmp_path, operations, options, code) -> None:
