@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from broker.background import BackgroundTasks
 from broker.config_key import ConfigError, ConfigKey, ConfigType
 from broker.log.errors import RecordErrors
 from broker.metrics.model import Metrics
@@ -216,7 +217,8 @@ class Extension(Protocol):
     async def run(self, context: BrokerContext) -> None:
         """Background work, from before partitions are served until cancelled.
 
-        An exception stops the broker. When the broker stops, this is cancelled before the hooks are closed.
+        After an exception, which is logged, it is called again (`broker.background`). When the broker stops, this is
+        cancelled before the hooks are closed.
         """
 
 
@@ -238,6 +240,8 @@ class BrokerContext(msgspec.Struct):
     """Host and port that clients are told; known once the broker listens."""
     ages: AgeClock
     """What retention and expiry go by."""
+    background: BackgroundTasks
+    """Work beside the requests, whose failure stops nothing."""
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     """Where a part says what can be measured of it."""
     slices: Slices = msgspec.field(default_factory=Slices)

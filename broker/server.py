@@ -17,10 +17,10 @@ import contextlib
 import gc
 import logging
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from broker.api.api_versions import ApiVersionsApi
 from broker.api.configs import ConfigsApi
@@ -34,6 +34,7 @@ from broker.api.producer_ids import ProducerIdsApi
 from broker.api.quotas import QuotasApi
 from broker.api.replicas import ReplicasApi
 from broker.api.topics import TopicsApi
+from broker.background import BackgroundTasks
 from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import DataDirectory
@@ -89,9 +90,8 @@ class Broker:
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
         self._measured = measured
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._stopped = asyncio.Event()
-        self._failure: BaseException | None = None
         self._undo = contextlib.AsyncExitStack()
         self._stopping = False
         self._metadata: TopicManager
@@ -159,15 +159,16 @@ class Broker:
             metadata=self._metadata,
             broker_id=config["node.id"],
             cluster_id=self._directory.cluster_id,
-            start_task=self._start_task,
+            start_task=self._background.start,
             allocate_producer_id=ProducerIds(store).allocate,
             advertised=self._advertised,
             ages=AgeClock(self._clock),
+            background=self._background,
         )
-        undo.push_async_callback(self._cancel_tasks)
+        undo.push_async_callback(self._background.cancel)
         for extension in self._extensions:
             await extension.start(self.context)
-            self._start_task(extension.run(self.context), f"extension {extension.name}")
+            self._background.keep(partial(extension.run, self.context), f"extension {extension.name}")
         await self._metadata.load(open_all=not self._clean_start)
         self._loaded = True
         configs.checks.append(self._check_config)
@@ -199,12 +200,12 @@ class Broker:
             await network.cancel_requests()
 
         undo.push_async_callback(drain)
-        self._start_task(network.reap_idle(), "close idle connections")
-        self._start_task(self._apply_retention(), "retention")
+        self._background.keep(network.reap_idle, "close idle connections")
+        self._background.keep(self._apply_retention, "retention")
         cleaner = LogCleaner(self.context)
         self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
-        self._start_task(cleaner.run(), "log cleaner")
-        self._start_task(self._flush_logs(), "flush logs")
+        self._background.keep(cleaner.run, "log cleaner")
+        self._background.keep(self._flush_logs, "flush logs")
         network.start_listening()
         logger.info("serving on %s:%d, data in %s", self.host, self.port, self._directory.path)
 
@@ -296,27 +297,6 @@ class Broker:
 
     # -- background work -----------------------------------------------------------------------------------
 
-    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run `work` as long as the broker runs; its failure stops the broker."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-        return task
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or task.exception() is None:
-            return
-        logger.critical("%s failed; the broker stops", task.get_name(), exc_info=task.exception())
-        self._failure = task.exception()
-        self._stopped.set()
-
-    async def _cancel_tasks(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     async def _apply_retention(self) -> None:
         await asyncio.sleep(self.config["log.initial.task.delay.ms"] / 1000)
         while True:
@@ -329,6 +309,9 @@ class Broker:
                     deleted = partition.apply_retention(self.context.ages.time_ms(), floor)
                 except (KafkaError, OSError) as error:
                     logger.error("retention of %r failed: %s", partition, error)
+                    continue
+                except Exception as error:  # noqa: BLE001 - of one partition: told
+                    self._background.failed(f"retention of {partition!r}", error)
                     continue
                 if deleted:
                     logger.info("retention removed %d segments of %r", deleted, partition)
@@ -353,6 +336,8 @@ class Broker:
                 except KafkaError as error:
                     if not partition.closed:
                         logger.error("%r: %s", partition, error)
+                except Exception as error:  # noqa: BLE001 - of one partition: told
+                    self._background.failed(f"flush of {partition!r}", error)
 
     # -- stop ----------------------------------------------------------------------------------------------
 
@@ -373,9 +358,9 @@ class Broker:
         self._directory.close(clean=clean)
 
     async def run_forever(self) -> None:
-        """Wait until `stop` is called elsewhere or a background task fails; then everything is stopped.
+        """Wait until `stop` is called elsewhere. What fails in the background never stops the broker.
 
-        Raises what made the broker stop by itself. The process is taken to be the broker's own: what start-up
+        The process is taken to be the broker's own: what start-up
         left behind (modules, code, topics) is never looked at again by the garbage collector, whose full
         passes would otherwise stop everything for tens of milliseconds. Whoever starts the process may have switched
         the collector off until then: it is on afterwards.
@@ -384,6 +369,3 @@ class Broker:
         gc.freeze()
         gc.enable()
         await self._stopped.wait()
-        await self.stop()
-        if self._failure is not None:
-            raise self._failure

@@ -72,6 +72,10 @@ class LogCleaner:
             else:
                 self._give_up(partition, error)
             return False
+        except Exception as error:  # noqa: BLE001 - of one partition: told
+            self._context.background.failed(f"the cleaning of {partition!r}", error)
+            self._give_up(partition, error)
+            return False
         return True
 
     def forget_topic(self, topic: str) -> None:
@@ -94,6 +98,10 @@ class LogCleaner:
                 done = self._done.get(_name(partition), 0)
                 part = cleanable(log, done, bound, self._context.ages.time_ms())
             except (KafkaError, OSError, CorruptLogError, DecodeError) as error:
+                self._give_up(partition, error)
+                continue
+            except Exception as error:  # noqa: BLE001 - of one partition: told
+                self._context.background.failed(f"looking for what to clean in {partition!r}", error)
                 self._give_up(partition, error)
                 continue
             is_dirty = part.dirty_ratio > log.config.min_cleanable_dirty_ratio

@@ -41,6 +41,8 @@ TOPIC_NAME_LENGTH_MAX = 249  # Kafka's own: the folder name has to hold "-<parti
 PARTITIONS_PER_TOPIC_MAX = (
     100_000  # a typing error must not allocate gigabytes; Kafka's practical limit is lower
 )
+HOOKS_PER_TURN = 64
+"""Partitions that are made in one turn of the event loop: well below a millisecond."""
 PARTITIONS_OPENED_TOGETHER = 4
 PARTITIONS_CLOSED_TOGETHER = 8
 
@@ -474,17 +476,27 @@ class TopicManager:
                 await self._start(partition)
 
         hooked = []
-        for partition in created:
-            for extension in self._extensions:
-                partition.hooks = extension.partition_hooks(partition, image)
-                if partition.hooks is not None:
-                    break
-            if open_all or partition.hooks is not None:
+        for turn, partition in enumerate(created, 1):
+            self._find_hooks(partition, image)
+            if partition.failure is None and (open_all or partition.hooks is not None):
                 hooked.append(partition)
+            if turn % HOOKS_PER_TURN == 0:
+                await asyncio.sleep(0)
         if hooked:
             await asyncio.gather(*map(start, hooked))
         self._partitions.setdefault(image.name, []).extend(created)
         self._put(image)
+
+    def _find_hooks(self, partition: Partition, image: TopicImage) -> None:
+        """A topic that its extension cannot serve is offline; the others are served."""
+        try:
+            for extension in self._extensions:
+                partition.hooks = extension.partition_hooks(partition, image)
+                if partition.hooks is not None:
+                    return
+        except Exception as error:
+            logger.error("%r cannot be served", partition, exc_info=error)
+            partition.fail(f"it cannot be served: {error}")
 
     async def _start(self, partition: Partition) -> None:
         loop = asyncio.get_running_loop()

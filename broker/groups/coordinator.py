@@ -373,14 +373,19 @@ class GroupCoordinator:
 
     async def expire_offsets(self) -> None:
         """Drop the offsets whose retention is over, a few groups at a time, and come back later."""
-        for turn, group_id in enumerate(list(self.groups)):
-            if group_id in self.groups:
-                unstable = self.transactional.unstable_partitions(group_id)
-                self._run(group_id, ExpireOffsets(unstable), self._now_for_ages())
-            if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
-                await asyncio.sleep(0)
-        if not self._stopped:
-            self._arm_expiry()
+        try:
+            for turn, group_id in enumerate(list(self.groups)):
+                try:
+                    if group_id in self.groups:
+                        unstable = self.transactional.unstable_partitions(group_id)
+                        self._run(group_id, ExpireOffsets(unstable), self._now_for_ages())
+                except Exception as error:  # noqa: BLE001 - of one group: told
+                    self.context.background.failed(f"the expiry of the offsets of group {group_id!r}", error)
+                if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
+                    await asyncio.sleep(0)
+        finally:
+            if not self._stopped:
+                self._arm_expiry()
 
 
 def _as_it_is(result: Any) -> Any:

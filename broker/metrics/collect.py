@@ -21,6 +21,11 @@ GROUP_LAGS_MAX: Final = 500
 
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of clients.")
+BACKGROUND_FAILURES = Metric(
+    "headrace_background_failures_total",
+    _COUNTER,
+    "Failures of work in the background since the server started; the log says what failed.",
+)
 BYTES_IN = Metric(
     "headrace_topic_bytes_in_total",
     _COUNTER,
@@ -68,7 +73,7 @@ TRANSACTIONS_ENDED = Metric(
 )
 BROKER_METRICS: Final = (
     CONNECTIONS, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
-    GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED,
+    GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED, BACKGROUND_FAILURES,
 )  # fmt: skip
 _TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
 
@@ -93,6 +98,7 @@ class BrokerCollector:
 
     async def collect(self, gathering: Gathering) -> None:
         gathering.put(CONNECTIONS, self._network.connection_count)
+        gathering.put(BACKGROUND_FAILURES, self._context.background.failures)
         await self._collect_topics(gathering)
         await self._collect_groups(gathering)
         for each in list(self._transactions.transactions.values()):

@@ -398,11 +398,16 @@ class TransactionCoordinator:
 
     async def expire(self) -> None:
         """Forget the ids that were not used for long, a few at a time, and come back later."""
-        for turn, transactional_id in enumerate(list(self.transactions)):
-            if transactional_id in self.transactions:
-                ages = Now(self.context.clock.monotonic(), self.context.ages.time_ms())
-                self._run(transactional_id, Expire(), now=ages)
-            if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
-                await asyncio.sleep(0)
-        if not self._stopped:
-            self._arm_expiry()
+        try:
+            for turn, transactional_id in enumerate(list(self.transactions)):
+                try:
+                    if transactional_id in self.transactions:
+                        ages = Now(self.context.clock.monotonic(), self.context.ages.time_ms())
+                        self._run(transactional_id, Expire(), now=ages)
+                except Exception as error:  # noqa: BLE001 - of one id: told
+                    self.context.background.failed(f"the expiry of {transactional_id!r}", error)
+                if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
+                    await asyncio.sleep(0)
+        finally:
+            if not self._stopped:
+                self._arm_expiry()

@@ -283,8 +283,13 @@ class PartitionPlan(msgspec.Struct, frozen=True):
     drop: tuple[str, ...]
 
 
-def plan_partitions(definition: TableDefinition, existing: Iterable[str], now_ms: int) -> PartitionPlan:
-    """What the calendar asks for at a time: the present partition and those ahead, without those that are too old."""
+def plan_partitions(
+    definition: TableDefinition, existing: Iterable[str], now_ms: int, most: int
+) -> PartitionPlan:
+    """What the calendar asks for at a time: the present partition and those ahead, without those that are too old.
+
+    At most `most` ahead. Where the calendar ends (the years 1 to 9999), nothing is older, and nothing comes after.
+    """
     settings = definition.settings
     if not settings.auto_partition:
         return PartitionPlan((), ())
@@ -299,32 +304,41 @@ def plan_partitions(definition: TableDefinition, existing: Iterable[str], now_ms
     create: list[str] = []
     if len(keys) == 1:
         ahead = 2 if settings.auto_partition_precreate is None else settings.auto_partition_precreate
-        create = [_time_name(now, unit, step, as_date) for step in range(ahead)]
+        for step in range(min(ahead, most)):
+            name = _time_name(now, unit, step, as_date)
+            if name is not None and name not in present:
+                create.append(name)
     drop: list[str] = []
+    oldest = None
     if settings.auto_partition_retention >= 0:
         oldest = _time_name(now, unit, -settings.auto_partition_retention, as_date)
+    if oldest is not None:
         shape = _DATE_FORMAT if as_date else _FORMATS[unit]
         drop = [
             name
             for name in sorted(present)
             if shape.fullmatch(values_of(name)[position]) and values_of(name)[position] < oldest
         ]
-    return PartitionPlan(tuple(name for name in create if name not in present), tuple(drop))
+    return PartitionPlan(tuple(create), tuple(drop))
 
 
-def _time_name(now: datetime, unit: TimeUnit, step: int, as_date: bool) -> str:
-    """The value of the partition `step` units from now."""
-    if unit is TimeUnit.HOUR:
-        return (now + timedelta(hours=step)).strftime("%Y%m%d%H")
-    if unit is TimeUnit.DAY:
-        day = (now + timedelta(days=step)).date()
-        return day.isoformat() if as_date else day.strftime("%Y%m%d")
-    months = {TimeUnit.MONTH: 1, TimeUnit.QUARTER: 3, TimeUnit.YEAR: 12}[unit]
-    count = now.year * 12 + now.month - 1 + step * months
-    first = date(count // 12, count % 12 + 1, 1)
+def _time_name(now: datetime, unit: TimeUnit, step: int, as_date: bool) -> str | None:
+    """The value of the partition `step` units from now, its year in four digits; None outside of the calendar."""
+    try:
+        if unit is TimeUnit.HOUR:
+            hour = now + timedelta(hours=step)
+            return f"{hour.date().isoformat().replace('-', '')}{hour.hour:02}"
+        if unit is TimeUnit.DAY:
+            day = (now + timedelta(days=step)).date()
+            return day.isoformat() if as_date else day.isoformat().replace("-", "")
+        months = {TimeUnit.MONTH: 1, TimeUnit.QUARTER: 3, TimeUnit.YEAR: 12}[unit]
+        count = now.year * 12 + now.month - 1 + step * months
+        first = date(count // 12, count % 12 + 1, 1)
+    except (OverflowError, ValueError):
+        return None
     if unit is TimeUnit.MONTH:
-        return first.strftime("%Y%m")
-    return str(first.year) if unit is TimeUnit.YEAR else f"{first.year}{(first.month - 1) // 3 + 1}"
+        return f"{first.year:04}{first.month:02}"
+    return f"{first.year:04}" if unit is TimeUnit.YEAR else f"{first.year:04}{(first.month - 1) // 3 + 1}"
 
 
 def _bad_spec(message: str) -> TableError:

@@ -2,8 +2,8 @@
 
 Every check makes the present partition and those ahead and drops the old ones; a table that was created or altered
 since the last check is looked at at once. A partition that cannot be made (there are too many) is said once a check and
-costs the others nothing. What a crash left half done is finished too: partitions whose table is gone are deleted, and
-retention follows the table's.
+costs the others nothing; whatever else goes wrong with one table is told, and tried again at the next check. What a
+crash left half done is finished too: partitions whose table is gone are deleted, and retention follows the table's.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Calendar:
         self._interval_s: float = context.config["auto-partition.check.interval.ms"] / 1000
         self._looked_at: dict[UUID, tuple[TableDefinition, float]] = {}
         self._metadata = context.metadata
+        self._background = context.background
         self._version = -1
 
     async def check_if_due(self) -> None:
@@ -61,7 +62,7 @@ class Calendar:
         try:
             await self._catalog.follow(definition)
             names = self._catalog.partition_names(definition.path)
-            plan = plan_partitions(definition, names, self._clock.time_ms())
+            plan = plan_partitions(definition, names, self._clock.time_ms(), self._catalog.max_partitions)
             for name in plan.drop:
                 if not self._may_go(definition, name):
                     logger.info(
@@ -75,3 +76,5 @@ class Calendar:
                 logger.info("made partition %s of table %s", name, definition.path)
         except (TableError, KafkaError) as error:
             logger.warning("the partitions of table %s: %s", definition.path, error.message)
+        except Exception as error:  # noqa: BLE001 - of one table: told
+            self._background.failed(f"looking after the partitions of table {definition.path}", error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.evolution import Change, changed_topic_config, evolve
 from tablelayer.model.kafka_formats import AVRO_REGISTRY, AVRO_SCHEMA, AvroSchemaPlace, KafkaValueFormat
-from tablelayer.model.options import DATALAKE_ENABLED, is_table_option
+from tablelayer.model.options import AUTO_PARTITION_PRECREATE, DATALAKE_ENABLED, is_table_option
 from tablelayer.model.partitions import check_partitioned, spec_texts, values_of
 from tablelayer.model.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table import (
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from broker.cluster.partition import TopicImage
     from broker.extension import BrokerContext
 
+
+logger = logging.getLogger("headrace.tables")
 
 MAX_PARTITIONS_CONFIG = "max.partition.num"
 PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
@@ -102,6 +105,7 @@ class Catalog:
         self._context: BrokerContext | None = None
         self._databases: dict[str, Database] = {DEFAULT_DATABASE: Database()}
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._not_understood: dict[UUID, TopicImage] = {}
         self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
 
     @property
@@ -146,6 +150,7 @@ class Catalog:
                     f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
                 )
             self._check_registry(definition)
+            self._check_precreated(definition)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return definition.to_topic_config()
@@ -188,6 +193,16 @@ class Catalog:
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return definition.to_partition_config()
+
+    def _check_precreated(self, definition: TableDefinition) -> None:
+        """There can be no more partitions ahead of time than there can be at all."""
+        count, most = definition.settings.auto_partition_precreate or 0, self.max_partitions
+        if count > most:
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"option '{AUTO_PARTITION_PRECREATE}' = '{count}': a table may have {most} partitions "
+                f"({MAX_PARTITIONS_CONFIG} of the broker); give a number up to that",
+            )
 
     def _check_room(self, definition: TableDefinition) -> None:
         """Raises TableError(TOO_MANY_PARTITIONS)."""
@@ -236,7 +251,10 @@ class Catalog:
         try:
             _refuse_record_options(config)
             _refuse_topic_lake(config)
-            return changed_topic_config(TablePath.parse(topic.name), partitions, topic.config, config)
+            path = TablePath.parse(topic.name)
+            changed = changed_topic_config(path, partitions, topic.config, config)
+            self._check_precreated(TableDefinition.from_topic_config(path, None, partitions, changed))
+            return changed
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
 
@@ -373,8 +391,16 @@ class Catalog:
         return self.tables(database)
 
     def all_tables(self) -> list[TableDefinition]:
-        """Whole tables, not their partitions."""
-        return [self.definition(topic) for topic in self.context.metadata.topics() if is_table(topic.config)]
+        """Whole tables, not their partitions; without those that cannot be understood, which are offline."""
+        found = []
+        for topic in self.context.metadata.topics():
+            if is_table(topic.config) and self._not_understood.get(topic.topic_id) is not topic:
+                try:
+                    found.append(self.definition(topic))
+                except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the others are served
+                    logger.error("table %s is left alone: %s", topic.name, error)
+                    self._not_understood[topic.topic_id] = topic
+        return found
 
     def definition(self, topic: TopicImage) -> TableDefinition:
         """The table, or the partition, that a topic is. Raises TableError(TABLE_NOT_FOUND) for a partition whose table

@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.config_key import ConfigKey, ConfigType, at_least
@@ -267,7 +268,7 @@ class TableExtension:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
         assert self._lake is not None
         calendar = Calendar(self.catalog, context, self.lake_subjects.is_all_tiered)
-        expiry = asyncio.create_task(self._expire_rows(context), name="row expiry")
+        expiry = context.background.keep(partial(self._expire_rows, context), "row expiry")
         try:
             await self._look_after(context, calendar)
         finally:
@@ -291,8 +292,8 @@ class TableExtension:
                     deleted = await bucket.expire_rows()
                 except (KafkaError, TableError) as error:
                     logger.warning("%s cannot delete rows that are over: %s", bucket.name, error.message)
-                except Exception as error:
-                    logger.error("%s cannot delete rows that are over", bucket.name, exc_info=error)
+                except Exception as error:  # noqa: BLE001 - of one bucket: told
+                    context.background.failed(f"the expiry of rows of {bucket.name}", error)
                 else:
                     if deleted:
                         logger.debug("%s: %d rows were over", bucket.name, deleted)
@@ -309,7 +310,10 @@ class TableExtension:
                 continue  # recovery takes its time: a table that is not known yet is not a dropped one
             for table_id in self._lake.known_tables():
                 if context.metadata.topic_by_id(table_id) is None:
-                    await self._lake.forget(table_id)
+                    try:
+                        await self._lake.forget(table_id)
+                    except Exception as error:  # noqa: BLE001 - of one table: told
+                        context.background.failed(f"forgetting the lake of {table_id}", error)
             await self._look_after_staged(context)
 
     async def _look_after_staged(self, context: BrokerContext) -> None:
@@ -334,4 +338,7 @@ class TableExtension:
         for partition in context.metadata.all_partitions():
             bucket: object = partition.hooks
             if isinstance(bucket, KeyBucket):
-                bucket.tend()
+                try:
+                    bucket.tend()
+                except Exception as error:  # noqa: BLE001 - of one bucket: told
+                    context.background.failed(f"looking after {bucket.name}", error)

@@ -385,7 +385,7 @@ class KeyBucket(TableBucket):
             while not self.closed:
                 try:
                     known = await self.services.background(snapshots.load)
-                except OSError as error:
+                except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
                     logger.warning("%s: its snapshots in %s cannot be read: %s", self.name, snapshots, error)
                     await asyncio.sleep(min(limits.snapshot_retry_seconds, interval))
                     continue
@@ -486,7 +486,7 @@ class KeyBucket(TableBucket):
         if self.snapshots is not None:
             try:
                 await self.services.background(self.snapshots.forget)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - of a store or a network: told
                 logger.warning(
                     "%s: its snapshots in %s are left behind: %s", self.name, self.snapshots, error
                 )

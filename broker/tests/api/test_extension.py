@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from broker import background
 from broker.cluster.partition import Partition, TopicImage
 from broker.extension import (
     ApiDeclaration,
@@ -367,14 +368,69 @@ def test_retention_stops_at_the_floor_and_clients_cannot_delete_records(tmp_path
     asyncio.run(test())
 
 
-def test_an_extension_whose_work_fails_stops_the_broker(tmp_path) -> None:
+def test_an_extension_whose_work_fails_is_told_and_works_again_and_the_broker_goes_on(
+    tmp_path, caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr(background, "PAUSE_SECONDS_MIN", 0.01)
+
     class Failing(ShoutExtension):
+        works = 0
+
         async def run(self, context: BrokerContext) -> None:
-            raise OSError("the lake is dry")
+            self.works += 1
+            if self.works < 3:
+                raise OSError("the lake is dry")
+            await asyncio.Event().wait()
 
     async def test() -> None:
-        async with direct_broker(tmp_path, extensions=[Failing()]) as broker:
-            with pytest.raises(OSError, match="the lake is dry"):
-                await broker.broker.run_forever()
+        extension = Failing()
+        async with direct_broker(tmp_path, extensions=[extension]) as broker:
+            async with asyncio.timeout(10):
+                while extension.works < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await broker.create_topic("plain")
+            assert (await broker.produce("plain", [b"x"])).error_code == 0
+            found = await broker.context.metrics.gather()
+            assert found["headrace_background_failures_total"] == {(): 2}
+
+    asyncio.run(test())
+    assert caplog.text.count("the lake is dry") >= 2
+
+
+def test_work_that_is_started_once_and_fails_is_told_and_the_broker_goes_on(tmp_path, caplog) -> None:
+    async def work() -> None:
+        raise ValueError("it cannot be done")
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await asyncio.wait([broker.context.start_task(work(), "a try")])
+            await broker.create_topic("plain")
+            assert (await broker.produce("plain", [b"x"])).error_code == 0
+            assert broker.context.background.failures == 1
+
+    asyncio.run(test())
+    assert "a try failed" in caplog.text
+    assert "it cannot be done" in caplog.text
+
+
+def test_a_topic_that_its_extension_cannot_take_is_offline_and_the_broker_starts(tmp_path) -> None:
+    class Refusing(ShoutExtension):
+        def partition_hooks(self, partition: Partition, topic: TopicImage) -> Shouting | None:
+            if topic.name == "bad":
+                raise ValueError("nobody understands this")
+            return super().partition_hooks(partition, topic)
+
+    async def test() -> None:
+        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+            for name in ("bad", "good"):
+                await broker.create_topic(name, shout="true")
+                assert (await broker.produce(name, [b"x"])).error_code == 0
+        async with direct_broker(tmp_path, extensions=[Refusing()]) as broker:
+            answer = await broker.produce("bad", [b"y"])
+            assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert "nobody understands this" in answer.error_message
+            assert (await broker.produce("good", [b"y"])).base_offset == 1
+        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+            assert (await broker.produce("bad", [b"y"])).base_offset == 1  # nothing was lost
 
     asyncio.run(test())

@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from broker.ports import SystemClock
+from broker.ports import SetNode, SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import iter_headers
 from tablelayer.model import messages as m
-from tablelayer.model.ddl import CreateTable, parse
+from tablelayer.model.ddl import AlterTable, CreateTable, parse
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.partitions import plan_partitions
+from tablelayer.model.evolution import changes_to_json
+from tablelayer.model.partitions import PartitionPlan, plan_partitions
+from tablelayer.model.table import TableDefinition
+from tablelayer.server import auto_partitions
 from tablelayer.tests.server.tables import Table, Tables, run, tables
 
 PK = "CREATE TABLE t (dt STRING, id INT, v INT, PRIMARY KEY (id, dt) NOT ENFORCED) PARTITIONED BY (dt)"
@@ -346,7 +349,7 @@ def test_the_calendar_of_each_unit(unit: str, create_names: tuple[str, ...], old
     assert isinstance(statement, CreateTable)
     now_ms = int(datetime(2024, 12, 31, 22, 30, tzinfo=UTC).timestamp() * 1000)  # 23:30 in Berlin
     older = str(int(oldest) - 1)
-    plan = plan_partitions(statement.definition, ["x", oldest, older, "0", create_names[1]], now_ms)
+    plan = plan_partitions(statement.definition, ["x", oldest, older, "0", create_names[1]], now_ms, 1000)
     assert plan.create == create_names[:1]
     assert plan.drop == (older,)
 
@@ -360,5 +363,96 @@ def test_a_date_column_and_several_columns_in_the_calendar() -> None:
     assert isinstance(statement, CreateTable)
     now_ms = int(datetime(2024, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
     existing = ["eu.2024-02-28", "eu.2024-02-29", "us.2024-02-20", "us.2024-03-01"]
-    plan = plan_partitions(statement.definition, existing, now_ms)
+    plan = plan_partitions(statement.definition, existing, now_ms, 1000)
     assert (plan.create, plan.drop) == ((), ("eu.2024-02-28", "us.2024-02-20"))
+
+
+@pytest.mark.parametrize("unit", ["HOUR", "DAY", "MONTH", "QUARTER", "YEAR"])
+@pytest.mark.parametrize("count", [2_030, 9_000, 400_000, 999_999])
+def test_the_calendar_has_an_end_on_both_sides(unit: str, count: int) -> None:
+    """Nothing is older than the year 1, the names of years have four digits, and no more is planned than there may
+    be."""
+    (statement,) = parse(
+        f"{PK} WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.time-unit' = '{unit}', "
+        f"'table.auto-partition.num-retention' = '{count}', 'table.auto-partition.num-precreate' = '{count}')"
+    )
+    assert isinstance(statement, CreateTable)
+    digits = {"HOUR": 10, "DAY": 8, "MONTH": 6, "QUARTER": 5, "YEAR": 4}[unit]
+    existing = ["20241"[:digits].ljust(digits, "1"), "9999".ljust(digits, "1")]
+    now_ms = int(datetime(2024, 12, 31, 12, tzinfo=UTC).timestamp() * 1000)
+    plan = plan_partitions(statement.definition, existing, now_ms, 10_000)
+    assert plan.drop == ()
+    assert 7_900 < len(plan.create) <= 10_000 or count == 2_030
+    assert {len(name) for name in plan.create} == {digits}
+    assert list(plan.create) == sorted(plan.create)
+
+
+def test_no_more_partitions_ahead_than_a_table_may_have(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path, {"max.partition.num": "20"}) as all_tables:
+            options = (
+                "WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-precreate' = '{}')"
+            )
+            (statement,) = parse(f"{PK} {options.format(999_999)}")
+            assert isinstance(statement, CreateTable)
+            request = m.CreateTableRequest(definition=statement.definition.to_json())
+            answer = await all_tables.broker.send(request)
+            assert answer.error_code == TableErrorCode.INVALID_TABLE
+            assert "max.partition.num" in answer.error_message
+            table = await create(all_tables, f"{PK} {options.format(20)}")
+            (change,) = parse("ALTER TABLE t SET ('table.auto-partition.num-precreate' = '21')")
+            assert isinstance(change, AlterTable)
+            altered = await table.alter_answer(changes_to_json(change.changes))
+            assert altered.error_code == TableErrorCode.INVALID_TABLE
+            assert "'21'" in altered.error_message
+
+    run(work)
+
+
+def test_what_goes_wrong_with_one_table_is_told_and_the_others_are_looked_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan(definition: TableDefinition, *arguments: Any) -> PartitionPlan:
+        if definition.path.table == "bad":
+            raise ValueError("year -6974 is out of range")
+        return plan_partitions(definition, *arguments)
+
+    monkeypatch.setattr(auto_partitions, "plan_partitions", plan)
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            auto = f"{PK} WITH ('table.auto-partition.enabled' = 'true')"
+            bad = await create(all_tables, auto.replace("TABLE t ", "TABLE bad "))
+            good = await create(all_tables, auto)
+            async with asyncio.timeout(10):
+                while len(await names(good)) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert await names(bad) == []
+            assert all_tables.broker.context.background.failures == 1
+
+    run(work)
+    assert "the partitions of table default.bad" in caplog.text
+
+
+def test_a_table_that_is_not_understood_is_offline_and_the_server_starts(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            await all_tables.create("id INT", name="good")
+            await all_tables.create("id INT", name="bad")
+            store = all_tables.broker.context.store
+            node = await store.get("/topics/default.bad")
+            assert node is not None
+            data = node.data.replace(b"INT", b"TIN")
+            await store.transact([SetNode("/topics/default.bad", data)])
+        async with tables(tmp_path) as all_tables:
+            listed = await all_tables.broker.send(m.ListTablesRequest(database="default"))
+            assert listed.tables == ["bad", "good"]
+            assert (await (await all_tables.open("good")).append([{"id": 1}])).error_code == 0
+            described = await all_tables.broker.send(m.DescribeTableRequest(database="default", table="bad"))
+            assert described.error_code == TableErrorCode.INVALID_TABLE
+            found = await all_tables.broker.context.metrics.gather()
+            assert found["headrace_tables"] == {(): 1}
+            dropped = await all_tables.broker.send(m.DropTableRequest(database="default", table="bad"))
+            assert dropped.error_code == 0
+
+    run(work)
