@@ -9,12 +9,8 @@ is not the defect it describes, and it is an error like a text that is not found
 from __future__ import annotations
 
 import enum
-import os
 import queue
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,11 +22,6 @@ from typing import Final
 from mutants.entries import InvalidMutantError, Mutant
 from mutants.workspace import Workspace
 
-# Seeds are fixed, so that a mutant is not killed by luck; limits of single tests are off: a hang is found by ours.
-_PYTEST: Final = (
-    *("-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"),
-    *("--hypothesis-seed=0", "--timeout", "0", "--tb=short"),
-)
 _FAILED: Final = re.compile(r"^FAILED |^\d+ failed|, \d+ failed", re.MULTILINE)
 _NO_DEFECT: Final = re.compile(
     r"^E +((?:\w+\.)*(?:NameError|ImportError|ModuleNotFoundError|SyntaxError|UnboundLocalError)\b.*)$",
@@ -58,14 +49,6 @@ class Outcome:
         return self.verdict in (Verdict.KILLED, Verdict.HUNG)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One call of pytest; no exit code means that it did not end in time."""
-
-    code: int | None
-    output: str
-
-
 def run(mutants: Sequence[Mutant], *, jobs: int, timeout_s: float) -> Iterator[Outcome]:
     """One outcome for each mutant, as they come. `timeout_s` is for one mutant; one of kernels has five times of it."""
     with ExitStack() as stack:
@@ -85,7 +68,7 @@ def run(mutants: Sequence[Mutant], *, jobs: int, timeout_s: float) -> Iterator[O
 
         def unmutated(tests: Sequence[str]) -> str:
             with borrowed() as space:
-                done = _pytest(space, tests, timeout_s * 5)
+                done = space.pytest(tests, timeout_s * 5)
             return "" if done.code == 0 else f"its tests fail without it:\n{_tail(done.output)}"
 
         def mutated(mutant: Mutant) -> Outcome:
@@ -115,7 +98,7 @@ def _verdict(space: Workspace, mutant: Mutant, timeout_s: float) -> tuple[Verdic
     limit = timeout_s * 5 if space.has_kernels(mutant) else timeout_s
     try:
         with space.mutated(mutant):
-            done = _pytest(space, mutant.tests, limit)
+            done = space.pytest(mutant.tests, limit)
     except InvalidMutantError as error:
         return Verdict.ERROR, str(error)
     if done.code is None:
@@ -127,31 +110,6 @@ def _verdict(space: Workspace, mutant: Mutant, timeout_s: float) -> tuple[Verdic
     if no_defect := _NO_DEFECT.search(done.output):
         return Verdict.ERROR, f"the replacement does not run: {no_defect[1]}"
     return Verdict.KILLED, ""
-
-
-def _pytest(space: Workspace, tests: Sequence[str], timeout_s: float) -> Run:
-    """In a session of its own, so that what a hanging test has started ends with it."""
-    with subprocess.Popen(
-        [sys.executable, *_PYTEST, *tests],
-        cwd=space.root,
-        env=space.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return Run(None, "")
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        return Run(process.returncode, output)
 
 
 def _tail(output: str, lines: int = 15) -> str:

@@ -8,11 +8,15 @@ the cached kernels of this file and of all that import it are put aside while it
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -22,24 +26,56 @@ from mutants.entries import ROOT, Mutant
 _LATER_NS: Final = 10 * 10**9  # Python compares whole seconds: a mutant may never look as old as its file
 
 
+@dataclass(frozen=True)
+class Run:
+    """One call of pytest; no exit code means that it did not end in time."""
+
+    code: int | None
+    output: str
+
+
 class Workspace:
-    """`with Workspace() as space`: the copy is at `space.root`, and gone at the end."""
+    """`with Workspace() as space`: the copy is at `space.root`, and gone at the end. Used by one thread at a time."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._source = root
         self._folder = Path(tempfile.mkdtemp(prefix="mutants-"))
         self.root = self._folder / "tree"
+        self._host: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Workspace:
         shutil.copytree(self._source, self.root, ignore=shutil.ignore_patterns(".*"), symlinks=True)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._host is not None:
+            self._host.terminate()
+            self._host.communicate()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def environment(self) -> dict[str, str]:
-        """Of processes that run in the copy: also those which they start import from it."""
-        return {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+    def pytest(self, tests: Sequence[str], timeout_s: float) -> Run:
+        """Run these tests in the copy, up to the first that fails."""
+        if self._host is None:
+            # Processes that tests start import from the copy, too. No bytecode of a mutant is left behind.
+            paths = {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+            self._host = subprocess.Popen(
+                [sys.executable, "-m", "mutants.host"],
+                cwd=self.root,
+                env={**os.environ, **paths},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._host.stdin is not None
+        assert self._host.stdout is not None
+        output = self._folder / "output"
+        asked = {"tests": list(tests), "timeout_s": timeout_s, "output": str(output)}
+        self._host.stdin.write(json.dumps(asked) + "\n")
+        self._host.stdin.flush()
+        answer = self._host.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the process that runs the tests ended with {self._host.wait()}")
+        return Run(json.loads(answer), output.read_text(errors="replace"))
 
     @contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[None]:
