@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -142,15 +142,27 @@ class Disk(Protocol):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node of the coordination store: its bytes and the version a compare-and-set must name."""
+    """A node of the coordination store: its bytes and the version a compare-and-set must name.
+
+    Of an ephemeral node also the session that it lives as long as (0: a node that stays), and a number that grows with
+    every ephemeral node made in the store (ZooKeeper's zxid of the creation): who made it again is told from it.
+    """
 
     data: bytes
     version: int
+    owner: int = 0
+    created: int = 0
 
 
 class CreateNode(msgspec.Struct, frozen=True):
+    """`ephemeral`: it goes with the session that made it, and has no children. `sequence`: ten digits are appended to
+    the name, a number that grows among the children of the parent.
+    """
+
     path: str
     data: bytes = b""
+    ephemeral: bool = False
+    sequence: bool = False
 
 
 class SetNode(msgspec.Struct, frozen=True):
@@ -192,21 +204,50 @@ class BadVersionError(StoreError):
     pass
 
 
+class StoreUnavailableError(StoreError):
+    """The store cannot be asked now; nothing was done. It may be asked again."""
+
+
+class StoreOutcomeUnknownError(Exception):
+    """The store was lost while it may have carried a transaction out: read before anything is decided. No StoreError,
+    so that nobody takes it for a refusal.
+    """
+
+
 class CoordinationStore(Protocol):
     """A small, durable, versioned tree of nodes: ZooKeeper's model, embedded or real.
 
-    Paths are absolute and slash separated. A transaction is atomic and is on disk when it returns.
+    Paths are absolute and slash separated. A transaction is atomic and is on disk when it returns. One value of this
+    port is one session: its ephemeral nodes are there until it is closed or was not heard of for its timeout.
+    `broker.testing.stores` has the conformance suite that every implementation passes.
     """
+
+    @property
+    def session(self) -> int:
+        """The session's id, not 0. Another one after the store gave a session up."""
+
+    def lease_end(self) -> float:
+        """Until when (`Clock.monotonic`) nobody else can have what this session's ephemeral nodes hold, whatever
+        happens meanwhile. Who leads by such a node stops before. Infinite where there is nobody else.
+        """
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back, in the event loop, after the node at `path` was made, set or deleted, after the list of its
+        children changed, and after any time in which that may have been missed: the session was lost, say. Several
+        changes may be one call; a read that follows the call sees what it is about. Returns what ends the watch.
+        """
 
     async def get(self, path: str) -> Node | None: ...
 
     async def children(self, path: str) -> list[str]:
         """Names (not paths) of the direct children, sorted; empty when there is no such node."""
 
-    async def transact(self, operations: Sequence[StoreOperation]) -> None:
-        """Apply all or nothing. Parents of a created node need not exist.
+    async def transact(self, operations: Sequence[StoreOperation]) -> list[str]:
+        """Apply all or nothing. Parents of a created node need not exist; those of a transaction that is refused may be
+        left. Returns the operations' paths, those of sequence nodes with their numbers.
 
-        Raises NoNodeError, NodeExistsError or BadVersionError for the first operation that does not hold.
+        Raises NoNodeError, NodeExistsError or BadVersionError for the first operation that does not hold, StoreError
+        for a node with children that is deleted and for a child of an ephemeral node.
         """
 
     async def close(self) -> None: ...

@@ -4,14 +4,19 @@ A transaction is on disk when `transact` returns (`synchronous=FULL`), so that a
 finds what it had acknowledged. All statements run in one thread of the store's own; the event loop never
 waits for the disk. Version rules are ZooKeeper's: a node starts at 0, each set adds one; parents are made as
 needed and count as nodes.
+
+The process is the only session, and nobody can take what it holds: its lease has no end. Ephemeral nodes go when the
+store is closed, or is opened after a kill.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +43,13 @@ CREATE TABLE IF NOT EXISTS nodes (
     version INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS nodes_by_parent ON nodes (parent, path);
+CREATE TABLE IF NOT EXISTS ephemerals (path TEXT PRIMARY KEY, created INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
+_SESSION = 1
+_CREATIONS = (
+    "ephemeral nodes"  # a sequence's counter is named by the path of its parent, which begins with a slash
+)
 
 
 class EmbeddedStore:
@@ -48,9 +59,23 @@ class EmbeddedStore:
         self._path = path
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._connection: sqlite3.Connection | None = None
+        self._watches: dict[str, list[Callable[[], None]]] = {}
 
     async def open(self) -> None:
         await self._run(self._connect)
+
+    @property
+    def session(self) -> int:
+        return _SESSION
+
+    def lease_end(self) -> float:
+        return math.inf
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        _check_path(path)
+        callbacks = self._watches.setdefault(path, [])
+        callbacks.append(callback)
+        return partial(callbacks.remove, callback)
 
     async def get(self, path: str) -> Node | None:
         _check_path(path)
@@ -66,15 +91,22 @@ class EmbeddedStore:
         )
         return [row[0][len(parent) + 1 :] for row in rows]
 
-    async def transact(self, operations: Sequence[StoreOperation]) -> None:
+    async def transact(self, operations: Sequence[StoreOperation]) -> list[str]:
         for operation in operations:
             _check_path(operation.path)
         frozen = tuple(operations)
-        await self._run(lambda connection: _transact(connection, frozen))
+        paths = await self._run(lambda connection: _transact(connection, frozen))
+        touched = {
+            path for operation, made in zip(frozen, paths, strict=True) for path in _touched(operation, made)
+        }
+        for path in touched:
+            for callback in tuple(self._watches.get(path, ())):
+                asyncio.get_running_loop().call_soon(callback)
+        return paths
 
     async def close(self) -> None:
         if self._connection is not None:
-            await self._run(lambda connection: connection.close())
+            await self._run(_close)
             self._connection = None
         self._executor.shutdown(wait=False)
 
@@ -95,6 +127,7 @@ class EmbeddedStore:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.executescript(_SCHEMA)
+        _end_session(connection)
         return connection
 
 
@@ -107,31 +140,45 @@ def _parent(path: str) -> str:
     return path.rpartition("/")[0]
 
 
+def _touched(operation: StoreOperation, path: str) -> Iterator[str]:
+    """The nodes whose watches an operation sets off: itself, and whose list of children it changes."""
+    if isinstance(operation, CheckNode):
+        return
+    yield path
+    if isinstance(operation, DeleteNode):
+        yield _parent(path) or "/"
+    elif isinstance(operation, CreateNode):  # which may have made parents
+        while path:
+            path = _parent(path)
+            yield path or "/"
+
+
 def _get(connection: sqlite3.Connection, path: str) -> Node | None:
     row = connection.execute("SELECT data, version FROM nodes WHERE path = ?", (path,)).fetchone()
-    return None if row is None else Node(bytes(row[0]), row[1])
+    if row is None:
+        return None
+    created = connection.execute("SELECT created FROM ephemerals WHERE path = ?", (path,)).fetchone()
+    if created is None:
+        return Node(bytes(row[0]), row[1])
+    return Node(bytes(row[0]), row[1], _SESSION, created[0])
 
 
-def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperation]) -> None:
+def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperation]) -> list[str]:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for operation in operations:
-            _apply(connection, operation)
+        paths = [_apply(connection, operation) for operation in operations]
     except BaseException:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+    return paths
 
 
-def _apply(connection: sqlite3.Connection, operation: StoreOperation) -> None:
+def _apply(connection: sqlite3.Connection, operation: StoreOperation) -> str:
+    if isinstance(operation, CreateNode):
+        return _create(connection, operation)
     path = operation.path
     node = _get(connection, path)
-    if isinstance(operation, CreateNode):
-        if node is not None:
-            raise NodeExistsError(f"{path} exists")
-        _make_parents(connection, _parent(path))
-        connection.execute("INSERT INTO nodes VALUES (?, ?, ?, 0)", (path, _parent(path), operation.data))
-        return
     if node is None:
         raise NoNodeError(f"{path} does not exist")
     if operation.version not in (-1, node.version):
@@ -144,8 +191,45 @@ def _apply(connection: sqlite3.Connection, operation: StoreOperation) -> None:
         if connection.execute("SELECT 1 FROM nodes WHERE parent = ? LIMIT 1", (path,)).fetchone():
             raise StoreError(f"{path} has children and cannot be deleted")
         connection.execute("DELETE FROM nodes WHERE path = ?", (path,))
+        connection.execute("DELETE FROM ephemerals WHERE path = ?", (path,))
     elif not isinstance(operation, CheckNode):
         raise TypeError(f"{operation!r} is not a store operation")
+    return path
+
+
+def _create(connection: sqlite3.Connection, operation: CreateNode) -> str:
+    path, parent = operation.path, _parent(operation.path)
+    if operation.sequence:
+        path = f"{path}{_next(connection, parent or '/'):010d}"
+    if connection.execute("SELECT 1 FROM nodes WHERE path = ?", (path,)).fetchone():
+        raise NodeExistsError(f"{path} exists")
+    if connection.execute("SELECT 1 FROM ephemerals WHERE path = ?", (parent,)).fetchone():
+        raise StoreError(f"{parent} is ephemeral and cannot have children")
+    _make_parents(connection, parent)
+    connection.execute("INSERT INTO nodes VALUES (?, ?, ?, 0)", (path, parent, operation.data))
+    if operation.ephemeral:
+        connection.execute("INSERT INTO ephemerals VALUES (?, ?)", (path, _next(connection, _CREATIONS) + 1))
+    return path
+
+
+def _next(connection: sqlite3.Connection, counter: str) -> int:
+    """A counter's value, from 0, before it goes up by one."""
+    (value,) = connection.execute(
+        "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value",
+        (counter,),
+    ).fetchone()
+    return int(value) - 1
+
+
+def _end_session(connection: sqlite3.Connection) -> None:
+    connection.executescript(
+        "BEGIN; DELETE FROM nodes WHERE path IN (SELECT path FROM ephemerals); DELETE FROM ephemerals; COMMIT"
+    )
+
+
+def _close(connection: sqlite3.Connection) -> None:
+    _end_session(connection)
+    connection.close()
 
 
 def _make_parents(connection: sqlite3.Connection, path: str) -> None:

@@ -1,0 +1,1 @@
+"""Coordination stores besides the embedded one."""

@@ -1,0 +1,371 @@
+"""A ZooKeeper ensemble as the coordination store, through kazoo.
+
+kazoo works in threads of its own. Everything of it enters the event loop in one place (`_answer`, `_on_state`): its
+results, its watches, its state. Nothing of ours runs in its threads.
+
+- **The lease is our own clock's.** kazoo may tell of a lost session much later than ZooKeeper gives its ephemeral nodes
+  away (not within 14 s of an outage, seen with 2.11 at a session of 4 s). A `sync`, which the leader answers, is sent a
+  few times per session timeout; `lease_end` is when the last answered one was sent, plus four fifths of the timeout:
+  less than all of it, because a server tells the leader of its clients' signs of life every half tick.
+- **An outcome may be unknown.** A connection that is lost under a transaction raises StoreOutcomeUnknownError; under a
+  read, StoreUnavailableError.
+- **Watches.** ZooKeeper's fire once: they are set again before the callback. After a connection or a session that was
+  lost every callback is called.
+- Requests above ZooKeeper's limit (`jute.maxbuffer`, 1 MiB by default) would lose the connection: they are refused
+  before they are sent.
+
+Left out on purpose: lists of children above that limit (about 20,000 names) lose the connection in ZooKeeper itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from kazoo import exceptions as zk
+from kazoo.client import KazooClient, KazooState
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+
+from broker.ports import (
+    BadVersionError,
+    CheckNode,
+    Clock,
+    CreateNode,
+    DeleteNode,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    SetNode,
+    StoreError,
+    StoreOperation,
+    StoreOutcomeUnknownError,
+    StoreUnavailableError,
+)
+
+logger = logging.getLogger("headrace.zookeeper")
+
+Result = TypeVar("Result")
+
+REQUEST_BYTES_MAX = 1_000_000  # jute.maxbuffer is 1,048,575 bytes; paths, versions and headers come on top
+OPERATION_BYTES = 64  # of each operation beside its path and data
+LEASE_OF_SESSION = 0.8
+BEATS_PER_SESSION = 6
+ANSWER_SESSIONS = 1.0  # a request that is not answered within a session's timeout is given up
+
+_LOST = (
+    zk.ConnectionLoss,
+    zk.ConnectionClosedError,
+    zk.ConnectionDropped,
+    zk.SessionExpiredError,
+    zk.OperationTimeoutError,
+    zk.SessionMovedError,
+)
+
+
+class ZooKeeperStore:
+    """A CoordinationStore in the ensemble at `hosts` (`host:port,host:port/chroot`). `open` before anything else."""
+
+    def __init__(
+        self, hosts: str, *, clock: Clock, session_timeout_ms: int = 6_000, connect_timeout_ms: int = 15_000
+    ) -> None:
+        self._hosts, _, chroot = hosts.partition("/")
+        self._chroot = f"/{chroot}".rstrip("/")
+        self._clock = clock
+        self._session_timeout = session_timeout_ms / 1000
+        self._connect_timeout = connect_timeout_ms / 1000
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop
+        self._lease_end = -math.inf
+        self._beats: asyncio.Task[None] | None = None
+        self._watches: dict[str, _Watch] = {}
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect and make the chroot. Raises StoreUnavailableError when no server answers in time."""
+        self._loop = asyncio.get_running_loop()
+        if self._chroot:
+            await self._make_chroot()
+        again = KazooRetry(
+            max_tries=-1, delay=0.05, backoff=2, max_delay=self._session_timeout / BEATS_PER_SESSION
+        )
+        self._client = KazooClient(
+            self._hosts + self._chroot, timeout=self._session_timeout, connection_retry=again
+        )
+        self._client.add_listener(lambda state: self._loop.call_soon_threadsafe(self._on_state, state))
+        await self._connect(self._client)
+        self._session_timeout = self._client._session_timeout / 1000  # what the server granted
+        await self._beat()
+        self._beats = self._loop.create_task(self._keep_beating(), name="zookeeper lease")
+
+    async def _make_chroot(self) -> None:
+        client = KazooClient(self._hosts, timeout=self._session_timeout)
+        try:
+            await self._connect(client)
+            await self._loop.run_in_executor(None, client.ensure_path, self._chroot)
+        finally:
+            await self._loop.run_in_executor(None, _end, client)
+
+    async def _connect(self, client: Any) -> None:
+        try:
+            await self._loop.run_in_executor(None, partial(client.start, self._connect_timeout))
+        except KazooTimeoutError as error:
+            await self._loop.run_in_executor(None, _end, client)
+            raise StoreUnavailableError(
+                f"no ZooKeeper server answered at {self._hosts} within {self._connect_timeout:g} s"
+            ) from error
+
+    @property
+    def session(self) -> int:
+        return int(self._client.client_id[0]) if self._client.client_id else 0
+
+    def lease_end(self) -> float:
+        return self._lease_end
+
+    def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        _check_path(path)
+        watch = self._watches.get(path)
+        if watch is None:
+            watch = self._watches[path] = _Watch(self, path)
+            watch.arm()
+        watch.callbacks.append(callback)
+        return partial(watch.callbacks.remove, callback)
+
+    async def get(self, path: str) -> Node | None:
+        _check_path(path)
+        try:
+            data, stat = await self._read(self._client.get_async(path))
+        except zk.NoNodeError:
+            return None
+        ephemeral = stat.ephemeralOwner
+        return Node(data, stat.version, ephemeral, stat.czxid if ephemeral else 0)
+
+    async def children(self, path: str) -> list[str]:
+        _check_path(path)
+        try:
+            return sorted(await self._read(self._client.get_children_async(path)))
+        except zk.NoNodeError:
+            return []
+
+    async def transact(self, operations: Sequence[StoreOperation]) -> list[str]:
+        operations = tuple(operations)
+        for operation in operations:
+            _check_path(operation.path)
+        size = sum(_size(operation) for operation in operations)
+        if size > REQUEST_BYTES_MAX:
+            raise StoreError(
+                f"a transaction of {size:,} bytes is more than the {REQUEST_BYTES_MAX:,} that ZooKeeper takes"
+            )
+        while True:
+            try:
+                return await self._commit(operations)
+            except _NoParentError as error:
+                await self._make_parents(error.path)
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes go at once."""
+        if self._client is None or self._closed:
+            return
+        self._closed = True
+        self._lease_end = -math.inf
+        if self._beats is not None:
+            self._beats.cancel()
+            await asyncio.gather(self._beats, return_exceptions=True)
+        await self._loop.run_in_executor(None, _end, self._client)
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    async def _commit(self, operations: Sequence[StoreOperation]) -> list[str]:
+        request = self._client.transaction()
+        for operation in operations:
+            _add(request, operation)
+        try:
+            results = await self._answer(request.commit_async())
+        except (*_LOST, TimeoutError) as error:
+            raise StoreOutcomeUnknownError(
+                f"ZooKeeper was lost under a transaction: {error or type(error).__name__}"
+            ) from error
+        for operation, result in zip(operations, results, strict=True):
+            if isinstance(result, (zk.RolledBackError, zk.RuntimeInconsistency)):
+                continue
+            if isinstance(result, Exception):
+                raise _refusal(operation, result) from result
+        return [
+            result if isinstance(operation, CreateNode) else operation.path
+            for operation, result in zip(operations, results, strict=True)
+        ]
+
+    async def _make_parents(self, path: str) -> None:
+        parts = path.split("/")[1:-1]
+        for depth in range(1, len(parts) + 1):
+            parent = "/" + "/".join(parts[:depth])
+            try:
+                await self._read(self._client.create_async(parent))
+            except zk.NodeExistsError:
+                continue
+            except zk.NoChildrenForEphemeralsError as error:
+                raise StoreError(f"the parent of {parent} is ephemeral and cannot have children") from error
+
+    async def _read(self, asked: Any) -> Any:
+        try:
+            return await self._answer(asked)
+        except (*_LOST, TimeoutError) as error:
+            raise StoreUnavailableError(f"ZooKeeper is lost: {error or type(error).__name__}") from error
+
+    async def _answer(self, asked: Any) -> Any:
+        """What kazoo's threads find out, in the loop. Raises TimeoutError after a session's timeout."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        asked.rawlink(lambda result: self._loop.call_soon_threadsafe(_settle, answer, result))
+        async with asyncio.timeout(self._session_timeout * ANSWER_SESSIONS):
+            return await answer
+
+    # -- the session ---------------------------------------------------------------------------------------
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(self._session_timeout / BEATS_PER_SESSION)
+            try:
+                await self._beat()
+            except StoreUnavailableError:
+                continue  # the lease ends by itself
+
+    async def _beat(self) -> None:
+        session, sent = self.session, self._clock.monotonic()
+        await self._read(self._client.sync_async("/"))
+        if session == self.session:
+            self._lease_end = max(self._lease_end, sent + LEASE_OF_SESSION * self._session_timeout)
+
+    def _on_state(self, state: str) -> None:
+        if self._closed:
+            return
+        if state == KazooState.LOST:
+            self._lease_end = -math.inf
+            logger.warning("the session with ZooKeeper at %s is lost", self._hosts)
+        elif state == KazooState.SUSPENDED:
+            logger.warning("the connection to ZooKeeper at %s is lost; the session may go on", self._hosts)
+        else:
+            for watch in self._watches.values():
+                watch.arm()
+                watch.tell()
+
+
+class _Watch:
+    """The callbacks of one path, behind ZooKeeper's two watches that fire once."""
+
+    def __init__(self, store: ZooKeeperStore, path: str) -> None:
+        self.callbacks: list[Callable[[], None]] = []
+        self._store = store
+        self._path = path
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+
+    def arm(self) -> None:
+        """Set the watches at ZooKeeper. One attempt at a time: what happens during one asks for another after it."""
+        if self._task is not None:
+            self._again = True
+            return
+        self._task = self._store._loop.create_task(self._set(), name=f"watch {self._path}")
+        self._task.add_done_callback(self._armed)
+
+    def tell(self) -> None:
+        for callback in tuple(self.callbacks):
+            callback()
+
+    def _armed(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and task.exception() is not None:
+            # The connection is lost; the state that comes with the next one arms it.
+            logger.debug("the watch of %s waits for ZooKeeper: %s", self._path, task.exception())
+        if self._again:
+            self._again = False
+            self.arm()
+
+    async def _set(self) -> None:
+        store = self._store
+        await store._read(store._client.exists_async(self._path, watch=self._fired))
+        try:
+            await store._read(store._client.get_children_async(self._path, watch=self._fired))
+        except zk.NoNodeError:
+            return  # its creation fires the other one
+
+    def _fired(self, event: object) -> None:
+        """In a thread of kazoo's."""
+        self._store._loop.call_soon_threadsafe(self._changed)
+
+    def _changed(self) -> None:
+        if self._store._closed:
+            return
+        self.arm()
+        task = self._task
+        assert task is not None
+        # Told when it is set again: what a reader finds after that and what it is told of leave no gap between them.
+        task.add_done_callback(lambda _: self.tell())
+
+
+class _NoParentError(Exception):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+def _settle(answer: asyncio.Future[Any], result: Any) -> None:
+    if answer.done():
+        return
+    if result.exception is not None:
+        answer.set_exception(result.exception)
+    else:
+        answer.set_result(result.value)
+
+
+def _end(client: Any) -> None:
+    client.stop()
+    client.close()
+
+
+def _add(request: Any, operation: StoreOperation) -> None:
+    if isinstance(operation, CreateNode):
+        request.create(
+            operation.path, operation.data, ephemeral=operation.ephemeral, sequence=operation.sequence
+        )
+    elif isinstance(operation, SetNode):
+        request.set_data(operation.path, operation.data, operation.version)
+    elif isinstance(operation, DeleteNode):
+        request.delete(operation.path, operation.version)
+    elif isinstance(operation, CheckNode):
+        request.check(operation.path, operation.version)
+    else:
+        raise TypeError(f"{operation!r} is not a store operation")
+
+
+def _refusal(operation: StoreOperation, error: Exception) -> Exception:
+    path = operation.path
+    if isinstance(error, zk.NoNodeError):
+        return (
+            _NoParentError(path)
+            if isinstance(operation, CreateNode)
+            else NoNodeError(f"{path} does not exist")
+        )
+    if isinstance(error, zk.NodeExistsError):
+        return NodeExistsError(f"{path} exists")
+    if isinstance(error, zk.BadVersionError):
+        wanted = "" if isinstance(operation, CreateNode) else f", not at version {operation.version}"
+        return BadVersionError(f"{path} is at another version{wanted}")
+    if isinstance(error, zk.NotEmptyError):
+        return StoreError(f"{path} has children and cannot be deleted")
+    if isinstance(error, zk.NoChildrenForEphemeralsError):
+        return StoreError(f"the parent of {path} is ephemeral and cannot have children")
+    return StoreError(f"{path}: {error!r}")
+
+
+def _size(operation: StoreOperation) -> int:
+    data = operation.data if isinstance(operation, CreateNode | SetNode) else b""
+    return OPERATION_BYTES + len(operation.path) + len(data)
+
+
+def _check_path(path: str) -> None:
+    if not path.startswith("/") or (path != "/" and path.endswith("/")) or "//" in path:
+        raise StoreError(f"{path!r} is not a node path: it must be absolute, without empty parts")

@@ -1,0 +1,201 @@
+"""Every coordination store keeps the promises of the port; and what a session is where there can be several."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.cluster.store import EmbeddedStore
+from broker.cluster.stores.zookeeper import REQUEST_BYTES_MAX, ZooKeeperStore
+from broker.ports import (
+    CreateNode,
+    StoreError,
+    StoreOutcomeUnknownError,
+    StoreUnavailableError,
+    SystemClock,
+)
+from broker.testing.coordination import SimulatedEnsemble
+from broker.testing.stores import DEADLINE, SharedStoreConformance, StoreConformance, eventually
+from broker.testing.zookeeper import ZooKeeperServer, running_zookeeper
+
+CLOCK = SystemClock()
+SESSION_MS = 2_000
+
+
+class TestEmbedded(StoreConformance):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "meta.db"
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[EmbeddedStore]:
+        store = EmbeddedStore(self.path)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def test_its_lease_has_no_end(self) -> None:
+        assert EmbeddedStore(self.path).lease_end() == math.inf
+
+    @pytest.mark.parametrize("clean", [True, False])
+    def test_ephemeral_nodes_are_gone_after_a_restart(self, clean: bool) -> None:
+        async def first() -> None:
+            store = EmbeddedStore(self.path)
+            await store.transact([CreateNode("/ids/0", ephemeral=True), CreateNode("/stays", b"x")])
+            if clean:
+                await store.close()
+
+        async def second() -> None:
+            async with self.store() as store:
+                assert await store.children("/ids") == []
+                assert await store.children("/") == ["ids", "stays"]
+                await store.transact([CreateNode("/ids/0", ephemeral=True)])
+
+        asyncio.run(first())
+        asyncio.run(second())
+
+
+class TestSimulated(SharedStoreConformance):
+    @asynccontextmanager
+    async def stores(self, count: int) -> AsyncIterator[list[Any]]:
+        ensemble = SimulatedEnsemble(CLOCK, seed=count)
+        opened = [await ensemble.connect(session_timeout_ms=SESSION_MS) for _ in range(count)]
+        try:
+            yield opened
+        finally:
+            for store in opened:
+                await store.close()
+
+    def test_a_silent_session_ends_and_its_lease_has_ended_before(self) -> None:
+        async def test() -> None:
+            ensemble = SimulatedEnsemble(CLOCK, seed=1)
+            silent = await ensemble.connect(session_timeout_ms=300)
+            other = await ensemble.connect(session_timeout_ms=SESSION_MS)
+            await silent.transact([CreateNode("/leader", ephemeral=True)])
+            session = silent.session
+            ensemble.cut(silent)
+            with pytest.raises(StoreUnavailableError):
+                await silent.get("/leader")
+            with pytest.raises(StoreOutcomeUnknownError):
+                await silent.transact([CreateNode("/x")])
+
+            async def gone() -> bool:
+                return await other.get("/leader") is None
+
+            await eventually(gone, "the node of a silent session is gone")
+            assert silent.lease_end() < CLOCK.monotonic()
+            ensemble.heal(silent)
+            assert silent.session != session
+            for store in (silent, other):
+                await store.close()
+
+        asyncio.run(test())
+
+    def test_a_session_that_was_given_up_is_told_to_every_watch(self) -> None:
+        async def test() -> None:
+            ensemble = SimulatedEnsemble(CLOCK, seed=1)
+            store = await ensemble.connect()
+            told = asyncio.Event()
+            store.watch("/controller", told.set)
+            before = store.session
+            ensemble.expire(store)
+            async with asyncio.timeout(DEADLINE):
+                await told.wait()
+            assert store.session != before
+            await store.close()
+
+        asyncio.run(test())
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("zookeeper")
+class TestZooKeeper(SharedStoreConformance):
+    @pytest.fixture(autouse=True)
+    def server(self, zookeeper: ZooKeeperServer) -> None:
+        self.zookeeper = zookeeper
+
+    def connection(self, chroot: str) -> ZooKeeperStore:
+        return ZooKeeperStore(f"{self.zookeeper.address}{chroot}", clock=CLOCK, session_timeout_ms=SESSION_MS)
+
+    @asynccontextmanager
+    async def stores(self, count: int) -> AsyncIterator[list[Any]]:
+        chroot = f"/tests/{uuid.uuid4().hex}"
+        opened = [self.connection(chroot) for _ in range(count)]
+        for store in opened:
+            await store.open()
+        try:
+            yield opened
+        finally:
+            for store in opened:
+                await store.close()
+
+    def test_a_transaction_that_zookeeper_would_not_take_is_refused(self) -> None:
+        async def test(store: ZooKeeperStore) -> None:
+            with pytest.raises(StoreError, match="more than the 1,000,000"):
+                await store.transact([CreateNode("/large", bytes(REQUEST_BYTES_MAX))])
+            await store.transact([CreateNode("/fits", bytes(REQUEST_BYTES_MAX - 100))])
+            node = await store.get("/fits")
+            assert node is not None
+            assert len(node.data) == REQUEST_BYTES_MAX - 100
+
+        self.run(test)
+
+    def test_nobody_at_the_address_is_told(self) -> None:
+        async def test() -> None:
+            store = ZooKeeperStore("127.0.0.1:1", clock=CLOCK, connect_timeout_ms=300)
+            with pytest.raises(StoreUnavailableError, match=r"no ZooKeeper server answered at 127.0.0.1:1"):
+                await store.open()
+
+        asyncio.run(test())
+
+    def test_the_lease_ends_before_the_session_of_a_silent_ensemble_and_both_come_back(
+        self, tmp_path: Path
+    ) -> None:
+        async def test() -> None:
+            with running_zookeeper(tmp_path / "zookeeper") as server:
+                store = ZooKeeperStore(f"{server.address}/h", clock=CLOCK, session_timeout_ms=SESSION_MS)
+                await store.open()
+                await store.transact([CreateNode("/leader", ephemeral=True), CreateNode("/stays")])
+                told = asyncio.Event()
+                store.watch("/leader", told.set)
+                assert CLOCK.monotonic() < store.lease_end() <= CLOCK.monotonic() + SESSION_MS / 1000
+                server.kill()
+                silent = CLOCK.monotonic()
+
+                async def lease_is_over() -> bool:
+                    return store.lease_end() <= CLOCK.monotonic()
+
+                await eventually(lease_is_over, "the lease ends without an answer")
+                assert CLOCK.monotonic() - silent < SESSION_MS / 1000
+                with pytest.raises(StoreUnavailableError):
+                    await store.get("/leader")
+                with pytest.raises(StoreOutcomeUnknownError):
+                    await store.transact([CreateNode("/x")])
+                server.start()
+
+                async def lease_is_back() -> bool:
+                    return store.lease_end() > CLOCK.monotonic()
+
+                told.clear()
+                await eventually(lease_is_back, "the lease is back")
+                async with asyncio.timeout(DEADLINE):
+                    await told.wait()
+                assert "stays" in await store.children("/")
+                await store.close()
+
+        asyncio.run(test())
