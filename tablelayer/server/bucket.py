@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from tablelayer.model.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import kafka_face
+from tablelayer.server.joint_write import Part, write_together
 from tablelayer.server.merge import Operations
 from tablelayer.server.schema_registry import REGISTRY_URL
 from tablelayer.server.services import Services
@@ -94,6 +96,20 @@ class TableBucket:
         """Write rows of this bucket; `size` is their charge to the budget. Raises KafkaError, TableError."""
         raise AssertionError("abstract")
 
+    @property
+    def writing(self) -> AbstractAsyncContextManager[object]:
+        """Held from `prepare_rows` to `log_prepared`: nothing else is prepared for this bucket meanwhile."""
+        raise AssertionError("abstract")
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> Any:
+        """What `log_prepared` is to log, worked out without any effect. Raises KafkaError, TableError."""
+        raise AssertionError("abstract")
+
+    def log_prepared(self, prepared: Any, size: int) -> AppendInfo:
+        """Log what was prepared. With success the charge of `size` to the budget is this bucket's to release. Raises
+        KafkaError, and the log is as it was then."""
+        raise AssertionError("abstract")
+
     def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
         """Raise TableError or KafkaError if a batch of a table client cannot be written. In an executor thread."""
         raise AssertionError("abstract")
@@ -105,6 +121,18 @@ class TableBucket:
         raise AssertionError("abstract")
 
     # -- common to all hooks -------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[bytes, int]:
+        """Where this bucket stands in the one order in which several are held."""
+        return self._topic.topic_id.bytes, self.partition.index
+
+    def repeated(self, writer: Writer) -> AppendInfo | None:
+        """Where a batch is that this writer sent before; None for a new one. Raises KafkaError for one that does not
+        follow."""
+        if writer.producer_id == -1:
+            return None
+        return self.partition.log.check_producer(writer.header())
 
     def retention_floor(self) -> int | None:
         """Nothing is deleted before the lake has it (when there is one)."""
@@ -197,12 +225,14 @@ class TableBucket:
         return kafka_face.AvroBatch(records, schemas)
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
-        """R17.2: forward rows of other buckets, then log the own ones under the producer's own sequence."""
+        """R17.2, R17.3: log the rows of all buckets or of none, and with them the producer's own sequence here."""
         self.check_open()
         definition, index = self.definition, self.partition.index
         header = kafka_face.check_frame(batch)
         duplicate = self.partition.log.check_producer(header)
         if duplicate is not None:
+            if acks == -1:
+                await self._all_published(definition, timeout_ms)
             return await self.wait_published(duplicate, acks, timeout_ms)
         writer, size = Writer.of(header), len(batch)
         opened = await self.opened(definition, batch)
@@ -213,35 +243,70 @@ class TableBucket:
                 )
             operations = await self.services.run(kafka_face.decode_produced, definition, opened)
             by_bucket = await self.services.run(split, definition, operations)
+            own = by_bucket.get(index)
+            if own is not None and len(by_bucket) == 1:
+                return await self.write_rows(made_for(definition, own), writer, size, acks, timeout_ms)
             forwarded = kafka_face.forwarded(header, index)
-            for bucket, part in by_bucket.items():
-                if bucket != index:
-                    await self.forward(
-                        self._topic.name, bucket, definition, part, forwarded, acks, timeout_ms
-                    )
-            own = made_for(definition, by_bucket.get(index) or Operations(no_rows(definition)))
-            return await self.write_rows(own, writer, size, acks, timeout_ms)
+            # Where an acknowledgement means fsynced, the sequence must not be on the disk before the others' rows are.
+            apart = self.partition.log.config.flushes_by_count
+            parts = [
+                self.part(self._topic.name, bucket, definition, rows, forwarded)
+                for bucket, rows in by_bucket.items()
+                if apart or bucket != index
+            ]
+            empty = Operations(no_rows(definition))
+            if apart:
+                await self.write_parts(parts, acks, timeout_ms)
+                return await self.write_rows(made_for(definition, empty), writer, size, acks, timeout_ms)
+            # Last: who finds the sequence here finds the rows in every bucket.
+            parts.append(Part(self, made_for(definition, own or empty), writer, size))
+            return await self.write_parts(parts, acks, timeout_ms)
         except TableError as error:
             raise as_kafka_error(error, definition) from error
 
-    async def forward(
-        self,
-        topic: str,
-        bucket: int,
-        definition: TableDefinition,
-        operations: Operations,
-        writer: Writer,
-        acks: int,
-        timeout_ms: int,
-    ) -> None:
-        """Write rows that were produced here, decoded for `definition`, to the bucket that they belong to."""
-        source = made_for(definition, operations)
+    def part(
+        self, topic: str, bucket: int, definition: TableDefinition, rows: Operations, writer: Writer
+    ) -> Part:
+        """Rows that were produced here, decoded for `definition`, as a write to the bucket they belong to. Raises
+        KafkaError if that is not served."""
         other: object = self.services.context.partition(topic, bucket).hooks
         if not isinstance(other, TableBucket):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
-        other.check_open()
+        return Part(other, made_for(definition, rows), writer, rows.rows.nbytes)
+
+    async def write_parts(self, parts: Sequence[Part], acks: int, timeout_ms: int) -> AppendInfo:
+        """Write all of them or none, and wait for what `acks` demands; where the last one is."""
+        infos = await write_together(self.services.budget, parts)
+        await self.wait_parts(parts, infos, acks, timeout_ms)
+        return infos[-1]
+
+    async def wait_parts(
+        self, parts: Sequence[Part], infos: Sequence[AppendInfo], acks: int, timeout_ms: int
+    ) -> None:
+        """Wait for what `acks` demands of all that was logged."""
         # Without acknowledgement the answer must still mean that every row is in some log.
-        await other.write_rows(source, writer, operations.rows.nbytes, -1 if acks == -1 else 1, timeout_ms)
+        acks = -1 if acks == -1 else 1
+        waits = [
+            self.wait_part(part, info, acks, timeout_ms) for part, info in zip(parts, infos, strict=True)
+        ]
+        for result in await asyncio.gather(*waits, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def wait_part(self, part: Part, info: AppendInfo, acks: int, timeout_ms: int) -> None:
+        await part.bucket.wait_published(info, acks, timeout_ms)
+
+    async def _all_published(self, definition: TableDefinition, timeout_ms: int) -> None:
+        """Wait until what is in the logs of the other buckets by now is visible: some of it came with the batch whose
+        repetition is about to be acknowledged."""
+        for bucket in range(definition.bucket_count):
+            partition = self.services.context.partition(self._topic.name, bucket)
+            end = partition.log.log_end_offset
+            if not await partition.wait_for_high_watermark(end, timeout_ms):
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"{self.name}: logged, but not stored in bucket {bucket} in time",
+                )
 
 
 def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError:

@@ -224,20 +224,34 @@ class KeyBucket(TableBucket):
         charged = True
         try:
             async with self._writing:
-                tablet = self.tablet
-                info = self._duplicate(writer)
+                self.tablet  # noqa: B018 - raises while there is none
+                info = self.repeated(writer)
                 if info is None:
-                    prepared = await self._prepare(tablet, source, writer)
+                    prepared = await self.prepare_rows(source, writer)
                     self.check_open()
-                    info = self.partition.append(prepared.batch, AppendOrigin.EXTENSION)
-                    if not info.duplicate:
-                        self._rows_written += len(prepared.keys)
-                        tablet.logged(prepared, info.last_offset + 1, size)
-                        charged = False  # released when it is stored
+                    info = self.log_prepared(prepared, size)
+                    charged = False
         finally:
             if charged:
                 budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
+
+    @property
+    def writing(self) -> asyncio.Lock:
+        return self._writing
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> PreparedWrite:
+        return await self._prepare(self.tablet, source, writer)
+
+    def log_prepared(self, prepared: PreparedWrite, size: int) -> AppendInfo:
+        tablet = self.tablet
+        info = self.partition.append(prepared.batch, AppendOrigin.EXTENSION)
+        if info.duplicate:
+            self.services.budget.release(size)
+        else:
+            self._rows_written += len(prepared.keys)
+            tablet.logged(prepared, info.last_offset + 1, size)  # the charge is released when it is stored
+        return info
 
     async def expire_rows(self) -> int:
         """Delete the rows that have outlived `table.kv.ttl`, as ordinary changes of the changelog; how many.
@@ -296,11 +310,6 @@ class KeyBucket(TableBucket):
                 self._numbered_id, max(missing, settings.auto_increment_cache), highest
             )
         )
-
-    def _duplicate(self, writer: Writer) -> AppendInfo | None:
-        if writer.producer_id == -1:
-            return None
-        return self.partition.log.check_producer(writer.header())
 
     # -- storing and publishing ----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ server computes from the rows itself; they are checked first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
@@ -85,15 +86,31 @@ class LogBucket(TableBucket):
     async def write_rows(
         self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
     ) -> AppendInfo:
-        definition, now_ms = self.definition, self.services.context.clock.time_ms()
         self.services.budget.reserve(size)
+        charged = True
         try:
-            batch = await self.services.run(_encoded, source, writer, definition, now_ms)
+            batch = await self.prepare_rows(source, writer)
             self.check_open()
-            info = self.partition.append(batch, AppendOrigin.EXTENSION)
+            info = self.log_prepared(batch, size)
+            charged = False
         finally:
-            self.services.budget.release(size)
+            if charged:
+                self.services.budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
+
+    @property
+    def writing(self) -> AbstractAsyncContextManager[object]:
+        """Appends do not depend on what is there."""
+        return nullcontext()
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> bytearray:
+        now_ms = self.services.context.clock.time_ms()
+        return await self.services.run(_encoded, source, writer, self.definition, now_ms)
+
+    def log_prepared(self, prepared: bytearray, size: int) -> AppendInfo:
+        info = self.partition.append(prepared, AppendOrigin.EXTENSION)
+        self.services.budget.release(size)
+        return info
 
     def _duplicate(self, batch: memoryview) -> AppendInfo | None:
         header: BatchHeader = read_header(batch)

@@ -1,9 +1,9 @@
 """The topic of a partitioned table itself: what is produced to it goes to the partitions.
 
 Its log holds no rows, only an empty batch for each batch that was produced, with the producer's sequence: that is
-what makes an answer, and what finds a repeated batch. The rows are in the partitions' own topics by then, each written
-under an identity of this writer and partition, so that a batch that is repeated after a crash in between is written
-once. Consumers read the partitions: `^db\\.t\\..*`.
+what makes an answer, and what finds a repeated batch. The rows are in the partitions' own topics by then, those of all
+partitions or none (`joint_write`), each written under an identity of this writer and partition, so that a batch that is
+repeated after a crash in between is written once. Consumers read the partitions: `^db\\.t\\..*`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tablelayer.model.partitions import partitions_of_rows
 from tablelayer.model.table import TableDefinition
 from tablelayer.server import kafka_face
 from tablelayer.server.bucket import as_kafka_error, no_rows
+from tablelayer.server.joint_write import Part, write_together
 from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.merge import Operations
 from tablelayer.server.services import Services
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
 
 _ATTEMPTS = 3
-"""A partition may be dropped between its creation and the write."""
+"""A partition may be dropped between its creation and the write; nothing is logged by then."""
 
 
 class PartitionedBucket(LogBucket):
@@ -51,10 +52,7 @@ class PartitionedBucket(LogBucket):
         try:
             operations = await self.services.run(kafka_face.decode_produced, definition, opened)
             parts = await self.services.run(_split, definition, operations, self.partition.index)
-            await self._make_partitions(definition, list(parts))
-            for name, by_bucket in parts.items():
-                for bucket, part in by_bucket.items():
-                    await self._forward_to(definition, name, bucket, part, writer, acks, timeout_ms)
+            await self._write_partitions(definition, parts, writer, acks, timeout_ms)
             own = made_for(definition, Operations(no_rows(definition)))
             return await self.write_rows(own, Writer.of(header), len(batch), acks, timeout_ms)
         except TableError as error:
@@ -74,20 +72,24 @@ class PartitionedBucket(LogBucket):
         for name in missing:
             await catalog.create_partition(definition, name, ignore_if_exists=True)
 
-    async def _forward_to(
+    async def _write_partitions(
         self,
         definition: TableDefinition,
-        name: str,
-        bucket: int,
-        part: Operations,
+        rows: dict[str, dict[int, Operations]],
         writer: Writer,
         acks: int,
         timeout_ms: int,
     ) -> None:
-        topic = definition.path.of_partition(name).topic
+        """Write the rows of all partitions and buckets, or none; they are visible afterwards, if `acks` demands it."""
         for attempt in range(_ATTEMPTS):
+            await self._make_partitions(definition, list(rows))
             try:
-                return await self.forward(topic, bucket, definition, part, writer, acks, timeout_ms)
+                parts = [
+                    self.part(definition.path.of_partition(name).topic, bucket, definition, part, writer)
+                    for name, by_bucket in rows.items()
+                    for bucket, part in by_bucket.items()
+                ]
+                infos = await write_together(self.services.budget, parts)
             except KafkaError as error:
                 gone = error.code in (
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -96,8 +98,24 @@ class PartitionedBucket(LogBucket):
                 if not gone or attempt == _ATTEMPTS - 1:
                     raise
                 await asyncio.sleep(0)
-                await self._make_partitions(definition, [name])
-        return None
+            else:
+                await self.wait_parts(parts, infos, acks, timeout_ms)
+                return
+
+    async def wait_part(self, part: Part, info: AppendInfo, acks: int, timeout_ms: int) -> None:
+        """A partition that is dropped meanwhile takes the rows along (R18.2)."""
+        try:
+            await super().wait_part(part, info, acks, timeout_ms)
+        except KafkaError:
+            if self._is_there(part):
+                raise
+
+    def _is_there(self, part: Part) -> bool:
+        partition = part.bucket.partition
+        try:
+            return self.services.context.partition(partition.topic.name, partition.index) is partition
+        except KafkaError:
+            return False
 
     async def delete(self) -> None:
         """The table was dropped: its counter goes with it."""
