@@ -185,7 +185,7 @@ class TableExtension:
 
                 self._scans = SnapshotScans(self._services)
                 self._services.release_scans = self._scans.release
-                area = StagingArea(self._services.directory / "staged")
+                area = StagingArea(self._services.directory / "staged", self._services.context.data_dir)
                 staged = StagedCommits(self._services, area, self.catalog.by_id, self._bucket)
                 await staged.load()
                 self._staged = staged

@@ -113,8 +113,8 @@ class KeyValueStore:
 
     def __init__(self, database: Any, path: Path) -> None:
         self.path = path
-        self.applied_offset = 0
-        self.row_count = 0
+        self.applied = (0, 0)
+        """(applied offset, number of rows): one value, so that who reads it beside a write has both of one moment."""
         self.durable_offset = 0
         """The applied offset that is in files: what a crash cannot take away."""
         self.visible_offset = 0
@@ -126,8 +126,16 @@ class KeyValueStore:
         self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
         meta = database.get(_META_KEY)
         if meta is not None:
-            self.applied_offset, self.row_count = _decode_meta(meta)
+            self.applied = _decode_meta(meta)
             self.durable_offset = self.visible_offset = self.applied_offset
+
+    @property
+    def applied_offset(self) -> int:
+        return self.applied[0]
+
+    @property
+    def row_count(self) -> int:
+        return self.applied[1]
 
     @classmethod
     def open(cls, path: Path, memory: SharedMemory) -> KeyValueStore:
@@ -188,7 +196,7 @@ class KeyValueStore:
             self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
             _raise_disk_full(error)
             raise
-        self.applied_offset, self.row_count = applied_offset, row_count
+        self.applied = applied_offset, row_count
         self.bytes_since_flush += size
 
     def size_bytes(self) -> int:

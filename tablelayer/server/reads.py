@@ -239,11 +239,9 @@ def _next_rows(snapshot: StoreSnapshot, versions: Versions, wanted: Wanted) -> t
 
 
 def row_count(store: KeyValueStore) -> tuple[int, int]:
-    """(number of rows, at which offset). Read together: a write changes both in one go, count last."""
-    while True:
-        offset, count = store.applied_offset, store.row_count
-        if store.applied_offset == offset:
-            return count, offset
+    """(number of rows, at which offset), both of one moment, whatever is written meanwhile."""
+    offset, count = store.applied
+    return count, offset
 
 
 def _key_rows(schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max: int) -> pa.RecordBatch:

@@ -19,6 +19,10 @@ gaps and for which everything at or before the last number is a repeat (`broker.
 completing a commit writes only what is missing. That memory of the log ends after a day without a write, hence a
 commit that fails also notes in the ledger how far it came.
 
+What is decided says how many chunks there are for each place. Where some are gone (a power cut took files that
+`durability=process` had not put on the disk; somebody removed them), the batch is never taken for done: its commit, and
+all that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
+
 State: one ledger of some hundred bytes for each (writer, table); those of single batches are kept for a day, those of
 streams for 90 days after their last commit. Staged rows that are never committed go after a day.
 """
@@ -29,6 +33,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -71,7 +76,8 @@ _TIMEOUT_MS: Final = 30_000
 
 class Ledger(msgspec.Struct, frozen=True):
     """What is decided about a writer's last batch. `written` counts chunks by bucket, of a commit that failed;
-    `partitions` are those that the batch has rows for, of a partitioned table.
+    `partitions` are those that the batch has rows for, of a partitioned table. `chunks` says how many were committed
+    for each bucket (None: not known, decided by an older version).
     """
 
     writer: str
@@ -84,12 +90,16 @@ class Ledger(msgspec.Struct, frozen=True):
     done: bool = False
     written: Mapping[Place, int] = msgspec.field(default_factory=dict)
     partitions: tuple[UUID, ...] = ()
+    chunks: Mapping[Place, int] | None = None
 
     def to_json(self) -> bytes:
         value = asdict(self) | {
             "version": 1,
             "written": {place_text(place): count for place, count in self.written.items()},
             "partitions": [str(each) for each in self.partitions],
+            "chunks": None
+            if self.chunks is None
+            else {place_text(place): count for place, count in self.chunks.items()},
         }
         return json.dumps(value).encode()
 
@@ -100,6 +110,8 @@ class Ledger(msgspec.Struct, frozen=True):
         value["attempts"] = tuple(value["attempts"])
         value["written"] = {place_of(text): count for text, count in value["written"].items()}
         value["partitions"] = tuple(UUID(each) for each in value.get("partitions", ()))
+        if value.get("chunks") is not None:
+            value["chunks"] = {place_of(text): count for text, count in value["chunks"].items()}
         return cls(**value)
 
 
@@ -110,6 +122,7 @@ def following(ledger: Ledger, chunks: int, now_ms: int) -> Ledger:
         done=True,
         attempts=(),
         partitions=(),
+        chunks=None,
         written={},
         first_sequence=(ledger.first_sequence + chunks) & MAX_SEQUENCE,
         updated_ms=now_ms,
@@ -215,8 +228,10 @@ class StagedCommits:
             if ledger is not None and ledger.batch_id >= batch_id:
                 await self._services.run(self._area.drop_batches, table_id, writer, batch_id)
                 return
-            places = {place for _, counts in attempts for place in counts}
-            for place in places:
+            chunks: Counter[Place] = Counter()
+            for _, counts in attempts:
+                chunks.update(counts)
+            for place in chunks:
                 self._resolved(definition, place)
             await self._services.run(self._check_complete, table_id, writer, batch_id, attempts)
             context = self._services.context
@@ -229,7 +244,8 @@ class StagedCommits:
                 first_sequence=0 if ledger is None else ledger.first_sequence,
                 kept_ms=_DAY_MS if single else _STREAM_KEPT_MS,
                 updated_ms=context.clock.time_ms(),
-                partitions=tuple(sorted({place[0] for place in places if not isinstance(place, int)})),
+                partitions=tuple(sorted({place[0] for place in chunks if not isinstance(place, int)})),
+                chunks=dict(chunks),
             )
             await self._save(table_id, decided)
             await self._write(definition, decided)
@@ -261,10 +277,25 @@ class StagedCommits:
 
     # -- writing what is decided ---------------------------------------------------------------------------
 
+    def _check_kept(self, table_id: UUID, ledger: Ledger, places: Sequence[Place]) -> None:
+        """Raises TableError STAGED_ROWS_MISSING unless all that was decided is still there. Blocking."""
+        if ledger.chunks is None:
+            return
+        for place in places:
+            decided = ledger.chunks.get(place, 0)
+            there = sum(
+                self._area.count(self._area.path(table_id, ledger.writer, ledger.batch_id, attempt, place))
+                for attempt in ledger.attempts
+            )
+            if there != decided:
+                raise _gone(ledger, place, there, decided)
+
     async def _write(self, definition: TableDefinition, ledger: Ledger) -> Ledger:
         table_id = definition.table_id
         assert table_id is not None
         written = dict(ledger.written)
+        places = self._places(definition, ledger)
+        await self._services.run(self._check_kept, table_id, ledger, places)
         gate = asyncio.Semaphore(_PLACES_AT_ONCE)
 
         async def write(place: Place) -> None:
@@ -272,7 +303,7 @@ class StagedCommits:
                 await self._write_place(definition, ledger, place, written)
 
         results = await asyncio.gather(
-            *map(write, self._places(definition, ledger)),
+            *map(write, places),
             return_exceptions=True,
         )
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -349,6 +380,8 @@ class StagedCommits:
                 await self._write_chunk(definition, bucket, chunk, Writer(producer_id, 0, sequence, 1), acks)
                 written[place] = number + 1
             number, chunk = number + 1, following_chunk
+        if ledger.chunks is not None and number != ledger.chunks.get(place, 0):
+            raise _gone(ledger, place, number, ledger.chunks.get(place, 0))
 
     def _chunks(self, table_id: UUID, ledger: Ledger, place: Place) -> Iterator[Chunk]:
         for attempt in ledger.attempts:
@@ -442,6 +475,15 @@ class StagedCommits:
             [SetNode(path, data) if key in self._ledgers else CreateNode(path, data)]
         )
         self._ledgers[key] = ledger
+
+
+def _gone(ledger: Ledger, place: Place, there: int, decided: int) -> TableError:
+    return TableError(
+        TableErrorCode.STAGED_ROWS_MISSING,
+        f"batch {ledger.batch_id} of {ledger.writer} is decided with {decided} staged chunks for bucket"
+        f" {place_text(place)}, and the disk has {there} of them: rows are lost, so the batch is not done. Put its"
+        " files back, or write its rows and those after it under another writer's name",
+    )
 
 
 def _append(area: StagingArea, path: Any, number: int, chunk: Chunk, durable: bool) -> None:

@@ -7,6 +7,9 @@ acknowledged and is cut off. A chunk's number in its file makes a repeated reque
 Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, writers by the hash of their name; of a partitioned
 table `<attempt>.<partition id>.<bucket>`, under the id of the whole table. A chunk is
 `int32 length of what follows, int32 CRC-32C of it, int16 number of target columns (-1: all), int32 each, batch`.
+
+A chunk that is stored durably survives a power cut with its file's name and those of the folders above it, up to
+the area's `base`, which was there before.
 Blocking: called in executor threads, for one attempt by one thread at a time.
 """
 
@@ -84,11 +87,15 @@ def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
 
 
 class StagingArea:
-    """All staged chunks of a server."""
+    """All staged chunks of a server. `base` is a folder above `root` whose own name is on the disk; by default the
+    one that `root` is in."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, base: Path | None = None) -> None:
         self._root = root
+        self._base = root.parent if base is None else base
         self._tails: dict[Path, _Tail] = {}
+        self._named: set[Path] = set()
+        """Files and folders whose names are on the disk."""
 
     def path(self, table_id: UUID, writer: str, batch_id: int, attempt: str, place: Place) -> Path:
         name = f"{attempt}.{place_text(place)}"
@@ -127,11 +134,26 @@ class StagingArea:
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
+            if durable:
+                self._sync_names(path)
         except OSError as error:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"rows cannot be staged: {error.strerror or error}"
             ) from error
         self._tails[path] = _Tail(tail.count + 1, tail.size + _PREFIX.size + size)
+
+    def _sync_names(self, path: Path) -> None:
+        """Make the names of a file and of the folders above it durable. Raises OSError."""
+        new = [
+            each for each in (path, *path.parents) if self._base in each.parents and each not in self._named
+        ]
+        for each in new:
+            folder = os.open(each.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self._named.update(new)
 
     def count(self, path: Path) -> int:
         """How many whole chunks a file has; 0 if there is none."""
@@ -177,6 +199,7 @@ class StagingArea:
             for path in folder.glob(f"{attempt}.*"):
                 path.unlink(missing_ok=True)
                 self._tails.pop(path, None)
+                self._named.discard(path)
 
     def drop_batches(self, table_id: UUID, writer: str, up_to: int) -> None:
         """Forget what a writer has staged for batches up to this one."""
@@ -213,3 +236,4 @@ class StagingArea:
         shutil.rmtree(folder, ignore_errors=True)
         for path in [path for path in list(self._tails) if folder in path.parents]:
             self._tails.pop(path, None)
+        self._named -= {path for path in list(self._named) if path == folder or folder in path.parents}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from tablelayer.server.kv import DiskFullError, KeyValueStore
+from tablelayer.server.reads import row_count
 
 NO_SPACE = Exception("IO error: No space left on device: While appending to file: 000009.sst")
 
@@ -72,3 +76,24 @@ def test_other_errors_keep_their_type(store: KeyValueStore, database: Database) 
     with pytest.raises(Exception, match="Corruption") as caught:
         store.flush()
     assert not isinstance(caught.value, DiskFullError)
+
+
+def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(store: KeyValueStore) -> None:
+    """A count that was asked for meanwhile is never that of one write with the offset of another."""
+    seen = set()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is KeyValueStore.write.__code__:
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                seen.add(row_count(store))
+        return trace
+
+    store.write([([b"a"], [b"v"])], 5, 1)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        store.write([([b"b"], [b"v"])], 9, 2)
+    finally:
+        sys.settrace(before)
+    assert seen == {(1, 5), (2, 9)}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -363,12 +366,104 @@ def test_r3_5_a_torn_chunk_is_cut_off_and_stored_again(tmp_path: Path) -> None:
         ]
 
 
+class Names:
+    """What of a folder's tree a power cut leaves: the names that were in a folder when it was last synced."""
+
+    def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.base = base
+        self.kept: dict[Path, set[str]] = {}
+        real = os.fsync
+
+        def fsync(fd: int) -> None:
+            real(fd)
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path.is_dir():
+                self.kept[path] = set(os.listdir(path))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    def cut(self) -> None:
+        for folder, folders, files in os.walk(self.base):
+            kept = self.kept.get(Path(folder), set())
+            for name in {*folders, *files} - kept:
+                path = Path(folder, name)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            folders[:] = [name for name in folders if name in kept]
+
+
+def test_r3_5_a_durable_chunk_survives_a_power_cut_with_all_names_that_lead_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Names(tmp_path, monkeypatch)
+    area = StagingArea(tmp_path / "extensions" / "tables" / "staged", tmp_path)
+    table, other = UUID(int=1), UUID(int=2)
+    chunk = Chunk(None, memoryview(b"rows"))
+    paths = [
+        area.path(table, "w", 0, "a", 0), area.path(table, "w", 0, "a", 1), area.path(table, "w", 1, "b", 0),
+        area.path(table, "w2", 0, "a", 0), area.path(other, "w", 0, "a", (other, 0)),
+    ]  # fmt: skip
+    for path in paths:
+        area.append(path, 0, chunk, durable=True)
+    area.append(paths[0], 1, chunk, durable=True)
+    later = area.path(table, "w", 2, "c", 0)
+    area.append(later, 0, chunk, durable=False)
+    area.append(later, 1, chunk, durable=True)
+    area.drop_batches(table, "w", 1)
+    for path in paths[:2]:
+        area.append(path, 0, chunk, durable=True)
+    lost = area.path(table, "w", 2, "not-durable", 0)
+    area.append(lost, 0, chunk, durable=False)
+    names.cut()
+    after = StagingArea(tmp_path / "extensions" / "tables" / "staged", tmp_path)
+    counts = [after.count(path) for path in (*paths, later, lost)]
+    assert counts == [1, 1, 0, 1, 1, 2, 0]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_r3_5_a_decided_batch_whose_rows_are_gone_is_never_taken_for_done(tmp_path: Path, torn: bool) -> None:
+    async def scenario() -> None:
+        chunks: Chunks = {0: [chunk_of(1), chunk_of(2)], 1: [chunk_of(3)]}
+
+        async def dies(*_: Any, **__: Any) -> None:
+            raise Killed
+
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT", buckets=2)
+            await stage(table, 5, "a", chunks)
+            with patch.object(StagedCommits, "_write", dies):
+                assert (await commit(table, 5, {"a": chunks})).error_code != 0
+        (path,) = tmp_path.rglob("staged/*/*/5/a.0")
+        whole = path.read_bytes()
+        if torn:
+            path.write_bytes(whole[:-1])
+        else:
+            path.unlink()
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.open()
+            for batch_id in (5, 6):
+                answer = await commit(table, batch_id, {"a": chunks})
+                assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+                assert (
+                    f"batch 5 of w is decided with 2 staged chunks for bucket 0, and the disk has {torn:d}"
+                    in (answer.error_message)
+                )
+            assert await logged(table, 2) == []
+        path.write_bytes(whole)
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.open()
+            assert (await commit(table, 5, {"a": chunks})).error_code == 0
+            assert sorted(await logged(table, 2)) == [1, 2, 3]
+
+    run(scenario)
+
+
 @given(st.integers(0, 2**31 - 1), st.integers(0, 1000))
 def test_r3_5_ledgers_survive_the_store(first: int, chunks: int) -> None:
-    ledger = Ledger("w", 7, 3, ("a", "b"), first, 1, 2, written={0: 3, 5: 1})
+    ledger = Ledger("w", 7, 3, ("a", "b"), first, 1, 2, written={0: 3, 5: 1}, chunks={0: 3, 5: 2})
     assert Ledger.from_json(ledger.to_json()) == ledger
     after = following(ledger, chunks, 9)
     assert after.done
+    assert after.chunks is None
     assert after.first_sequence == (first + chunks) % 2**31
     assert Ledger.from_json(after.to_json()) == after
 
