@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.log.segment import LOG_SUFFIX, Segment, file_stem
+from broker.log.segment import LOG_SUFFIX, SWAP_SUFFIX, Segment, file_stem
 from broker.ports import Disk
 
 CHECKPOINT_NAME: Final = "recovery-checkpoint"
@@ -128,7 +128,7 @@ def read_clean_marker(disk: Disk, directory: Path) -> CleanMarker | None:
         segments = [SegmentBounds(*map(int, row)) for row in content["segments"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    names = {name for name in disk.names(directory) if name.endswith(LOG_SUFFIX)}
+    names = {name for name in disk.names(directory) if name.endswith((LOG_SUFFIX, SWAP_SUFFIX))}
     expected = {file_stem(row.base_offset) + LOG_SUFFIX: row.size for row in segments}
     if names != set(expected) or any(disk.size(directory / name) != size for name, size in expected.items()):
         return None

@@ -6,9 +6,13 @@ to its end again without the records that the map supersedes. Never touched: the
 
 Files. A group's new segment is written as `<base>.log.cleaned` with its indexes, checked and synced. Renaming it to
 `<base>.log.swap` decides: what a crash leaves before that is thrown away, after it is finished at the next open
-(`compaction_swap`). Groups follow each other in the order of the log, each durable before the next, so a tombstone
-never goes from the disk before what it deletes. Before the first group is replaced the log notes, durably, up to where
-offsets may be missing from now on; recovery takes gaps below it for compaction and above it for damage.
+(`compaction_swap`). Only when that name is durable do the old segments go, and only when they are durably gone does
+the new one take its place: a power cut that brings some of these changes to the medium without the others never leaves
+an old segment beside the new one in its place. Where nothing is left of a group its segments only go; any of them may
+come back, since all they hold is superseded by what is durable. Groups follow each other in the order of the log, each
+durable before the next, so a tombstone never goes from the disk before what it deletes. Before the first group is
+replaced the log notes, durably, up to where offsets may be missing from now on; recovery takes gaps below it for
+compaction and above it for damage.
 
 Threads: `Cleaning.steps` runs in any thread, slice by slice, and says which steps belong to the thread that owns the
 log. In between the log may be written, cut at its start or closed: what was written for segments that are gone is
@@ -26,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 from broker.log.compaction import BatchFilter, CleaningCounts, OffsetMap, TransactionView
 from broker.log.compaction_plan import Cleanable, CleaningAbandoned, CleaningError, Step, groups
 from broker.log.scan import IndexBuilder, WalkEnd, walk
-from broker.log.segment import CLEANED_SUFFIX, POSITION_MAX, SWAP_SUFFIX, Segment
+from broker.log.segment import CLEANED_SUFFIX, POSITION_MAX, Segment
 from broker.ports import Disk, DiskFile
 from protocol.errors import DecodeError
 from protocol.records.decode import decode_records
@@ -194,20 +198,26 @@ class Cleaning:
     def _exchange(self, group: list[Segment], cleaned: Segment, path: Path) -> Iterator[Step]:
         """See "Files" above. What the owner does is a few renames."""
         log, disk = self._log, self._disk
-        swap = cleaned.path.with_name(cleaned.path.name + SWAP_SUFFIX)
         yield Step.OWNER
         log.check_segments(group)
         if cleaned.size:
-            disk.rename(path, swap)
+            cleaned.decide(path)
             yield Step.ANY_THREAD
             disk.sync_directory(log.directory)
             yield Step.OWNER
             try:
                 log.check_segments(group)
             except CleaningAbandoned:
-                disk.remove(swap)
+                disk.remove(cleaned.path)
                 raise
         log.exchange(group, cleaned if cleaned.size else None)
+        yield Step.ANY_THREAD
+        disk.sync_directory(log.directory)
+        if not cleaned.size:
+            return
+        yield Step.OWNER
+        log.check_segments([cleaned])
+        log.finish_exchange(cleaned)
         yield Step.ANY_THREAD
         disk.sync_directory(log.directory)
 

@@ -49,6 +49,7 @@ def finish_swaps(disk: Disk, directory: Path) -> None:
                 stem = directory / old[:OFFSET_DIGITS]
                 for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
                     disk.remove(stem.with_suffix(suffix))
+        disk.sync_directory(directory)  # an old segment must not come back beside the new one
         disk.rename(path, directory / name[: -len(SWAP_SUFFIX)])
         disk.sync_directory(directory)
         logger.info(

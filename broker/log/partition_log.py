@@ -108,6 +108,7 @@ class PartitionLog:
         self._is_marked_clean = recovered.report.was_clean
         self._directory_is_dirty = not recovered.report.was_clean
         self._has_directory = False  # for certain; else it is made before the first batch
+        self._is_entered = recovered.report.was_clean  # the folder is known to be durable in the one above it
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
         self._failure: str | None = None
@@ -437,9 +438,15 @@ class PartitionLog:
         if self._disk.size(path) is not None:
             self._disk.open_read_only(path).sync()
         self._disk.sync_directory(self.directory)
-        self._disk.sync_directory(self.directory.parent)
+        self._enter()
         for offset in recovery.snapshot_offsets(self._disk, self.directory)[:-_SNAPSHOTS_KEPT]:
             self._disk.remove(self.directory / recovery.snapshot_name(offset))
+
+    def _enter(self) -> None:
+        """Make the folder itself durable, without which nothing in it is. Raises OSError."""
+        if not self._is_entered:
+            self._disk.sync_directory(self.directory.parent)
+            self._is_entered = True
 
     # -- read ----------------------------------------------------------------------------------------------
 
@@ -602,6 +609,7 @@ class PartitionLog:
             segment = self._segments.pop()
             self._bases.pop()
             segment.remove()
+            self._disk.sync_directory(self.directory)  # one after the other: a hole would look like damage
         segment = self._segments[-1]
         if not segment.is_active:
             segment.activate()
@@ -647,9 +655,10 @@ class PartitionLog:
             raise CleaningAbandoned(f"segments of {self.directory.name} are gone")
 
     def exchange(self, group: Sequence[Segment], cleaned: Segment | None) -> None:
-        """Put `cleaned` in the place of `group`; None if nothing is left of it. Raises OSError.
+        """Put `cleaned` in the place of `group`, whose files go; None if nothing is left of it.
 
-        Whoever is reading the old files goes on doing so.
+        The new file keeps its own name until `finish_exchange`. Whoever is reading the old files goes on doing so.
+        Raises OSError.
         """
         checkpoints.remove_clean_marker(self._disk, self.directory)
         self._is_marked_clean = False
@@ -663,10 +672,16 @@ class PartitionLog:
         try:
             for segment in group:
                 segment.remove(self._background)
-            if cleaned is not None:
-                cleaned.take_place()
         except OSError as error:
             self._fail(f"an exchange of compacted segments failed half-way: {error}")
+            raise
+
+    def finish_exchange(self, cleaned: Segment) -> None:
+        """Once the files that `exchange` took away are durably gone. Raises OSError."""
+        try:
+            cleaned.take_place()
+        except OSError as error:
+            self._fail(f"a compacted segment could not take its place: {error}")
             raise
 
     # -- durability ----------------------------------------------------------------------------------------
@@ -694,6 +709,7 @@ class PartitionLog:
             if log_start_offset is None:
                 log_start_offset = self.log_start_offset
             checkpoints.write_checkpoint(self._disk, self.directory, self._checkpoint(log_start_offset))
+            self._enter()
             self.log_start_offset = log_start_offset
 
     def _checkpoint(self, log_start_offset: int) -> Checkpoint:

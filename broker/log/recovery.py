@@ -239,6 +239,9 @@ class _Recovery:
                 segment.remove()  # made for a batch that never came
         for segment, following in pairwise(segments):
             segment.end_offset = following.base_offset
+        # A power cut may have kept any of the segments that were about to be removed, so offsets may be missing there.
+        while len(segments) > 1 and segments[0].end_offset <= checkpoint.log_start_offset:
+            segments.pop(0).remove()
         self._scan(segments, checkpoint)
         end_offset = segments[-1].end_offset if segments else 0
         compacted_to = checkpoint.compacted_to

@@ -63,6 +63,7 @@ class Segment:
         "_file",
         "_index",
         "_interval_bytes",
+        "_is_swap",
         "_largest",
         "_stem",
         "_time_index",
@@ -95,6 +96,7 @@ class Segment:
         self._stem = directory / file_stem(base_offset)
         self._interval_bytes = interval_bytes
         self._file: DiskFile | None = None
+        self._is_swap = False
         self._index = OffsetIndex(base_offset) if size == 0 else None
         self._time_index = TimeIndex(base_offset) if size == 0 else None
         self._largest = (-1, base_offset) if largest is None and size == 0 else largest
@@ -117,7 +119,8 @@ class Segment:
 
     @property
     def path(self) -> Path:
-        return self._stem.with_suffix(LOG_SUFFIX)
+        """Where its file is; a compacted segment that has not taken its place yet has another name."""
+        return self._stem.with_suffix(LOG_SUFFIX + SWAP_SUFFIX if self._is_swap else LOG_SUFFIX)
 
     @property
     def index_path(self) -> Path:
@@ -211,12 +214,21 @@ class Segment:
         self.size = size
         self.adopt(builder)
 
+    def decide(self, path: Path) -> None:
+        """A compacted segment, written to `path`: from the next sync of the directory on it counts, and not the ones
+        it replaces. Raises OSError.
+        """
+        swap = self.path.with_name(self.path.name + SWAP_SUFFIX)
+        self._disk.rename(path, swap)
+        self._is_swap = True
+
     def take_place(self) -> None:
-        """A compacted segment: give its files their names. The segments it replaces have given them up.
+        """A compacted segment: give its files their names. Those it replaces have given them up, durably.
 
         Raises OSError.
         """
-        self._disk.rename(self.path.with_name(self.path.name + SWAP_SUFFIX), self.path)
+        swap, self._is_swap = self.path, False
+        self._disk.rename(swap, self.path)
         for path in (self.index_path, self.time_index_path):
             with contextlib.suppress(FileNotFoundError):  # without them they are rebuilt
                 self._disk.rename(path.with_name(path.name + CLEANED_SUFFIX), path)

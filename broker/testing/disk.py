@@ -11,13 +11,25 @@ die in the middle of one; `restart` gives the disk that the next process finds:
     ZEROS   power cut: sizes arrived, unsynced data reads as zeros
     HOLES   power cut: some sectors of the unsynced data arrived, in no order
 
-A file's contents and its name are separate: a new name, a rename or a removal is durable once its directory
-was synced. A failed sync drops what it should have made durable while the process goes on seeing it (as Linux
-does), until it asks for the medium's own contents (`settle`).
+Contents, names and directories are separate, and only what POSIX promises is promised:
+
+- fsync of a file makes its contents durable, not its name, though ext4 does both.
+- A new name, a rename, a removal, and likewise a directory made or removed, is an entry of its directory. It is
+  durable once that very directory was synced. A directory whose entry in its parent is lost is lost with all that is
+  in it, however well that was synced; nothing is durable whose path is not, up to the root, which is always there.
+- Before that, a power cut (all but LOST, where none arrives) leaves the unsynced entries of each directory either up
+  to some point of their order, as a journal does, or any of them without the others, as POSIX allows and ext4's fast
+  commits, XFS and Btrfs come near to. Entries of different directories know nothing of each other, nor of contents.
+- A name goes through its own changes in order: it stands for what one of them gave it, never for something else.
+- A rename never loses the file: the new name stands for it wherever the old one has gone. Both may be there.
+
+A failed sync drops what it should have made durable while the process goes on seeing it (as Linux does), until it
+asks for the medium's own contents (`settle`).
 """
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import random
@@ -41,13 +53,65 @@ class SimulatedCrash(BaseException):
     """The process is dead. Not an Exception: nothing may handle it and go on."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Inode:
     """`pending` are the changes since the last sync: (position, data), or (size, None) for a truncation."""
 
     data: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A name that stands for `node` from now on; None: for nothing. `needs` has to have happened before (a rename)."""
+
+    name: str
+    node: _Inode | _Directory | None
+    needs: _Entry | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Directory:
+    """`pending` are the changes since the last sync, in their order."""
+
+    entries: dict[str, _Inode | _Directory] = field(default_factory=dict)
+    durable: dict[str, _Inode | _Directory] = field(default_factory=dict)
+    pending: list[_Entry] = field(default_factory=list)
+
+    def change(self, name: str, node: _Inode | _Directory | None, needs: _Entry | None = None) -> _Entry:
+        entry = _Entry(name, node, needs)
+        _enter(self.entries, entry)
+        self.pending.append(entry)
+        return entry
+
+    def sync(self) -> None:
+        for entry in self.pending:
+            _enter(self.durable, entry)
+        self.pending.clear()
+
+    def arrived(self, random_: random.Random) -> list[_Entry]:
+        """Those of the pending changes that a power cut finds on the medium."""
+        if random_.random() < 0.5:
+            return self.pending[: random_.randrange(len(self.pending) + 1)]
+        share = random_.random()
+        missed = {entry.name for entry in self.pending if random_.random() < share}
+        arrived: list[_Entry] = []
+        stopped = set()
+        for entry in self.pending:
+            is_last = entry.name in missed and random_.random() < 0.5
+            if entry.name in stopped or is_last or not (entry.needs is None or entry.needs in arrived):
+                stopped.add(entry.name)
+            else:
+                arrived.append(entry)
+        return arrived
+
+
+def _enter(entries: dict[str, _Inode | _Directory], entry: _Entry) -> None:
+    if entry.node is None:
+        entries.pop(entry.name, None)
+    else:
+        entries[entry.name] = entry.node
 
 
 @dataclass(slots=True)
@@ -157,10 +221,7 @@ class SimulatedDisk:
         self._faults: list[Fault] = []
         self._is_partial = False
         self._random = random.Random(seed)
-        self._names: dict[Path, _Inode] = {}
-        self._durable_names: dict[Path, _Inode] = {}
-        self._pending_names: list[tuple[Path, _Inode | None]] = []
-        self._directories: set[Path] = set()
+        self._root = _Directory()
 
     # -- control -------------------------------------------------------------------------------------------
 
@@ -175,53 +236,41 @@ class SimulatedDisk:
         """The disk the next process finds. This one stays as it is, so several restarts can be tried."""
         random_ = random.Random(f"{self._random.random()}{tear}")
         after = SimulatedDisk(seed=random_.randrange(1 << 30))
-        after._directories = set(self._directories)
         if tear is Tear.KEPT:
-            after._take_over(self)
-            return after
-        names = self._surviving_names(tear, random_)
-        contents: dict[int, bytearray] = {}
-        for path, inode in names.items():
-            data = contents.setdefault(id(inode), self._surviving_data(inode, tear, random_))
-            after._names[path] = _Inode(bytearray(data), bytearray(data))
-        after._durable_names = dict(after._names)
+            after._root = copy.deepcopy(self._root)
+        else:
+            after._root = self._survivor(self._root, tear, random_, {})
         return after
 
-    def _take_over(self, before: SimulatedDisk) -> None:
-        copies: dict[int, _Inode] = {}
-
-        def copy(inode: _Inode) -> _Inode:
-            if id(inode) not in copies:
-                copies[id(inode)] = _Inode(
-                    bytearray(inode.data), bytearray(inode.durable), list(inode.pending)
-                )
-            return copies[id(inode)]
-
-        self._names = {path: copy(inode) for path, inode in before._names.items()}
-        self._durable_names = {path: copy(inode) for path, inode in before._durable_names.items()}
-        self._pending_names = [
-            (path, None if inode is None else copy(inode)) for path, inode in before._pending_names
-        ]
-
     def contents(self, path: Path) -> bytes:
-        return bytes(self._names[path].data)
+        return bytes(self._file(path).data)
 
     def corrupt(self, path: Path, position: int, mask: int) -> None:
         """Flip bits of one byte, as a decaying medium would."""
-        inode = self._names[path]
+        inode = self._file(path)
         inode.data[position] ^= mask
         if position < len(inode.durable):
             inode.durable[position] ^= mask
 
-    def _surviving_names(self, tear: Tear, random_: random.Random) -> dict[Path, _Inode]:
-        names = dict(self._durable_names)
+    def _survivor(
+        self, directory: _Directory, tear: Tear, random_: random.Random, inodes: dict[_Inode, _Inode]
+    ) -> _Directory:
+        """What a power cut leaves of a directory and of what is in it."""
+        entries = dict(directory.durable)
         if tear is not Tear.LOST:
-            for path, inode in self._pending_names[: random_.randrange(len(self._pending_names) + 1)]:
-                if inode is None:
-                    names.pop(path, None)
-                else:
-                    names[path] = inode
-        return names
+            for entry in directory.arrived(random_):
+                _enter(entries, entry)
+        after = _Directory()
+        for name, node in entries.items():
+            if isinstance(node, _Directory):
+                after.entries[name] = self._survivor(node, tear, random_, inodes)
+                continue
+            if node not in inodes:
+                data = self._surviving_data(node, tear, random_)
+                inodes[node] = _Inode(data, bytearray(data))
+            after.entries[name] = inodes[node]
+        after.durable = dict(after.entries)
+        return after
 
     def _surviving_data(self, inode: _Inode, tear: Tear, random_: random.Random) -> bytearray:
         data = bytearray(inode.durable)
@@ -272,38 +321,57 @@ class SimulatedDisk:
                 raise OSError(fault.error, os.strerror(fault.error), str(path))
 
     def _room(self) -> int | None:
-        if self.capacity is None:
-            return None
-        return max(0, self.capacity - sum(len(inode.data) for inode in self._names.values()))
+        return None if self.capacity is None else max(0, self.capacity - _size(self._root))
+
+    def _node(self, path: Path) -> _Inode | _Directory | None:
+        node: _Inode | _Directory | None = self._root
+        for part in path.parts[1:]:
+            if not isinstance(node, _Directory):
+                return None
+            node = node.entries.get(part)
+        return node
+
+    def _directory(self, path: Path) -> _Directory:
+        node = self._node(path)
+        if not isinstance(node, _Directory):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return node
+
+    def _file(self, path: Path) -> _Inode:
+        node = self._node(path)
+        if not isinstance(node, _Inode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return node
 
     # -- the port ------------------------------------------------------------------------------------------
 
     def open(self, path: Path, *, create: bool = False) -> SimulatedFile:
-        inode = self._names.get(path)
-        if inode is None:
-            if not create or path.parent not in self._directories:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        node = self._node(path)
+        if node is None and create:
+            directory = self._directory(path.parent)
             self._begin("create", path)
-            inode = _Inode()
-            self._set_name(path, inode)
+            directory.change(path.name, node := _Inode())
         else:
+            node = self._file(path)
             self._begin("open", path, changes=False)
-        return SimulatedFile(self, path, inode, writable=True)
+        assert isinstance(node, _Inode)
+        return SimulatedFile(self, path, node, writable=True)
 
     def open_read_only(self, path: Path) -> SimulatedFile:
         self._begin("open", path, changes=False)
-        if path not in self._names:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return SimulatedFile(self, path, self._names[path], writable=False)
+        return SimulatedFile(self, path, self._file(path), writable=False)
 
     def names(self, directory: Path) -> list[str]:
         self._begin("names", directory, changes=False)
-        return [path.name for path in self._names if path.parent == directory]
+        node = self._node(directory)
+        if not isinstance(node, _Directory):
+            return []
+        return [name for name, entry in node.entries.items() if isinstance(entry, _Inode)]
 
     def size(self, path: Path) -> int | None:
         self._begin("size", path, changes=False)
-        inode = self._names.get(path)
-        return None if inode is None else len(inode.data)
+        node = self._node(path)
+        return len(node.data) if isinstance(node, _Inode) else None
 
     def read(self, path: Path) -> bytes:
         return self.open_read_only(path).read(1 << 62, 0)
@@ -320,42 +388,43 @@ class SimulatedDisk:
             self.sync_directory(path.parent)
 
     def make_directory(self, path: Path) -> None:
-        if path not in self._directories:
-            self._begin("make_directory", path)
-            self._directories.update((path, *path.parents))
+        node = self._root
+        for part in path.parts[1:]:
+            following = node.entries.get(part)
+            if following is None:
+                self._begin("make_directory", path)
+                node.change(part, following := _Directory())
+            if not isinstance(following, _Directory):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+            node = following
 
     def rename(self, old: Path, new: Path) -> None:
-        if old not in self._names:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
+        """Of a file, within its directory."""
+        if old.parent != new.parent:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(new))
+        directory, inode = self._directory(old.parent), self._file(old)
         self._begin("rename", new)
-        self._set_name(new, self._names[old])
-        self._set_name(old, None)
+        directory.change(old.name, None, needs=directory.change(new.name, inode))
 
     def remove(self, path: Path) -> None:
-        if path in self._names:
+        if isinstance(self._node(path), _Inode):
             self._begin("remove", path)
-            self._set_name(path, None)
+            self._directory(path.parent).change(path.name, None)
 
     def remove_directory(self, path: Path) -> None:
-        if not any(name.parent == path for name in self._names):
+        node = self._node(path)
+        if isinstance(node, _Directory) and not node.entries:
             self._begin("remove_directory", path)
-            self._directories.discard(path)
+            self._directory(path.parent).change(path.name, None)
 
     def sync_directory(self, path: Path) -> None:
+        directory = self._directory(path)
         self._begin("sync_directory", path)
-        rest = []
-        for name, inode in self._pending_names:
-            if name.parent != path:
-                rest.append((name, inode))
-            elif inode is None:
-                self._durable_names.pop(name, None)
-            else:
-                self._durable_names[name] = inode
-        self._pending_names = rest
+        directory.sync()
 
-    def _set_name(self, path: Path, inode: _Inode | None) -> None:
-        if inode is None:
-            del self._names[path]
-        else:
-            self._names[path] = inode
-        self._pending_names.append((path, inode))
+
+def _size(node: _Inode | _Directory) -> int:
+    """Bytes of file contents that a process sees."""
+    if isinstance(node, _Inode):
+        return len(node.data)
+    return sum(map(_size, node.entries.values()))

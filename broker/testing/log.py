@@ -35,6 +35,7 @@ class LogWorld:
         self.disk = SimulatedDisk()
         self.directory = Path("/data/orders-0")
         self.disk.make_directory(self.directory.parent)
+        self.disk.sync_directory(self.directory.parent.parent)
 
     def open(
         self,

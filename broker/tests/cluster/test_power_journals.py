@@ -51,6 +51,7 @@ class PowerDisk:
     def open(self, directory, config, *, is_new=False, **more):
         place = self.home / directory.relative_to(directory.parent)
         self.disk.make_directory(self.home)
+        self.disk.sync_directory(self.home.parent)
         return REAL_OPEN(place, config, disk=self.disk, **more)
 
     def commit(self, log: PartitionLog) -> None:

@@ -1,7 +1,10 @@
 """Compaction: C1 and C2 one by one, then random programs against a dictionary, then a crash at every disk operation."""
 
+import contextlib
 import logging
+import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -396,6 +399,8 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
     log, cleaned_to = world.open(disk, background=lambda work: work(), **config), 0
     for i in range(34):
         pairs = [(f"k{(i * j) % 7}", None if (i + j) % 5 == 0 else f"value {i}.{j}") for j in range(1, 4)]
+        if i % 3 == 0:
+            pairs[0] = (f"only {i}", "kept")  # so that cleaned segments are small and put together later
         for key, value in pairs:
             encoded = None if value is None else value.encode()
             row = (len(history.model.records), world.clock.now_ms, key.encode(), encoded)
@@ -411,6 +416,21 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
             history.durable = history.acked
             log = world.open(disk, background=lambda work: work(), **config)
     log.close()
+
+
+def recovered(world: LogWorld, disk: SimulatedDisk, was_kept: bool, rng: random.Random, config: dict):
+    """The log after a crash, and mostly another one in the middle of finding out what the first has left."""
+    while rng.random() < 0.6:
+        disk.crash_at = disk.operations + rng.randint(1, 8)
+        try:
+            log = world.open(disk, **config)
+        except SimulatedCrash:
+            tear = rng.choice([Tear.KEPT, Tear.LOST, Tear.TORN])
+            disk, was_kept = disk.restart(tear), was_kept and tear is Tear.KEPT
+            continue
+        disk.crash_at = None
+        return log, disk, was_kept
+    return world.open(disk, **config), disk, was_kept
 
 
 @pytest.mark.parametrize(
@@ -430,25 +450,107 @@ def test_c1_a_crash_at_every_disk_operation(tear, monkeypatch):
         world.disk.crash_at = crash_at
         with pytest.raises(SimulatedCrash):
             workload(world, world.disk, history, config)
-        disk = world.disk.restart(tear)
-        swaps += any(name.endswith(".swap") for name in disk.names(world.directory))
-        try:
-            log = world.open(disk, **config)
-        except CorruptLogError:
-            assert tear is Tear.HOLES, "only sectors that arrived out of order look like damage in the middle"
-            continue
-        end = log.log_end_offset
-        assert end >= (history.acked if tear is Tear.KEPT else history.durable)
-        model = Model(history.model.records[:end])
-        assert [row[0] for row in records_of(log)] == sorted({row[0] for row in records_of(log)})
-        everything = {row[0]: row for row in model.records}
-        assert all(everything[row[0]] == row for row in records_of(log))
-        state = {row[2]: row[3] for row in records_of(log)}
-        assert {key: value for key, value in state.items() if value is not None} == model.state()
-        clean_log(log, world.clock)
-        state = {row[2]: row[3] for row in records_of(log)}
-        assert {key: value for key, value in state.items() if value is not None} == model.state()
-        assert not [name for name in disk.names(world.directory) if name.endswith((".cleaned", ".swap"))]
-        log.close()
-        assert world.open(disk, **config).log_end_offset == end
+        swaps += check_after_crash(world, history, config, tear, random.Random(crash_at))
     assert swaps or tear is Tear.LOST
+
+
+def check_after_crash(world, history, config, tear, rng) -> bool:
+    """Whether an exchange was under way."""
+    disk = world.disk.restart(tear)
+    swap = any(name.endswith(".swap") for name in disk.names(world.directory))
+    try:
+        log, disk, was_kept = recovered(world, disk, tear is Tear.KEPT, rng, config)
+    except CorruptLogError:
+        assert tear is Tear.HOLES, "only sectors that arrived out of order look like damage in the middle"
+        return swap
+    end = log.log_end_offset
+    assert end >= (history.acked if was_kept else history.durable)
+    model = Model(history.model.records[:end])
+    assert [row[0] for row in records_of(log)] == sorted({row[0] for row in records_of(log)})
+    everything = {row[0]: row for row in model.records}
+    assert all(everything[row[0]] == row for row in records_of(log))
+    assert_apart(log)
+    state = {row[2]: row[3] for row in records_of(log)}
+    assert {key: value for key, value in state.items() if value is not None} == model.state()
+    clean_log(log, world.clock)
+    state = {row[2]: row[3] for row in records_of(log)}
+    assert {key: value for key, value in state.items() if value is not None} == model.state()
+    assert not [name for name in disk.names(world.directory) if name.endswith((".cleaned", ".swap"))]
+    log.close()
+    assert world.open(disk, **config).log_end_offset == end
+    return swap
+
+
+def merged_world(crash_at: int | None = None):
+    """Three segments that a cleaning has made small, then one that puts them together; the records that are left."""
+    world = LogWorld()
+    log = world.open(background=lambda work: work(), **CONFIG)
+    for i in range(3):
+        put(world, log, ("a", f"a{i}"), ("b", f"b{i}"), (f"only {i}", "kept"))
+        roll(world, log)
+    log.flush()
+    clean_log(log, world.clock)
+    put(world, log, ("a", "last"), ("b", "last"))
+    roll(world, log)
+    log.flush()
+    before = world.disk.operations
+    world.disk.crash_at = None if crash_at is None else before + crash_at
+    with contextlib.suppress(SimulatedCrash):
+        clean_log(log, world.clock)
+    return world, world.disk.operations - before
+
+
+def assert_apart(log) -> None:
+    """No segment holds what another one holds too."""
+    for segment, following in pairwise(log._segments):
+        if segment.size:
+            *_, (_, last) = segment.headers(0)
+            assert last.last_offset < following.base_offset, f"{segment} and {following}"
+
+
+def test_c1_a_power_cut_while_segments_are_exchanged_leaves_the_old_ones_or_the_new_one(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)
+    world, total = merged_world()
+    log = world.open(world.disk.restart(Tear.KEPT), **CONFIG)
+    expected = {key: value for _, _, key, value in records_of(log)}
+    assert len(expected) == 6
+    swaps = 0
+    for crash_at in range(1, total + 1):
+        world, _ = merged_world(crash_at)
+        for seed in range(8):
+            rng = random.Random(seed)
+            disk = world.disk.restart(rng.choice([Tear.LOST, *[Tear.TORN] * 3]))
+            swaps += any(name.endswith(".swap") for name in disk.names(world.directory))
+            log, disk, _ = recovered(world, disk, False, rng, CONFIG)
+            assert {key: value for _, _, key, value in records_of(log)} == expected
+            assert_apart(log)
+            log.close(clean=seed % 2 == 0)
+            again = world.open(disk, **CONFIG)
+            assert_apart(again)
+            assert {key: value for _, _, key, value in records_of(again)} == expected
+    assert swaps > total
+
+
+def test_c1_a_power_cut_while_an_exchange_is_finished_at_open_does_no_harm(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("headrace.log"), "disabled", True)
+    decided = None
+    for crash_at in range(1, merged_world()[1]):
+        world, _ = merged_world(crash_at)
+        disk = world.disk.restart(Tear.LOST)
+        if any(name.endswith(".swap") for name in disk.names(world.directory)):
+            decided = disk.restart(Tear.LOST)
+            break
+    assert decided is not None
+    whole = decided.restart(Tear.LOST)
+    log = world.open(whole, **CONFIG)
+    total = whole.operations
+    expected = records_of(log)
+    for crash_at in range(1, total + 1):
+        disk = decided.restart(Tear.LOST)
+        disk.crash_at = crash_at
+        with pytest.raises(SimulatedCrash):
+            world.open(disk, **CONFIG)
+        for _ in range(40):
+            log = world.open(disk.restart(Tear.TORN), **CONFIG)
+            assert records_of(log) == expected
+            assert_apart(log)
