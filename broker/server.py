@@ -46,6 +46,7 @@ from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic_config import TopicConfigs
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
+from broker.disk_errors import is_disk_full
 from broker.extension import ApiDeclaration, BrokerContext, Extension
 from broker.groups.coordinator import GroupCoordinator
 from broker.log.config import LogConfig
@@ -120,7 +121,7 @@ class Broker:
         undo.callback(network.close)
 
         self._directory = DataDirectory(self._data_dir, config["node.id"], self._entropy.uuid())
-        undo.callback(self._release_directory)
+        undo.push(self._release_directory)
         self._clean_start = self._directory.was_clean
         executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="broker")
         undo.callback(executor.shutdown, wait=True)
@@ -301,6 +302,8 @@ class Broker:
         await asyncio.sleep(self.config["log.initial.task.delay.ms"] / 1000)
         while True:
             for partition in self._metadata.all_partitions():
+                if partition.closed:  # its topic was deleted meanwhile
+                    continue
                 try:
                     floors = (
                         [] if partition.hooks else [e.retention_floor(partition) for e in self._extensions]
@@ -308,7 +311,8 @@ class Broker:
                     floor = min((each for each in floors if each is not None), default=None)
                     deleted = partition.apply_retention(self.context.ages.time_ms(), floor)
                 except (KafkaError, OSError) as error:
-                    logger.error("retention of %r failed: %s", partition, error)
+                    if not is_disk_full(error):  # which was told
+                        logger.error("retention of %r failed: %s", partition, error)
                     continue
                 except Exception as error:  # noqa: BLE001 - of one partition: told
                     self._background.failed(f"retention of {partition!r}", error)
@@ -334,7 +338,7 @@ class Broker:
                 try:
                     await partition.flush(self.context.executor)
                 except KafkaError as error:
-                    if not partition.closed:
+                    if not partition.closed and not is_disk_full(error):  # which was told
                         logger.error("%r: %s", partition, error)
                 except Exception as error:  # noqa: BLE001 - of one partition: told
                     self._background.failed(f"flush of {partition!r}", error)
@@ -350,11 +354,28 @@ class Broker:
         self._stopped.set()
         logger.info("stopped")
 
-    def _release_directory(self) -> None:
-        """Every log was closed well, or none was opened since the last time they were."""
-        clean = self._clean_start
+    def _release_directory(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Clean: every log was closed well, or none was opened since the last time they were; and everything else was
+        stopped without an error.
+        """
+        clean = self._clean_start and error is None
         if self._loaded:
-            clean = not any(partition.failure is not None for partition in self._metadata.all_partitions())
+            failed = [
+                partition for partition in self._metadata.all_partitions() if partition.failure is not None
+            ]
+            clean = error is None and not failed
+            if failed:
+                first = failed[0]
+                logger.warning(
+                    "%d of %d partitions were not closed cleanly, first %s-%d (%s): the next start recovers them",
+                    len(failed),
+                    len(self._metadata.all_partitions()),
+                    first.topic.name,
+                    first.index,
+                    first.failure,
+                )
         self._directory.close(clean=clean)
 
     async def run_forever(self) -> None:

@@ -344,8 +344,6 @@ def _refuse(answer: PartitionProduceResponse, error: Exception, topic: str) -> N
     if not isinstance(error, KafkaError):
         logger.error("appending to %s-%d failed", topic, answer.index, exc_info=error)
         error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says how")
-    elif error.code == ErrorCode.KAFKA_STORAGE_ERROR:
-        logger.error("appending to %s-%d failed: %s", topic, answer.index, error.message)
     answer.error_code = error.code
     answer.error_message = error.message
     if isinstance(error, RecordErrors):

@@ -21,6 +21,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from broker import disk_errors
+from broker.disk_errors import is_disk_full
 from broker.log.compaction_plan import Cleanable, CleaningAbandoned, CleaningError, Step, cleanable
 from broker.log.disk import SystemDisk
 from broker.log.errors import CorruptLogError
@@ -67,7 +69,9 @@ class LogCleaner:
         try:
             await self._clean(partition, part)
         except (CleaningError, CleaningAbandoned, CorruptLogError, KafkaError, OSError) as error:
-            if partition.closed or isinstance(error, CleaningAbandoned):
+            if is_disk_full(error):  # later there may be room
+                disk_errors.tell(logger, "{}-{} cannot be compacted".format(*_name(partition)), error)
+            elif partition.closed or isinstance(error, CleaningAbandoned):
                 logger.info("the cleaning of %s-%d was stopped: %s", *_name(partition), error)
             else:
                 self._give_up(partition, error)

@@ -13,6 +13,7 @@ extensions/<name>/         an extension's own state
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import logging
 import os
@@ -23,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker import disk_errors
 from broker.config_key import ConfigError
 
 if TYPE_CHECKING:
@@ -88,13 +90,17 @@ class DataDirectory:
         return self.path / f"{topic}-{index}"
 
     def close(self, *, clean: bool) -> None:
-        """Let go of the directory; `clean` promises that every log was flushed and closed."""
-        if clean:
-            marker = os.open(self.path / _CLEAN, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.write(marker, b'{"version":0}')
-            os.fsync(marker)
-            os.close(marker)
-        os.close(self._lock)
+        """Let go of the directory; `clean` promises that every log was flushed and closed.
+
+        Without room for the marker there is none: the next start looks at every log.
+        """
+        try:
+            if clean:
+                _write_durably(self.path / _CLEAN, b'{"version":0}')
+        except OSError as error:
+            disk_errors.tell(logger, f"{self.path} cannot be marked as cleanly closed", error)
+        finally:
+            os.close(self._lock)
 
     # -- partition folders ---------------------------------------------------------------------------------
 
@@ -206,18 +212,24 @@ def read_topic_id(path: Path) -> uuid.UUID | None:
 def _write_topic_id(path: Path, topic_id: uuid.UUID) -> None:
     fd = os.open(path / _PARTITION_METADATA, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, f"version: 0\ntopic_id: {_to_base64(topic_id)}\n".encode())
+        data = f"version: 0\ntopic_id: {_to_base64(topic_id)}\n".encode()
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(fd)
 
 
 def _write_durably(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker import disk_errors
+from broker.disk_errors import DISK_FULL, is_disk_full
 from broker.log.validation import AppendOrigin
 from broker.metrics.traffic import Traffic
 from protocol.errors import ErrorCode, KafkaError
@@ -148,6 +150,12 @@ class Partition:
             log = self._open_log(self)
         except Exception as error:
             name = f"{self.topic.name}-{self.index}"
+            if is_disk_full(error):  # the next who asks may find room
+                disk_errors.tell(logger, f"partition {name} cannot be opened", error)
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"partition {name} cannot be opened: {disk_errors.DISK_FULL}",
+                ) from error
             logger.error("partition %s cannot be opened", name, exc_info=error)
             self.fail(f"its log cannot be opened: {error}")
             raise KafkaError(
@@ -399,14 +407,21 @@ class Partition:
         self.wake()
 
     async def close(self, executor: Executor | None = None) -> None:
-        """Stop serving; flush and close the log, in a thread if `executor` is given."""
+        """Stop serving; flush and close the log, in a thread if `executor` is given.
+
+        What cannot be closed well is told and leaves its reason in `failure`: never is a log marked clean that is not,
+        nor does it keep others from being closed.
+        """
         if self.closed:
             return
         self.closed = True
         self.wake()
         hooks, self.hooks = self.hooks, None
-        if hooks is not None:
-            await hooks.close()
+        try:
+            if hooks is not None:
+                await hooks.close()
+        except Exception as error:  # noqa: BLE001 - of one partition: told
+            self._close_failed(error)
         await self._close_log(clean=True, executor=executor)
 
     async def drop(self) -> None:
@@ -437,5 +452,14 @@ class Partition:
                 log.close(clean=clean)
             else:
                 await asyncio.get_running_loop().run_in_executor(executor, log.close, clean)
-        except (OSError, KafkaError) as error:
-            self.fail(f"its log did not close cleanly: {error}")
+        except Exception as error:  # noqa: BLE001 - of one partition: told
+            self._close_failed(error)
+
+    def _close_failed(self, error: Exception) -> None:
+        reason = f"it did not close cleanly: {DISK_FULL if is_disk_full(error) else error}"
+        if is_disk_full(error) and self.failure is None:
+            self.failure = reason
+            disk_errors.tell(logger, f"partition {self.topic.name}-{self.index} is not closed cleanly", error)
+        elif not isinstance(error, (OSError, KafkaError)):
+            logger.error("closing %s-%d failed", self.topic.name, self.index, exc_info=error)
+        self.fail(reason)

@@ -12,6 +12,8 @@ store is closed, or is opened after a kill.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from broker import disk_errors
 from broker.ports import (
     BadVersionError,
     CheckNode,
@@ -32,6 +35,9 @@ from broker.ports import (
     StoreError,
     StoreOperation,
 )
+from protocol.errors import ErrorCode, KafkaError
+
+logger = logging.getLogger("headrace.metadata")
 
 Result = TypeVar("Result")
 
@@ -114,7 +120,16 @@ class EmbeddedStore:
         def call() -> Result:
             if self._connection is None:
                 self._connection = self._open_file()
-            return work(self._connection)
+            try:
+                return work(self._connection)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                full = OSError(errno.ENOSPC, str(error), str(self._path))
+                disk_errors.tell(logger, "the metadata cannot be changed", full)
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata cannot be changed: {disk_errors.DISK_FULL}"
+                ) from full
 
         # A cancelled caller must not leave a transaction half observed: the work itself always finishes.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, call))
@@ -167,10 +182,11 @@ def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperatio
     connection.execute("BEGIN IMMEDIATE")
     try:
         paths = [_apply(connection, operation) for operation in operations]
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite ends some failed ones itself
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
     return paths
 
 

@@ -118,14 +118,19 @@ class SystemDisk:
         temporary = path.with_name(f"{path.name}.{threading.get_ident()}{_TEMPORARY_SUFFIX}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            if sync:
-                _sync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+                if sync:
+                    _sync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # on a full disk it would keep the little room that there is
+            raise
         if sync:
             self.sync_directory(path.parent)
 

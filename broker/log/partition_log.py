@@ -22,7 +22,6 @@ replaces sealed segments by smaller ones: offsets may then be missing below `com
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import threading
 import zlib
@@ -33,6 +32,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from broker import disk_errors
 from broker.log import checkpoint as checkpoints
 from broker.log import recovery, time_lookup
 from broker.log.checkpoint import Checkpoint
@@ -242,7 +242,10 @@ class PartitionLog:
             prefix, rest = stamp(view, header, base_offset, leader_epoch)
         position = segment.size
         if position and self._must_roll(segment, size, last_offset, timestamp):
-            segment = self._roll()
+            try:
+                segment = self._roll()
+            except OSError as error:
+                raise self._storage_error("append to", error) from error
             position = 0
         if leader_epoch != self._ready_epoch or not position:
             self._prepare_to_write(leader_epoch, base_offset)
@@ -371,13 +374,10 @@ class PartitionLog:
             raise self._storage_error("append to", error) from error
 
     def _storage_error(self, verb: str, error: OSError) -> KafkaError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = "the disk is full; free space or shorten retention"
-        else:
-            why = f"the disk does not work: {error}"
-        logger.error("cannot %s %s: %s", verb, self.directory.name, why)
+        disk_errors.tell(logger, f"cannot {verb} {self.directory.name}", error)
         return KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"cannot {verb} partition {self.directory.name}: {why}"
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"cannot {verb} partition {self.directory.name}: {disk_errors.why(error)}",
         )
 
     def _must_roll(self, segment: Segment, size: int, last_offset: int, timestamp: int) -> bool:
@@ -427,7 +427,7 @@ class PartitionLog:
                 sync=False,
             )
         except OSError as error:
-            logger.warning("%s: no producer snapshot at %d: %s", self.directory.name, end_offset, error)
+            disk_errors.tell(logger, f"{self.directory.name}: no producer snapshot at {end_offset}", error)
 
     def _sync_names(self) -> None:
         """Make new names durable, and the snapshot of the last roll; then older snapshots can go.
@@ -561,22 +561,40 @@ class PartitionLog:
             self._drop_first(count, before_offset)
 
     def _drop_first(self, count: int, log_start_offset: int) -> None:
-        """Move the log start, durably, and only then remove files: a crash in between removes them later."""
+        """Move the log start, durably, and only then remove files: a crash in between removes them later.
+
+        On a full disk that would never come to an end, because noting the log start needs room. There the files go
+        first, the oldest first and at once: the first one that is left says where the log begins.
+        """
         log_start_offset = max(log_start_offset, self.log_start_offset)
         try:
             self._ready_epoch = -1
-            self._write_checkpoint(log_start_offset)
-            self._epochs.truncate_from_start(log_start_offset)
-            checkpoints.remove_clean_marker(self._disk, self.directory)
-            self._is_marked_clean = False
-            doomed = self._segments[:count]
-            del self._segments[:count]
-            del self._bases[:count]
-            self._reader.forget()
-            for segment in doomed:
-                segment.remove(self._background)
+            try:
+                self._write_checkpoint(log_start_offset)
+            except OSError as error:
+                gone = count if self._segments[count].size else count - 1
+                if gone <= 0 or not disk_errors.is_disk_full(error):
+                    raise
+                self._remove_first(gone, self._segments[gone].base_offset, None)
+                count -= gone
+                self._write_checkpoint(log_start_offset)
+            self._remove_first(count, log_start_offset, self._background)
         except OSError as error:
             raise self._storage_error("delete old records of", error) from error
+
+    def _remove_first(
+        self, count: int, log_start_offset: int, run: Callable[[Callable[[], None]], object] | None
+    ) -> None:
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        self._epochs.truncate_from_start(log_start_offset)
+        checkpoints.remove_clean_marker(self._disk, self.directory)
+        self._is_marked_clean = False
+        doomed = self._segments[:count]
+        del self._segments[:count]
+        del self._bases[:count]
+        self._reader.forget()
+        for segment in doomed:
+            segment.remove(run)
 
     def truncate_to(self, offset: int) -> None:
         """Take back every batch that reaches `offset` or beyond; the log then ends at or before `offset`.

@@ -18,6 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from broker import disk_errors
 from broker.log.errors import CorruptLogError
 from broker.log.index import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from broker.log.scan import IndexBuilder, WalkEnd, walk
@@ -178,7 +179,7 @@ class Segment:
             if not suffix:
                 self.write_transaction_index()
         except OSError as error:
-            logger.warning("%s: its indexes cannot be written (%s), they will be rebuilt", self.path, error)
+            disk_errors.tell(logger, f"{self.path}: its indexes cannot be written and will be rebuilt", error)
             self._disk.remove(index_path)
             self._disk.remove(time_index_path)
             if not suffix:

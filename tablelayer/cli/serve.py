@@ -8,6 +8,7 @@ is kept in memory until then, so that nothing is written into a directory that a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import logging.handlers
 import resource
@@ -16,11 +17,12 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
+from broker.disk_errors import SECONDS_BETWEEN_LINES
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
@@ -46,6 +48,31 @@ class _WithoutPandas:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
             raise ModuleNotFoundError("pandas is not loaded into the server", name=name)
+
+
+class LogFile(logging.handlers.RotatingFileHandler):
+    """Without room for it, lines are left out of the file; stderr is told once a minute. With room it goes on."""
+
+    _told_at = -SECONDS_BETWEEN_LINES
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif monotonic() - self._told_at >= SECONDS_BETWEEN_LINES:
+            self._told_at = monotonic()
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{LOG_FILE} cannot be written: {error.strerror}\n")
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self.handleError(logging.makeLogRecord({}))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def parse_sets(texts: Sequence[str]) -> dict[str, str]:
@@ -175,9 +202,7 @@ def _set_up_logging(verbose: bool) -> logging.handlers.MemoryHandler:
 
 def _write_log_file(data: Path, held: logging.handlers.MemoryHandler) -> None:
     try:
-        file = logging.handlers.RotatingFileHandler(
-            data / LOG_FILE, maxBytes=_LOG_SIZE, backupCount=_LOG_FILES, encoding="utf-8"
-        )
+        file = LogFile(data / LOG_FILE, maxBytes=_LOG_SIZE, backupCount=_LOG_FILES, encoding="utf-8")
     except OSError as error:
         logging.getLogger("headrace").warning("no log file can be written: %s", error)
         logging.getLogger().removeHandler(held)

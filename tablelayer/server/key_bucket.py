@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from broker import disk_errors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
@@ -332,7 +333,7 @@ class KeyBucket(TableBucket):
                 except DiskFullError as error:
                     if self.closed:
                         break  # the log has these rows; they are replayed
-                    logger.warning("%s waits for space on the disk: %s", self.name, error)
+                    disk_errors.tell(logger, f"{self.name} waits for space", error)
                     await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
                     continue
                 self.services.budget.release(tablet.stored(count))
@@ -374,7 +375,7 @@ class KeyBucket(TableBucket):
             await self.services.run(self.tablet.kv.flush)
         except DiskFullError as error:
             # Reads go on; what is in memory is in the log too, and the next flush takes it along.
-            logger.warning("%s cannot be flushed, the disk is full: %s", self.name, error)
+            disk_errors.tell(logger, f"{self.name} cannot be flushed", error)
         except Exception as error:
             if is_damage(error):
                 self._damaged(error)

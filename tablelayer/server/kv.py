@@ -11,6 +11,7 @@ Blocking: called in executor threads. Writes come from one thread at a time, rea
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import shutil
 from collections import deque
@@ -98,8 +99,11 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, DamagedStoreError) or "Corruption:" in str(error)
 
 
-class DiskFullError(Exception):
+class DiskFullError(OSError):
     """There is no space for the store's files. Nothing is lost: the same call may succeed later."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.ENOSPC, text)
 
 
 def _raise_disk_full(error: Exception) -> None:
@@ -146,11 +150,13 @@ class KeyValueStore:
         except Exception as error:  # RocksDB's own errors have no type of their own
             if "lock hold" in str(error) or "While lock file" in str(error):
                 raise StoreInUseError(str(error)) from error
+            _raise_disk_full(error)
             raise DamagedStoreError(str(error)) from error
         try:
             return cls(database, path)
         except Exception as error:
             database.close()
+            _raise_disk_full(error)
             if isinstance(error, DamagedStoreError):
                 raise
             raise DamagedStoreError(str(error)) from error
@@ -276,9 +282,12 @@ class KeyValueStore:
         return offset, row_count
 
     def close(self) -> None:
-        """Flush and close."""
-        self.flush()
-        self._database.close()
+        """Flush and close. Closed in any case; DiskFullError: what was in memory is in the log only."""
+        try:
+            self.flush()
+        finally:
+            with contextlib.suppress(Exception):
+                self._database.close()
 
     def abandon(self) -> None:
         """Close what is damaged: what was in memory need not be in the files."""

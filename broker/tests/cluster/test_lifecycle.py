@@ -173,3 +173,24 @@ def test_a_topics_id_is_its_own_for_ever(tmp_path) -> None:
             assert broker.context.metadata.topic_by_id(second.topic_id) == second
 
     asyncio.run(test())
+
+
+def test_a_topic_deleted_while_retention_is_at_work_is_no_error(tmp_path, caplog) -> None:
+    config = {"log.initial.task.delay.ms": "0", "log.retention.check.interval.ms": "1"}
+
+    async def test() -> None:
+        async with direct_broker(tmp_path, config) as broker:
+            for number in range(20):
+                await broker.create_topic(f"t{number}", 3)
+                await broker.produce(f"t{number}", [b"x"])
+            partitions = [*broker.context.metadata.all_partitions()]
+            broker.context.metadata.all_partitions = lambda: (
+                partitions
+            )  # what retention took before the deletion
+            for number in range(20):
+                await broker.context.metadata.delete_topic(f"t{number}")
+            await asyncio.sleep(0.05)
+            del broker.context.metadata.all_partitions
+
+    asyncio.run(test())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

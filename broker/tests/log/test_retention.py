@@ -1,5 +1,6 @@
 """What goes and when (R1), what opening and idling cost, and what a reader in flight keeps."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ from broker.log.config import LogConfig
 from broker.log.epochs import LeaderEpochs
 from broker.log.partition_log import PartitionLog
 from broker.ports import SystemClock
-from broker.testing.disk import Tear
+from broker.testing.disk import Fault, Tear
 from broker.testing.log import batches_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
@@ -282,3 +283,39 @@ def test_epochs_answer_as_kafka_does():
     for bad in (b"", b"1\n0\n", b"0\n2\n1 1\n", b"0\n2\n2 1\n1 2\n", b"0\n1\nx y\n", b"0\n1\n1 1"):
         with pytest.raises((ValueError, IndexError)):
             LeaderEpochs.decode(bad)
+
+
+def test_on_a_full_disk_old_segments_make_the_room_that_noting_it_takes(world):
+    log = three_segments(world, retention_ms=2 * HOUR_MS)
+    log.flush()
+    world.disk.fail(Fault("write", errno.ENOSPC, suffix=".tmp", times=1))
+    assert log.delete_old_segments(world.clock.now_ms + 1, 6) == 2
+    assert (log.log_start_offset, log.segment_count) == (4, 1)
+    again = world.open(world.disk.restart(Tear.KEPT))
+    assert (again.log_start_offset, again.log_end_offset) == (4, 6)
+
+
+def test_on_a_disk_that_stays_full_the_log_begins_at_its_first_segment_after_a_crash(world):
+    log = three_segments(world, retention_ms=2 * HOUR_MS)
+    log.flush()
+    world.disk.fail(Fault("write", errno.ENOSPC, suffix=".tmp", times=1000))
+    with pytest.raises(KafkaError, match="the disk is full"):
+        log.delete_old_segments(world.clock.now_ms + 1, 6)
+    assert (log.log_start_offset, log.segment_count) == (4, 1)
+    for tear in (Tear.KEPT, Tear.LOST):
+        again = world.open(world.disk.restart(tear))
+        assert again.log_end_offset == 6
+        assert again.log_start_offset in (0, 4)
+
+
+def test_on_a_full_disk_the_last_segment_stays_until_its_end_is_noted(world):
+    log = three_segments(world, retention_ms=0)
+    log.flush()
+    world.disk.fail(Fault("write", errno.ENOSPC, suffix=".tmp", times=1000))
+    with pytest.raises(KafkaError, match="the disk is full"):
+        log.delete_old_segments(world.clock.now_ms + HOUR_MS, 6)
+    assert (log.log_start_offset, log.log_end_offset) == (4, 6)
+    assert world.open(world.disk.restart(Tear.KEPT)).log_end_offset == 6
+    world.disk.heal()
+    assert log.delete_old_segments(world.clock.now_ms + HOUR_MS, 6) == 1
+    assert log.log_start_offset == 6

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tablelayer.server.kv import DiskFullError, KeyValueStore
+from broker.disk_errors import is_disk_full
+from tablelayer.server.kv import DiskFullError, KeyValueStore, SharedMemory, is_damage
+from tablelayer.server.limits import Limits
 from tablelayer.server.reads import row_count
 
 NO_SPACE = Exception("IO error: No space left on device: While appending to file: 000009.sst")
@@ -20,6 +22,7 @@ class Database:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.closed = False
 
     def get(self, key: object) -> None:
         return None
@@ -31,6 +34,9 @@ class Database:
     def flush(self, wait: bool) -> None:
         if self.error is not None:
             raise self.error
+
+    def close(self) -> None:
+        self.closed = True
 
 
 @pytest.fixture
@@ -97,3 +103,26 @@ def test_offset_and_number_of_rows_are_of_one_moment_at_every_step_of_a_write(st
     finally:
         sys.settrace(before)
     assert seen == {(1, 5), (2, 9)}
+
+
+def test_a_store_that_cannot_be_flushed_is_closed_all_the_same(
+    store: KeyValueStore, database: Database
+) -> None:
+    database.error = NO_SPACE
+    with pytest.raises(DiskFullError) as caught:
+        store.close()
+    assert database.closed
+    assert is_disk_full(caught.value)
+
+
+def test_a_store_that_finds_no_room_at_its_start_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise NO_SPACE
+
+    monkeypatch.setattr("tablelayer.server.kv.Rdict", no_room)
+    memory = SharedMemory(Limits())
+    with pytest.raises(DiskFullError) as caught:
+        KeyValueStore.open(tmp_path / "store", memory)
+    assert not is_damage(caught.value)
