@@ -12,6 +12,7 @@ store is closed, or is opened after a kill.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import math
@@ -112,15 +113,16 @@ class EmbeddedStore:
 
     async def close(self) -> None:
         if self._connection is not None:
-            await self._run(_close)
+            with contextlib.suppress(KafkaError):  # a full disk, which was told: the next start does the same
+                await self._run(_close)
             self._connection = None
         self._executor.shutdown(wait=False)
 
     async def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         def call() -> Result:
-            if self._connection is None:
-                self._connection = self._open_file()
             try:
+                if self._connection is None:
+                    self._connection = self._open_file()
                 return work(self._connection)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
@@ -244,8 +246,10 @@ def _end_session(connection: sqlite3.Connection) -> None:
 
 
 def _close(connection: sqlite3.Connection) -> None:
-    _end_session(connection)
-    connection.close()
+    try:
+        _end_session(connection)
+    finally:
+        connection.close()
 
 
 def _make_parents(connection: sqlite3.Connection, path: str) -> None:
