@@ -15,6 +15,7 @@ KERNEL_MODULES = (
     "tablelayer.model.keys",
     "tablelayer.model.rows",
     "tablelayer.model.buckets",
+    "tablelayer.model.literal_kernels",
     "tablelayer.model.json_rows",
     "tablelayer.model.debezium",
     "tablelayer.model.avro_write",

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterable
-from functools import reduce
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ Predicate = list[Any]
 _INTEGERS = frozenset({TypeKind.TINYINT, TypeKind.SMALLINT, TypeKind.INT, TypeKind.BIGINT})
 _TEXTS = frozenset({TypeKind.STRING, TypeKind.CHAR})
 SPARK, DUCKDB = "spark", "duckdb"
-_IN_MAX = 1000
+_IN_MAX = 200_000
 _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -256,8 +256,8 @@ def arrow_expression(predicate: Predicate, schema: pa.Schema) -> pc.Expression:
     """The predicate over batches whose columns have the table's own Arrow types. Raises ValueError."""
     word, *rest = predicate
     if word in ("and", "or"):
-        parts = [arrow_expression(part, schema) for part in rest]
-        return reduce(lambda a, b: a & b if word == "and" else a | b, parts)
+        parts = [arrow_expression(part, schema) for part in _chain(predicate)]
+        return _joined(parts, operator.and_ if word == "and" else operator.or_)
     if word == "not":
         return ~arrow_expression(rest[0], schema)
     name = rest[0]
@@ -268,14 +268,50 @@ def arrow_expression(predicate: Predicate, schema: pa.Schema) -> pc.Expression:
         return pc.starts_with(field, rest[1])
     arrow_type = schema.field(name).type
     if word == "in":
-        return _any_of([_compare("=", field, value, arrow_type) for value in rest[1]])
+        return _any_of(field, rest[1], arrow_type)
     return _compare(word, field, rest[1], arrow_type)
 
 
-def _any_of(parts: list[pc.Expression]) -> pc.Expression:
-    """Their OR, nested evenly."""
+def _chain(predicate: Predicate) -> list[Predicate]:
+    """The parts of an AND or OR, those of the same word inside of it among them. What an OR compares one column with
+    for equality becomes one IN."""
+    word, found, left = predicate[0], list[Predicate](), predicate[:0:-1]
+    equal: dict[str, list[Any]] = {}
+    while left:
+        part = left.pop()
+        if part[0] == word:
+            left += part[:0:-1]
+        elif word == "or" and part[0] in ("=", "in"):
+            values = equal.get(part[1])
+            if values is None:
+                values = equal[part[1]] = []
+                found.append(["in", part[1], values])
+            values += part[2] if part[0] == "in" else [part[2]]
+        else:
+            found.append(part)
+    return [["=", each[1], each[2][0]] if each[0] == "in" and len(each[2]) == 1 else each for each in found]
+
+
+def _joined(parts: list[pc.Expression], join: Callable[[Any, Any], Any]) -> pc.Expression:
+    """Nested evenly."""
     half = len(parts) // 2
-    return parts[0] if not half else _any_of(parts[:half]) | _any_of(parts[half:])
+    return parts[0] if not half else join(_joined(parts[:half], join), _joined(parts[half:], join))
+
+
+def _any_of(field: pc.Expression, values: list[Any], arrow_type: pa.DataType) -> pc.Expression:
+    """One set of values, null where the field is (Arrow's own `isin` is false there)."""
+    if pa.types.is_integer(arrow_type):
+        limit = 1 << (arrow_type.bit_width - 1)
+        values = [value for value in values if -limit <= value < limit]
+    if pa.types.is_floating(arrow_type) and 0 in values:
+        values = [*values, 0.0, -0.0]  # which are equal, and not the same
+    if pa.types.is_decimal(arrow_type):
+        values = [decimal.Decimal(value) for value in values]
+    elif pa.types.is_date(arrow_type):
+        values = [datetime.date.fromisoformat(value) for value in values]
+    elif pa.types.is_timestamp(arrow_type):
+        values = [datetime.datetime.fromisoformat(value) for value in values]
+    return field.isin(pa.array(values, arrow_type)) | (field < field)
 
 
 def _compare(word: str, field: pc.Expression, value: Any, arrow_type: pa.DataType) -> pc.Expression:

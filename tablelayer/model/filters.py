@@ -2,16 +2,20 @@
 
 A client has a `pyarrow.compute.Expression` or a condition in SQL, and sends it as Substrait over just the columns
 that it names (`encode_filter`). The server reads it against the schema that the reader knows (`Filter.parse`), asks it
-about the statistics of each batch (`verdict`) and, if rows are to be left out, about the rows (`mask`).
+about the statistics of each batch (`verdict`) and, if rows are to be left out, about the rows (`mask`). What a filter
+may cost is bounded before it is paid: its bytes by `FILTER_SIZE_MAX`, its parts and what they may be by `substrait`,
+what its parts give by looking at so many rows at once that all of them together take no more than `_COMPUTED_BYTES`.
+Reading one of many values takes some milliseconds of processor time, so it is no work for an event loop.
 
 Rows for which the condition is null are not wanted, as in SQL.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,8 +30,12 @@ from tablelayer.model.statistics import ColumnStatistics
 FilterLike = str | pc.Expression | None
 """What callers give: a condition in SQL, an expression, or nothing."""
 
-FILTER_SIZE_MAX: Final = 1 << 20
-"""Of an encoded filter: an IN of some 50,000 values."""
+FILTER_SIZE_MAX: Final = 4 << 20
+"""Of an encoded filter: an IN of some 300,000 values of 8 bytes. A reader sends it with each request."""
+_NESTING_MAX: Final = 500_000
+_SIGNS: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([()])')
+_COMPUTED_BYTES: Final = 64 << 20
+_VALUE_BYTES: Final = 16
 
 
 class Verdict(Enum):
@@ -45,18 +53,44 @@ def encode_filter(expression: pc.Expression, schema: Schema) -> bytes:
         raise _invalid(
             f"{expression!r} is no filter: give a condition in SQL or a pyarrow.compute.Expression"
         )
+    _check_nesting(expression)
     arrow = schema.arrow()
     try:
-        data = bytes(expression.to_substrait(arrow))
+        data = substrait.compact(bytes(expression.to_substrait(arrow)))
         reader = substrait.TreeReader(substrait.parse(data), [column.type for column in schema.columns])
         reader.read()
         used = pa.schema([arrow.field(position) for position in sorted(reader.used)] or [arrow.field(0)])
-        return bytes(expression.to_substrait(used))
+        data = substrait.compact(bytes(expression.to_substrait(used)))
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
         raise _invalid(
-            f"the filter {expression} cannot be sent to the server: {error}. Compare a column with a value of its "
-            "own type (pyarrow.scalar(value, type)), and use AND, OR, NOT, IN, IS NULL, starts_with"
+            f"the filter {str(expression)[:1000]} cannot be sent to the server: {error}. Compare a column with a value "
+            "of its own type (pyarrow.scalar(value, type)), and use AND, OR, NOT, IN, IS NULL, starts_with"
         ) from error
+    _check_size(data)
+    return data
+
+
+def _check_nesting(expression: pc.Expression) -> None:
+    """pyarrow writes the names of functions twice for each level of the expression: 200 MB for a chain of 20 ORs."""
+    depth = cost = 0
+    for quoted, sign in _SIGNS.findall(str(expression)):
+        if quoted or sign == "(":
+            depth += not quoted
+            cost += 1 << min(depth, 64)
+        else:
+            depth -= 1
+    if cost > _NESTING_MAX:
+        raise _invalid(
+            "the filter has too many ANDs or ORs inside of each other to be sent: use isin(values), nest them evenly, "
+            "(a | b) | (c | d), or give a condition in SQL"
+        )
+
+
+def _check_size(data: bytes | memoryview) -> None:
+    if len(data) > FILTER_SIZE_MAX:
+        raise _invalid(
+            f"the filter has {len(data)} bytes; {FILTER_SIZE_MAX} is the most: ask with a part of its values at a time"
+        )
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -65,16 +99,14 @@ class Filter(msgspec.Struct, frozen=True):
     schema: Schema
     columns: tuple[int, ...]
     _node: substrait.Node
-    _expression: Any
     _order: tuple[int, ...]
+    _rows_at_once: int
 
     @classmethod
     def parse(cls, data: bytes | memoryview, schema: Schema) -> Filter:
-        """Raises TableError(INVALID_FILTER) for anything but one condition over columns of this schema."""
-        if len(data) > FILTER_SIZE_MAX:
-            raise _invalid(f"the filter has {len(data)} bytes; {FILTER_SIZE_MAX} is the most")
-        import pyarrow.substrait
-
+        """Raises TableError(INVALID_FILTER) for anything but one condition over columns of this schema. Not for an
+        event loop."""
+        _check_size(data)
         data = bytes(data)
         try:
             parsed = substrait.parse(data)
@@ -91,20 +123,16 @@ class Filter(msgspec.Struct, frozen=True):
             columns = schema.select(parsed.names)
             reader = substrait.TreeReader(parsed, [column.type for column in columns])
             node = reader.read()
-            bound = pyarrow.substrait.deserialize_expressions(data)
-            for field, column in zip(bound.schema, columns, strict=True):
-                if field.type != column.type.arrow():
-                    raise ValueError(f"column '{column.name}' is {column.type}, not {field.type}")
-            (expression,) = bound.expressions.values()
             # What is not a condition is found out here, not with the first row.
-            arrow = pa.schema([column.field().with_nullable(True) for column in columns])
-            nothing = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in arrow], schema=arrow)
-            nothing.filter(expression)
+            found = node.evaluate([pa.array([], column.type.arrow()) for column in columns])
+            if found.type != pa.bool_():
+                raise ValueError(f"it gives values of the type {found.type} and is no condition")
         except (pa.ArrowException, ValueError, TypeError, KeyError, NotImplementedError) as error:
             raise _invalid(f"the filter cannot be used: {error}") from error
         positions = [schema.index(column.name) for column in columns]
         ascending = sorted(positions)
-        return cls(schema, tuple(ascending), node, expression, tuple(map(ascending.index, positions)))
+        rows_at_once = max(1024, _COMPUTED_BYTES // (_VALUE_BYTES * (reader.node_count + 1)))
+        return cls(schema, tuple(ascending), node, tuple(map(ascending.index, positions)), rows_at_once)
 
     def verdict(self, find: Callable[[int], ColumnStatistics | None]) -> Verdict:
         """`find` gives the statistics of a column by its id, in the form of the filter's schema."""
@@ -116,28 +144,22 @@ class Filter(msgspec.Struct, frozen=True):
 
     def mask(self, rows: pa.RecordBatch) -> np.ndarray:
         """bool[n] for rows of `columns`: which are wanted."""
-        arrays = [rows.column(index) for index in self._order]
+        masks = [
+            self._mask(rows.slice(start, self._rows_at_once))
+            for start in range(0, max(rows.num_rows, 1), self._rows_at_once)
+        ]
+        return masks[0] if len(masks) == 1 else np.concatenate(masks)
+
+    def _mask(self, rows: pa.RecordBatch) -> np.ndarray:
         try:
-            found = self._node.evaluate(arrays)
-        except substrait.OpaqueError:
-            return self._mask_by_pyarrow(arrays, rows.num_rows)
+            found = self._node.evaluate([rows.column(index) for index in self._order])
+        except pa.ArrowException as error:
+            raise _invalid(f"the filter cannot be computed: {error}") from error
         if isinstance(found, pa.Scalar):
             return np.full(rows.num_rows, bool(found.as_py()))
         if found.null_count:
             found = found.fill_null(False)
         mask: np.ndarray = found.to_numpy(zero_copy_only=False)
-        return mask
-
-    def _mask_by_pyarrow(self, arrays: list[pa.Array], count: int) -> np.ndarray:
-        numbers = pa.array(np.arange(count))
-        names = [f"c{index}" for index in range(len(arrays))]
-        rows = pa.RecordBatch.from_arrays([*arrays, numbers], names=[*names, "row"])
-        try:
-            kept = rows.filter(self._expression).column("row").to_numpy()
-        except pa.ArrowException as error:
-            raise _invalid(f"the filter cannot be computed: {error}") from error
-        mask = np.zeros(count, bool)
-        mask[kept] = True
         return mask
 
 

@@ -352,7 +352,7 @@ class Handlers:
 
     async def _limit_scan(self, request: m.LimitScanRequest) -> ApiMessage:
         definition = self._with_rows(request.table_id)
-        wanted = reads.Wanted.of(definition, request.schema_id, request.columns, request.filter)
+        wanted = await self._wanted(definition, request, request.columns)
         limit = request.limit
         if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
             raise TableError(
@@ -384,7 +384,7 @@ class Handlers:
 
     async def _count_rows(self, request: m.CountRowsRequest) -> ApiMessage:
         definition = self._with_rows(request.table_id)
-        wanted = reads.Wanted.of(definition, request.schema_id, request.extremes, request.filter)
+        wanted = await self._wanted(definition, request, request.extremes)
         if wanted.columns is not None:
             check_ordered([wanted.schema.columns[index] for index in wanted.columns])
 
@@ -429,7 +429,7 @@ class Handlers:
             return m.ScanSnapshotResponse(scan_id=request.scan_id)
         if request.scan_id == m.OPEN_SCAN:
             bucket = self._bucket(definition, request.bucket, KeyBucket)
-            wanted = reads.Wanted.of(definition, request.schema_id, request.columns, request.filter)
+            wanted = await self._wanted(definition, request, request.columns)
             scan_id = await self._scans.open(bucket, wanted, request)
         else:
             scan_id = request.scan_id
@@ -566,6 +566,13 @@ class Handlers:
         return m.ListLakeResponse(entries=listed)
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    async def _wanted(
+        self, definition: TableDefinition, request: Any, columns: Sequence[int] | None
+    ) -> reads.Wanted:
+        return await reads.Wanted.asked(
+            self._services, definition, request.schema_id, columns, request.filter
+        )
 
     def _with_rows(self, table_id: Any) -> TableDefinition:
         """A table or a partition; of a partitioned table only the partitions have rows."""

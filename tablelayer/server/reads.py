@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from broker.log.region import FileRegion
     from tablelayer.server.key_bucket import KeyBucket
     from tablelayer.server.log_bucket import LogBucket
+    from tablelayer.server.services import Services
 
 Rows = bytes | memoryview
 _PIECE_BYTES = 4 << 20
@@ -61,10 +62,25 @@ class Wanted(msgspec.Struct, frozen=True):
         column_ids: Sequence[int] | None,
         condition: bytes | None = None,
     ) -> Wanted:
-        """`schema_id` -1: the latest. Raises TableError(INVALID_PROJECTION, UNKNOWN_SCHEMA_ID or INVALID_FILTER)."""
+        """`schema_id` -1: the latest. Raises TableError(INVALID_PROJECTION, UNKNOWN_SCHEMA_ID or INVALID_FILTER). With
+        a condition not for the event loop: `asked`."""
         schema = definition.schema if schema_id == -1 else definition.versions.get(schema_id)
         chosen = None if condition is None else Filter.parse(condition, schema)
         return cls(schema, column_positions(schema, column_ids), chosen)
+
+    @classmethod
+    async def asked(
+        cls,
+        services: Services,
+        definition: TableDefinition,
+        schema_id: int,
+        column_ids: Sequence[int] | None,
+        condition: bytes | None,
+    ) -> Wanted:
+        """As `of`; a filter is read in an executor thread."""
+        if condition is None:
+            return cls.of(definition, schema_id, column_ids)
+        return await services.run(cls.of, definition, schema_id, column_ids, condition)
 
     def rows(self, convert: Callable[[Sequence[int] | None], pa.RecordBatch]) -> pa.RecordBatch:
         """The rows that are wanted, of the columns that are. `convert` gives all rows in columns of the schema, by
@@ -97,6 +113,11 @@ def column_positions(schema: Schema, column_ids: Sequence[int] | None) -> list[i
     """Positions of the columns asked for; None for all. Raises TableError(INVALID_PROJECTION)."""
     if column_ids is None:
         return None
+    if len(column_ids) > len(schema.columns):
+        raise TableError(
+            TableErrorCode.INVALID_PROJECTION,
+            f"{len(column_ids)} columns are asked for, and there are {len(schema.columns)}",
+        )
     positions = {column.id: index for index, column in enumerate(schema.columns)}
     chosen = [positions[column.id] for column in schema.columns_by_ids(column_ids)]
     if not chosen or chosen != sorted(set(chosen)):

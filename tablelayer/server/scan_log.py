@@ -55,7 +55,7 @@ async def scan_log(
     services: Services, definition: TableDefinition, request: ScanLogRequest
 ) -> ScanLogResponse:
     """Raises TableError for columns that do not exist; errors of buckets are in the response."""
-    wanted = Wanted.of(definition, request.schema_id, request.columns, request.filter)
+    wanted = await Wanted.asked(services, definition, request.schema_id, request.columns, request.filter)
     scan = _Scan(services, definition, request, wanted)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
-from tablelayer.model import statistics, types
+from tablelayer.model import filters, literal_kernels, statistics, substrait, types
+from tablelayer.model.conditions import filter_of_sql
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters import Filter, Verdict, encode_filter
 from tablelayer.model.schema import Column, Schema
@@ -243,13 +244,203 @@ def test_rubbish_is_refused(data: bytes) -> None:
         Filter.parse(data, SCHEMA)
 
 
-def test_what_the_tree_does_not_know_pyarrow_computes() -> None:
-    expression = pc.add(pc.field("a"), pc.field("a")) > 4
+A, S, D = map(pc.field, "asd")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pc.add(A, A) > 4,
+        pc.add_checked(A, A) > 4,
+        A - pa.scalar(3, pa.int32()) >= 0,
+        A * A > A + A,
+        A / pa.scalar(2, pa.int32()) == 1,
+        pc.negate(A) < -2,
+        pc.abs(A) == 3,
+        A < A,
+        A <= A,
+        pc.scalar(3) <= A,
+        pc.ends_with(S, "c"),
+        pc.match_substring(S, "B", ignore_case=True),
+        pc.starts_with(S, "A", ignore_case=True),
+        pc.is_nan(pc.add(A, A)),
+        ~(A + A).is_null() & (A != 2),
+        (A > 1) == (S == "abc"),
+        pa.scalar(datetime.date(2020, 1, 1)) < D,
+        A.isin([1, 7, 3_000_000_000]),
+    ],
+    ids=str,
+)
+def test_what_is_computed_row_by_row_is_what_pyarrow_computes(expression: pc.Expression) -> None:
+    rows = pa.record_batch(
+        {
+            "a": pa.array([1, 2, None, -3, 3], pa.int32()),
+            "s": pa.array(["abc", None, "ABC", "xbx", ""]),
+            "d": pa.array([None, datetime.date(2021, 1, 1), None, datetime.date(2019, 1, 1), None]),
+        }
+    )
     parsed = Filter.parse(encode_filter(expression, SCHEMA), SCHEMA)
-    rows = pa.record_batch({"a": pa.array([1, 2, None, 3], pa.int32())})
-    assert parsed.columns == (0,)
-    assert parsed.mask(rows).tolist() == [False, False, False, True]
-    assert parsed.verdict(lambda _: statistics.ColumnStatistics(4, 0, 1, 3)) is Verdict.SOME
+    chosen = rows.select([SCHEMA.columns[position].name for position in parsed.columns])
+    assert np.flatnonzero(parsed.mask(chosen)).tolist() == wanted_by_pyarrow(rows, expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "word"),
+    [
+        (pc.binary_repeat(S, 1_000_000) == "x", "binary_repeat"),
+        (pc.utf8_upper(S) == "X", "utf8_upper"),
+        (pc.if_else(A > 1, A, A) > 1, "if-then-else"),
+        (A.cast(pa.int64(), safe=False) > 1, "cast"),
+    ],
+)
+def test_functions_that_are_not_listed_are_refused_by_name(expression: pc.Expression, word: str) -> None:
+    data = bytes(expression.to_substrait(SCHEMA.arrow(), allow_arrow_extensions=True))
+    with pytest.raises(TableError, match=word) as caught:
+        Filter.parse(data, SCHEMA)
+    assert caught.value.code is TableErrorCode.INVALID_FILTER
+
+
+@pytest.mark.parametrize("count", [20_000, 200_000])
+def test_an_in_of_very_many_values_is_one_set(count: int) -> None:
+    """One of 20,000 overflowed the stack of the thread that read it when each became an OR."""
+    values = pa.array(range(0, 3 * count, 3), pa.int32())
+    rows = pa.record_batch({"a": pa.array([None, 0, 1, 3 * count - 3, 3 * count, 9], pa.int32())})
+    for expression, expected in ((A.isin(values), [1, 3, 5]), (~A.isin(values), [2, 4])):
+        data = encode_filter(expression, SCHEMA)
+        assert len(data) < 12 * count
+        parsed = Filter.parse(data, SCHEMA)
+        assert np.flatnonzero(parsed.mask(rows)).tolist() == expected
+    texts = pa.array([f"text {n}" for n in range(count)])
+    parsed = Filter.parse(encode_filter(S.isin(texts), SCHEMA), SCHEMA)
+    few = pa.record_batch({"s": pa.array([None, "text 7", "text", f"text {count - 1}", "text 7 ", ""])})
+    assert np.flatnonzero(parsed.mask(few)).tolist() == [1, 3]
+    many = pa.record_batch({"s": pa.concat_arrays([texts, few.column("s")])})
+    assert np.flatnonzero(parsed.mask(many)).tolist() == [*range(count), count + 1, count + 3]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_an_in_wants_what_many_comparisons_want(data: st.DataObject) -> None:
+    """Of every type; few rows are looked up one by one, of many rows the values are hashed."""
+    kind = data.draw(st.sampled_from([each for each in COMPARED if not each.is_nested]))
+    schema = Schema.of([Column(0, "c", kind)], schema_id=0)
+    drawn = data.draw(st.lists(value_of(kind), min_size=1, max_size=40))
+    rows = data.draw(st.lists(st.none() | value_of(kind) | st.sampled_from(drawn), max_size=6))
+    batch = pa.RecordBatch.from_arrays([array_of(kind, rows)], schema=schema.arrow())
+    values = array_of(kind, drawn)
+    field = pc.field("c")
+    compared = functools.reduce(operator.or_, [field == each for each in values])
+    expected = wanted_by_pyarrow(batch, compared)
+    parsed = Filter.parse(encode_filter(field.isin(values), schema), schema)
+    assert np.flatnonzero(parsed.mask(batch)).tolist() == expected
+    large = pa.concat_batches([batch] * 40)
+    assert np.flatnonzero(parsed.mask(large)).tolist() == wanted_by_pyarrow(large, compared)
+    verdict = verdict_of(parsed, schema, batch)
+    assert verdict is not (Verdict.NONE if expected else Verdict.ALL) or not rows
+
+
+def test_a_condition_in_sql_travels_as_sets_of_values() -> None:
+    expression = filter_of_sql(f"NOT a IN ({', '.join(map(str, range(20_000)))})", SCHEMA)
+    parsed = Filter.parse(encode_filter(expression, SCHEMA), SCHEMA)
+    rows = pa.record_batch({"a": pa.array([5, None, 20_000, -1], pa.int32())})
+    assert parsed.mask(rows).tolist() == [False, False, True, True]
+    assert parsed.verdict(lambda _: statistics.ColumnStatistics(4, 0, 7, 7, True, True)) is Verdict.NONE
+    equal = filter_of_sql(" OR ".join(f"a = {n}" for n in range(100)) + " OR s = 'x'", SCHEMA)
+    assert len(encode_filter(equal, SCHEMA)) < 2_000
+
+
+def test_a_long_chain_is_not_deep_and_a_deep_filter_is_refused() -> None:
+    rows = pa.record_batch({"a": pa.array([None, 0, 1, 60], pa.int32())})
+    sql = filter_of_sql(" OR ".join(f"a > {n}" for n in range(59, -1, -1)), SCHEMA)
+    assert Filter.parse(encode_filter(sql, SCHEMA), SCHEMA).mask(rows).tolist() == [False, False, True, True]
+    inner = bytes(encode_filter(pa.scalar(0, pa.int32()) < A, SCHEMA))
+    long = joined(inner, "or", 400)
+    assert Filter.parse(long, SCHEMA).mask(rows).tolist() == [False, False, True, True]
+    with pytest.raises(TableError, match="more than 1000 parts"):
+        Filter.parse(joined(inner, "or", 1_001), SCHEMA)
+    unsent = functools.reduce(operator.or_, [pa.scalar(n, pa.int32()) < A for n in range(25)])
+    with pytest.raises(TableError, match="nest them evenly"):
+        encode_filter(unsent, SCHEMA)
+    quoted = (S == "((((((((((((((((((((((((") | (pa.scalar(1, pa.int32()) < A)
+    assert encode_filter(quoted, SCHEMA)
+    for depth, refused in ((90, False), (200, True), (20_000, True)):
+        data = joined(inner, "not", depth)
+        with pytest.raises(TableError, match="deeper than 100") if refused else contextlib.nullcontext():
+            Filter.parse(data, SCHEMA)
+
+
+def joined(data: bytes, word: str, depth: int) -> bytes:
+    """NOT of NOT of … of the condition of an encoded filter, or the condition OR (the condition OR …)."""
+    number = substrait._number
+    fields = list(substrait.Walk().fields(memoryview(data)))
+    (declaration,) = (value for each, value in fields if each == 2)
+    (root,) = (value for each, value in fields if each == 3)
+    condition = bytes(dict(substrait.Walk().fields(root))[1])
+    # scalar_function{function_reference: 9, arguments: {value}}, from the inside to the outside: heads, then tails.
+    heads, size = list[bytes](), len(condition)
+    first = (
+        b""
+        if word == "not"
+        else b"\x22"
+        + number(len(b"\x1a" + number(len(condition)) + condition))
+        + b"\x1a"
+        + number(len(condition))
+        + condition
+    )
+    for _ in range(depth):
+        argument = b"\x1a" + number(size)
+        call = b"\x08\x09" + first + b"\x22" + number(len(argument) + size) + argument
+        head = b"\x1a" + number(len(call) + size) + call
+        heads.append(head)
+        size += len(head)
+    expression = b"".join(heads[::-1]) + condition
+
+    def message(tag: int, body: bytes) -> bytes:
+        return bytes([tag << 3 | 2]) + number(len(body)) + body
+
+    return b"".join(
+        (
+            message(2, bytes(declaration)),
+            message(2, message(3, b"\x10\x09" + message(3, word.encode()))),
+            message(3, message(1, expression)),
+            message(4, bytes(dict(fields)[4])),
+        )
+    )
+
+
+def test_what_a_filter_may_be_is_bounded() -> None:
+    with pytest.raises(TableError, match="4194304 is the most"):
+        Filter.parse(bytes((4 << 20) + 1), SCHEMA)
+    with pytest.raises(TableError, match="4194304 is the most"):
+        encode_filter(S.isin(pa.array([f"{n:0100}" for n in range(50_000)])), SCHEMA)
+    with pytest.raises(TableError, match="more than 50000 parts"):
+        Filter.parse(b"\x32\x00" * 60_000, SCHEMA)
+    for data in (
+        b"\x12\x02\x0a\x00",
+        b"\x12\x05\x0a\x03\x62\x05x",
+        b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+    ):
+        with pytest.raises(ValueError, match=r"literal|cut off"):
+            literal_kernels.Options.of(memoryview(data))
+
+
+def test_few_rows_at_once_are_computed_of_a_filter_of_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the parts of a filter give for the rows is in memory at the same time."""
+    monkeypatch.setattr(filters, "_COMPUTED_BYTES", 1 << 20)
+    sizes: list[int] = []
+    evaluate = substrait.Call.evaluate
+    monkeypatch.setattr(
+        substrait.Call,
+        "evaluate",
+        lambda self, arrays: sizes.append(len(arrays[0])) or evaluate(self, arrays),
+    )
+    expression = functools.reduce(
+        operator.and_, [A + pa.scalar(n, pa.int32()) > pa.scalar(n, pa.int32()) for n in range(6)]
+    )
+    parsed = Filter.parse(encode_filter(expression, SCHEMA), SCHEMA)
+    rows = pa.record_batch({"a": pa.array(np.arange(-9_000, 9_000), pa.int32())})
+    assert int(parsed.mask(rows).sum()) == 8_999
+    assert max(sizes) <= (1 << 20) // (16 * 12)
 
 
 @pytest.mark.parametrize(

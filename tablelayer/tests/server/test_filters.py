@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters import encode_filter
 from tablelayer.model.ipc import decode_ipc
 from tablelayer.model.options import ArrowCompression
-from tablelayer.server import batch_filter, scan_log, writes
+from tablelayer.server import batch_filter, reads, scan_log, writes
 from tablelayer.tests.server.tables import Table, Tables, copy_as_killed, run, tables
 
 Found = tuple[int, str, dict[str, Any]]
@@ -415,5 +416,39 @@ def test_bad_filters_are_refused_by_name(tmp_path: Path) -> None:
                 answer = await all_tables.broker.send(request)
                 assert answer.error_code == TableErrorCode.INVALID_FILTER
                 assert "filter" in answer.error_message
+
+    run(work)
+
+
+def test_a_filter_of_20_000_values_is_read_off_the_loop_and_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    parse = reads.Filter.parse
+    monkeypatch.setattr(
+        reads.Filter,
+        "parse",
+        lambda data, schema: threads.append(threading.current_thread()) or parse(data, schema),
+    )
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            expression = pc.field("id").isin(pa.array(range(0, 60_000, 3), pa.int32()))
+            log = await all_tables.create(COLUMNS)
+            await log.append([{"id": id_} for id_ in (1, 3, 59_997, 60_000)])
+            assert [row["id"] for _, _, row in await found_rows(log, expression)] == [3, 59_997]
+            assert [row["id"] for row in await limited(log, expression, 9)] == [3, 59_997]
+            keyed = await all_tables.create(f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", name="k")
+            await keyed.put(*(("+", {"id": id_}) for id_ in (1, 3, 59_997, 60_000)))
+            assert [row["id"] for row in await filtered_state(keyed, expression)] == [3, 59_997]
+            counted = await keyed.broker.send(
+                m.CountRowsRequest(
+                    table_id=keyed.table_id, buckets=[0],
+                    filter=encode_filter(expression, keyed.definition.schema),
+                )
+            )  # fmt: skip
+            assert counted.buckets[0].count == 2
+            assert threads
+            assert threading.main_thread() not in threads
 
     run(work)
