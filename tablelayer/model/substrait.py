@@ -480,19 +480,17 @@ def compact(data: bytes) -> bytes:
 
 
 def _renumbered(declaration: memoryview, lists: dict[int, int], fields: Any) -> bytes:
-    """The declaration of a function of another list."""
-    function = dict(fields(_only(fields(declaration), 3)))
-    name = bytes(_message(function.get(3, memoryview(b""))))
+    """The declaration of a function (or of a type, or a variation of one: they look the same) of another list."""
+    ((kind, named),) = fields(declaration)
+    parts = dict(fields(_message(named)))
+    name = bytes(_message(parts.get(3, memoryview(b""))))
     inner = b"".join(
         b"%c%s" % (number << 3, _number(value))
-        for number, value in (
-            (1, lists.get(_signed(function.get(1, 0)), 0)),
-            (2, _signed(function.get(2, 0))),
-        )
+        for number, value in ((1, lists.get(_signed(parts.get(1, 0)), 0)), (2, _signed(parts.get(2, 0))))
         if value
     )
     inner += b"\x1a" + _number(len(name)) + name
-    outer = b"\x1a" + _number(len(inner)) + inner
+    outer = b"%c%s" % (kind << 3 | 2, _number(len(inner))) + inner
     return b"\x12" + _number(len(outer)) + outer
 
 
