@@ -267,7 +267,7 @@ def check_columns(
     for column, values in zip(columns, rows.columns, strict=True):
         if column.name in primary_key:
             if values.null_count:
-                raise _null_error(column, values)
+                raise _null_error(column, _nulls(values))
         elif not column.nullable:
             if deletes is not None and partial:
                 raise TableError(
@@ -275,9 +275,9 @@ def check_columns(
                     f"a partial delete would clear column '{column.name}', which is NOT NULL",
                 )
             if values.null_count:
-                bad = values.is_null().to_numpy(zero_copy_only=False)
-                if deletes is None or bool((bad & ~deletes).any()):
-                    raise _null_error(column, values)
+                bad = _nulls(values) if deletes is None else _nulls(values) & ~deletes
+                if bad.any():
+                    raise _null_error(column, bad)
         if column.type.is_nested:
             check_inside(column, values if deletes is None else pc.if_else(pa.array(deletes), None, values))
         if column.type.kind is TypeKind.CHAR and len(values):
@@ -328,8 +328,13 @@ def _check_numbered(definition: TableDefinition, operations: Operations) -> None
         )
 
 
-def _null_error(column: Column, values: pa.Array) -> TableError:
-    row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+def _nulls(values: pa.Array) -> Mask:
+    nulls: Mask = values.is_null().to_numpy(zero_copy_only=False)
+    return nulls
+
+
+def _null_error(column: Column, bad: Mask) -> TableError:
+    row = int(bad.argmax())
     return TableError(
         TableErrorCode.INVALID_ROW, f"row {row}, column '{column.name}': null, but the column is NOT NULL"
     )

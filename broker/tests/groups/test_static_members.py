@@ -117,6 +117,18 @@ def test_absent_static_member_keeps_its_place_through_a_rebalance(pair):
     assert [member for member, _, _ in pair.joined(token).members] == ["a-1", "b-1"]
 
 
+def test_absent_static_leader_keeps_its_place_and_somebody_who_joined_leads(pair):
+    leader = pair.group.members["a-1"]
+    leader.session_timeout_ms, leader.rebalance_timeout_ms = 100_000, 7_000
+    pair.heartbeat("a-1", 1, "a")
+    changed = {"session_ms": 100_000, "rebalance_ms": 7_000, "protocols": {"range": b"new"}}
+    token = pair.join("b-1", instance_id="b", version=9, **changed)
+    pair.advance(60)
+    result = pair.joined(token)
+    assert (result.generation, result.leader) == (2, "b-1")
+    assert [member for member, _, _ in result.members] == ["a-1", "b-1"]
+
+
 def test_group_of_absent_static_members_waits_and_then_empties(pair):
     pair.join("a-1", instance_id="a")
     pair.leave(Leaver("a-1", "a"))
@@ -130,6 +142,11 @@ def test_administrator_removes_by_instance_id(pair):
         ErrorCode.UNKNOWN_MEMBER_ID,
     )
     assert list(pair.group.members) == ["a-1"]
+
+
+def test_instance_id_of_another_member(pair):
+    assert pair.heartbeat("a-1", 1, "b") is ErrorCode.FENCED_INSTANCE_ID
+    assert pair.commit({("t", 0): 1}, "a-1", 1, "b").error is ErrorCode.FENCED_INSTANCE_ID
 
 
 def test_unknown_instance_id(pair):

@@ -273,6 +273,26 @@ def test_tiering_rounds_over_the_wire_hold_retention_back(tmp_path: Path) -> Non
     run(work)
 
 
+def test_the_log_of_a_keyed_table_is_kept_until_the_lake_has_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path, {**LAKE, "kv.snapshot.interval": "0"}) as all_tables:
+            table = await all_tables.create("id INT, PRIMARY KEY (id) NOT ENFORCED", datalake_enabled="true")
+            await table.put(*(("+", {"id": n}) for n in range(10)))
+            hooks = table.partition.hooks
+            hooks.tablet.kv.flush()
+            assert hooks.tablet.kv.durable_offset == 10
+            assert hooks.retention_floor() == 0
+            granted = await send(all_tables, m.LakeBeginRequest(worker="w"))
+            offsets = [m.LakeOffset(bucket=0, offset=7)]
+            commit = m.LakeCommitRequest(
+                table_id=table.table_id, epoch=granted.epoch, snapshot_id=1, offsets=offsets
+            )
+            await send(all_tables, commit)
+            assert hooks.retention_floor() == 7
+
+    run(work)
+
+
 def test_the_log_of_a_keyed_table_is_kept_from_what_is_in_files(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path, {"kv.snapshot.interval": "0"}) as all_tables:

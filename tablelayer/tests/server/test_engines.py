@@ -417,6 +417,25 @@ def test_r9_10_overwriting_replaces_the_row_past_the_functions_and_carries_delet
     run(work)
 
 
+def test_r9_10_overwriting_a_table_without_functions_deletes_as_its_option_says(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            kept = await all_tables.create(KEYED, name="kept", delete_behavior="DISABLE")
+            await kept.put(("+", row(1, 5)))
+            write = kept.put(("+", row(2, 1)), ("-", row(1)), overwrite=True)
+            await unchanged(kept, write, TableErrorCode.DELETION_DISABLED, "DISABLE")
+            deaf = await all_tables.create(KEYED, name="deaf", delete_behavior="IGNORE")
+            await deaf.put(("+", row(1, 5)))
+            assert (await deaf.put(("+", row(2, 1)), ("-", row(1)), overwrite=True)).error_code == 0
+            assert await deaf.state() == [row(1, 5), row(2, 1)]
+            open_ = await all_tables.create(KEYED, name="open")
+            await open_.put(("+", row(1, 5)))
+            assert (await open_.put(("-", row(1)), overwrite=True)).error_code == 0
+            assert await open_.state() == []
+
+    run(work)
+
+
 # -- R10
 
 
@@ -439,6 +458,18 @@ def test_r10_a_new_row_gets_a_number_and_keeps_it(tmp_path: Path) -> None:
                 ("-U", named("a", None, 1)), ("+U", named("a", "again", 1)),
                 ("-U", named("b", None, 2)), ("+U", named("b", "partial", 2)),
             ]  # fmt: skip
+
+    run(work)
+
+
+def test_r10_a_delete_may_carry_the_number_of_its_row(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(UID, given=NUMBERED)
+            await table.put(("+", named("a")))
+            answer = await table.put(("-", named("a", None, 1)))
+            assert answer.error_code == 0, answer.error_message
+            assert await table.state() == []
 
     run(work)
 

@@ -157,10 +157,12 @@ def test_r1_5_damaged_batches_are_refused(tmp_path: Path) -> None:
             await unchanged(table, table.put_batch(b"x" * 20), ErrorCode.CORRUPT_MESSAGE, "Arrow")
             await unchanged(
                 table,
-                table.put_batch(table.batch([row(1)], changes=[1])),
+                table.put_batch(table.batch([row(1), row(2)], changes=[3, 1])),
                 TableErrorCode.INVALID_ROW,
                 "upserts",
             )
+            two = table.batch([row(1)]) + table.batch([row(2)])
+            await unchanged(table, table.put_batch(two), ErrorCode.CORRUPT_MESSAGE, "bytes follow the batch")
 
     run(work)
 
@@ -176,6 +178,30 @@ def test_r1_6_a_write_beyond_the_buffer_is_refused_before_any_effect(tmp_path: P
             assert {each.error_code for each in refused} == {TableErrorCode.BUFFER_EXHAUSTED}
             assert len(await table.changelog()) == len(batches) - len(refused)
             assert (await table.put(("+", row(99)))).error_code == 0  # there is room again
+
+    run(work)
+
+
+def test_r1_1_a_merge_sees_the_newest_of_the_writes_that_are_not_stored_yet(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            await table.put(("+", row(2, 0.0)))
+            release = hold_stores(table)
+            for price in (1.0, 2.0):
+                assert (await table.put_batch(table.batch([row(1, price)]), acks=1)).error_code == 0
+            third = asyncio.ensure_future(
+                table.put(("+", row(1, 3.0)), ("+", row(2, 3.0)), ("+", row(3, 3.0)))
+            )
+            await asyncio.sleep(0.05)
+            release.set()
+            assert (await third).error_code == 0
+            assert await table.changelog(1) == [
+                ("+I", row(1, 1.0)), ("-U", row(1, 1.0)), ("+U", row(1, 2.0)),
+                ("-U", row(1, 2.0)), ("+U", row(1, 3.0)), ("-U", row(2, 0.0)), ("+U", row(2, 3.0)),
+                ("+I", row(3, 3.0)),
+            ]  # fmt: skip
+            assert await table.state() == [row(1, 3.0), row(2, 3.0), row(3, 3.0)]
 
     run(work)
 
@@ -242,6 +268,22 @@ def test_r2_3_a_key_column_is_never_null(tmp_path: Path) -> None:
                 TableErrorCode.INVALID_ROW,
                 "column 'id'",
             )
+
+    run(work)
+
+
+def test_r2_of_a_delete_only_the_key_counts_and_upserts_beside_it_are_checked(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(
+                "id INT, n INT NOT NULL, s CHAR(2), PRIMARY KEY (id) NOT ENFORCED"
+            )
+            await table.put(("+", {"id": 1, "n": 1, "s": "éß"}))  # characters, not bytes
+            nothing = {"n": None, "s": None}
+            write = table.put(("-", {"id": 1, **nothing}), ("+", {"id": 2, **nothing}))
+            await unchanged(table, write, TableErrorCode.INVALID_ROW, "row 1, column 'n'")
+            assert (await table.put(("-", {"id": 1, **nothing}))).error_code == 0
+            assert await table.state() == []
 
     run(work)
 
