@@ -88,6 +88,16 @@ def test_uniform_moves_no_more_than_it_must(group, data):
             assert part <= before[one.member_id].get(topic, frozenset())
 
 
+@given(groups())
+def test_range_cuts_each_topic_into_ranges_that_differ_by_one_at_most(group):
+    subscribers, counts = group
+    targets = assign_range(subscribers, counts)
+    for topic in counts:
+        parts = [sorted(targets[one.member_id].get(topic, ())) for one in subscribers if topic in one.topics]
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert all(part == list(range(part[0], part[-1] + 1)) for part in parts if part)
+
+
 def test_range_puts_together_what_has_the_same_number():
     subscribers = [Subscriber(name, None, frozenset((A, B)), {}) for name in ("m1", "m0")]
     assert assign_range(subscribers, {A: 3, B: 3}) == {

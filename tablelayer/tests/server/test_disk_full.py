@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,8 @@ class Database:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.closed = False
+        self.during: Callable[[], None] | None = None
+        """Happens while a flush is under way."""
 
     def get(self, key: object) -> None:
         return None
@@ -32,6 +35,8 @@ class Database:
             raise self.error
 
     def flush(self, wait: bool) -> None:
+        if self.during is not None:
+            self.during()
         if self.error is not None:
             raise self.error
 
@@ -60,6 +65,19 @@ def test_a_flush_without_space_is_due_again(store: KeyValueStore, database: Data
     database.error = None
     store.flush()
     assert (store.bytes_since_flush, store.durable_offset) == (0, 5)
+
+
+def test_what_is_written_during_a_flush_is_in_the_files_after_the_next(
+    store: KeyValueStore, database: Database
+) -> None:
+    store.write([([b"k"], [b"v"])], 5, 1)
+    database.during = lambda: store.write([([b"l"], [b"w"])], 7, 2)
+    store.flush()
+    assert (store.applied_offset, store.durable_offset) == (7, 5)
+    assert store.bytes_since_flush > 0
+    database.during = None
+    store.flush()
+    assert (store.durable_offset, store.bytes_since_flush) == (7, 0)
 
 
 def test_a_write_without_space_changes_nothing_and_can_be_repeated(

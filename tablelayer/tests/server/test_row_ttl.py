@@ -14,6 +14,7 @@ from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.server.key_bucket import KeyBucket
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Table, Tables, replay, run, tables
+from tablelayer.tests.server.test_writes import hold_stores
 
 HOUR = 3_600_000
 BY_HAND = {"table.kv.ttl.check.interval.ms": "600000"}
@@ -67,6 +68,24 @@ def test_a_row_ends_an_hour_after_its_last_write_with_a_delete_in_the_changelog(
             clock.now_ms += HOUR
             assert await expire(table) == 2
             assert await table.count() == 0
+
+    run(work)
+
+
+def test_a_row_that_is_being_renewed_is_left_to_the_next_time(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = StandingClock()
+        async with tables(tmp_path, BY_HAND, clock=clock) as all_tables:
+            table = await create(all_tables)
+            await table.put(("+", row(1)))
+            clock.now_ms += HOUR
+            release = hold_stores(table)
+            assert (await table.put_batch(table.batch([row(1, 5)]), acks=1)).error_code == 0
+            assert await expire(table) == 0
+            release.set()
+            await table.put(("+", row(2)))
+            assert await expire(table) == 0
+            assert await table.state() == [row(1, 5), row(2)]
 
     run(work)
 

@@ -229,6 +229,29 @@ def test_an_offset_outside_retention_is_an_error_that_says_what_there_is(tmp_pat
     run(work)
 
 
+def test_past_states_have_a_limit(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path / "data", NEVER, limits=Limits(past_states_max=1)) as all_tables:
+            table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)")
+            await table.put(*rows(range(10), "a"))
+
+            async def open_at(offset: int) -> Any:
+                return await table.broker.send(
+                    m.ScanSnapshotRequest(
+                        table_id=table.table_id, bucket=0, as_of=offset, max_bytes=1, piece=0
+                    )
+                )
+
+            first = await open_at(5)
+            assert first.error_code == 0, first.error_message
+            assert (await open_at(5)).error_code == 0  # the same state, shared
+            refused = await open_at(6)
+            assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
+            assert "1 past states of tables are open" in refused.error_message
+
+    run(work)
+
+
 def test_a_piece_can_be_asked_for_again_and_the_scan_goes_on_behind_any_row(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path / "data", NEVER) as all_tables:
