@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from broker.groups.events import DeleteGroup, ExpireOffsets, Leaver, PatternsResolved
 from broker.groups.model import Limits, Phase
 from broker.groups.modern.model import ResolvedPattern
+from broker.groups.modern.positions import fetch_error
 from broker.testing.groups import GroupHarness, durable
 from protocol.errors import ErrorCode
 
@@ -112,6 +113,16 @@ class TestEpochs:
         result = group.consumer_heartbeat("a", 1, owned=owned(group, 0, 1), topics=["t"], rebalance_ms=60_000)
         assert (result.error, result.epoch, partitions(result)) == (ErrorCode.NONE, 2, [0, 1])
 
+    def test_but_not_the_one_before_that(self, group):
+        two_members(group)
+        join(group, "c")
+        for owns in ((0, 1), (0,)):
+            group.consumer_heartbeat("a", 2, owned=owned(group, *owns))
+        current = group.group.consumer.members["a"].current
+        assert (current.epoch, current.previous_epoch) == (3, 2)
+        assert group.consumer_heartbeat("a", 2, owned=owned(group, 0)).error is ErrorCode.NONE
+        assert group.consumer_heartbeat("a", 1, owned=owned(group, 0)).error is ErrorCode.FENCED_MEMBER_EPOCH
+
     def test_but_not_with_what_is_not_its_own(self, group):
         two_members(group)
         for claimed in (owned(group, 0, 1, 2), None):
@@ -150,6 +161,16 @@ class TestEpochs:
         assert "b" not in group.group.consumer.members
 
 
+def test_offsets_are_fetched_by_members_of_the_present_epoch_and_by_administrators(group):
+    two_members(group)
+    consumer = group.group.consumer
+    assert fetch_error(consumer, "a", 2) is ErrorCode.NONE
+    assert fetch_error(consumer, "a", 1) is ErrorCode.STALE_MEMBER_EPOCH
+    assert fetch_error(consumer, "a", 3) is ErrorCode.STALE_MEMBER_EPOCH
+    assert fetch_error(consumer, "nobody", 2) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert fetch_error(consumer, None, -1) is ErrorCode.NONE
+
+
 class TestStaticMembers:
     def test_an_instance_in_use_is_not_given_to_another(self, group):
         join(group, "a", instance_id="i")
@@ -163,6 +184,17 @@ class TestStaticMembers:
         assert (result.error, partitions(result)) == (ErrorCode.NONE, [0, 1, 2, 3])
         assert group.group.consumer.epoch == before
         assert list(group.group.consumer.members) == ["b"]
+
+    def test_nobody_gets_what_it_had_while_it_is_away(self, group):
+        join(group, "a", instance_id="i")
+        join(group, "b")
+        group.consumer_heartbeat("a", 1, instance_id="i", owned=owned(group, 0, 1))
+        group.consumer_heartbeat("b", 2)
+        group.consumer_heartbeat("a", -2, instance_id="i")
+        group.topics.put("t", 6)
+        given = group.consumer_heartbeat("b", 2)
+        assert set(partitions(given)).isdisjoint({0, 1})
+        assert {0, 1} <= set(partitions(join(group, "c", instance_id="i")))
 
     def test_it_survives_a_restart_of_the_broker_in_between(self, group):
         join(group, "a", instance_id="i")

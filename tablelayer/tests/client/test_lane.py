@@ -123,3 +123,55 @@ def test_an_abandoned_batch_does_not_hold_up_the_next():
     assert lane.sent() is second
     assert second.sequence == 0
     loop.close()
+
+
+def lane_of(count: int, in_flight: int) -> tuple[Lane, list[Batch]]:
+    """A lane with an identity and so many batches waiting, of one row each."""
+    loop = asyncio.new_event_loop()
+    batches = [Batch(0, encoded(), 1, WHOLE_ROWS, 0.0, loop.create_future()) for _ in range(count)]
+    loop.close()
+    lane = Lane(0, in_flight)
+    lane.queue.extend(batches)
+    lane.give_identity(Identity(1, 0))
+    return lane, batches
+
+
+def test_nothing_new_leaves_before_what_is_in_flight_is_answered_after_a_failure():
+    lane, (first, second, third) = lane_of(3, 3)
+    assert [lane.sent(), lane.sent()] == [first, second]
+    lane.failed(first, Verdict.AGAIN)
+    assert lane.next_to_send(0.0) is None
+    lane.succeeded(second)
+    assert [lane.sent(), lane.sent()] == [first, third]
+
+
+def test_what_goes_again_goes_in_its_old_order_under_its_old_sequence():
+    lane, batches = lane_of(4, 3)
+    sent = [lane.sent() for _ in range(3)]
+    before = [(batch.identity, batch.sequence, bytes(batch.data)) for batch in sent]
+    lane.failed(sent[0], Verdict.UNKNOWN)
+    lane.failed(sent[1], Verdict.OUT_OF_ORDER)  # because the one before it is missing
+    lane.failed(sent[2], Verdict.AGAIN)
+    assert list(lane.queue) == batches
+    assert not lane.needs_identity
+    again = [lane.sent() for _ in range(3)]
+    assert again == sent
+    assert [(batch.identity, batch.sequence, bytes(batch.data)) for batch in again] == before
+
+
+def test_an_outcome_that_was_unknown_once_stays_unknown():
+    lane, (first, _) = lane_of(2, 2)
+    lane.failed(lane.sent(), Verdict.UNKNOWN)
+    assert lane.sent() is first
+    lane.failed(first, Verdict.AGAIN)
+    assert first.unknown
+    assert lane.sent() is first
+    lane.failed(first, Verdict.OUT_OF_ORDER)  # the server does not know it: it was not applied
+    assert not first.unknown
+
+
+def test_a_pause_holds_the_lane():
+    lane, (first,) = lane_of(1, 5)
+    lane.not_before = 7.0
+    assert lane.next_to_send(6.9) is None
+    assert lane.next_to_send(7.0) is first

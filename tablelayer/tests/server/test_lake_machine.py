@@ -189,3 +189,38 @@ def test_a_round_is_told_to_finish_when_asked_or_when_it_lasts_too_long() -> Non
     for ms in (10_000, 19_000, 28_000, 37_000):
         assert machine.heartbeat(Now(0, ms), table_id, epoch) is False
     assert machine.heartbeat(Now(0, 40_000), table_id, epoch) is True
+
+
+def test_a_worker_that_falls_silent_loses_its_round_and_every_sign_of_life_renews_the_lease() -> None:
+    machine = LakeMachine(TIMING)
+    table_id, epoch = begun(machine)
+    machine.heartbeat(Now(0, 6_000), table_id, epoch)
+    machine.commit(Now(0, 12_000), table_id, epoch, 1, {0: 1})
+    assert machine.begin(Now(0, 21_999), "b", TABLES[:1], force=True) is None
+    assert machine.round_of(table_id) is not None
+    assert machine.begin(Now(0, 22_000), "b", TABLES[:1], force=True) == (table_id, epoch + 1)
+    assert machine.trouble(table_id).error == f"worker a fell silent in round {epoch}"
+    with pytest.raises(TableError, match="is over"):
+        machine.heartbeat(Now(0, 22_001), table_id, epoch)
+
+
+def test_what_has_waited_longest_is_next_and_nothing_before_its_time() -> None:
+    machine = LakeMachine(TIMING)
+    other = [Candidate(UUID(int=n), 5_000) for n in (7, 8)]
+    for table, at in zip(other, (3_000, 1_000), strict=True):
+        machine.restore(table.table_id, LakeState(1, 1, at))
+    assert machine.begin(Now(5_999, 5_999), "a", other, force=False) is None
+    assert machine.begin(Now(9_000, 9_000), "a", other, force=False) == (other[1].table_id, 2)
+    assert machine.begin(Now(9_000, 9_000), "b", [*other, TABLES[0]], force=False) == (TABLES[0].table_id, 1)
+    assert machine.begin(Now(9_000, 9_000), "c", other, force=False) == (other[0].table_id, 2)
+
+
+def test_offsets_of_buckets_that_a_commit_does_not_name_stay() -> None:
+    machine = LakeMachine(TIMING)
+    table_id, epoch = begun(machine)
+    machine.commit(Now(0, 0), table_id, epoch, 1, {0: 1, 1: 5})
+    assert machine.commit(Now(0, 0), table_id, epoch, 2, {0: 2}).offsets == {0: 2, 1: 5}
+    for behind in ({1: 4}, {0: 9, 1: 4}):
+        with pytest.raises(TableError, match="bucket 1 was tiered up to offset 5 before; 4 is behind it"):
+            machine.commit(Now(0, 0), table_id, epoch, 3, behind)
+    assert machine.state(table_id).offsets == {0: 2, 1: 5}

@@ -26,6 +26,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.staged_commits import Ledger, StagedCommits, following
 from tablelayer.server.staging import Chunk, StagingArea
 from tablelayer.tests.server.tables import Row, Table, run, tables
+from tablelayer.tests.server.test_row_ttl import StandingClock
 
 UPSERT = ChangeType.UPDATE_AFTER
 Chunks = dict[int, list[list[Row]]]
@@ -131,7 +132,7 @@ def test_r3_5_what_does_not_fit_is_refused_when_it_is_staged(tmp_path: Path) -> 
             assert answer.error_code != 0
             request = m.StageRowsRequest(
                 table_id=table.table_id, writer="w", batch_id=0, attempt="f",
-                chunks=[m.StagedChunk(bucket=0, number=3, batch=table.batch([{"n": 1}], [UPSERT]))],
+                chunks=[m.StagedChunk(bucket=0, number=1, batch=table.batch([{"n": 1}], [UPSERT]))],
             )  # fmt: skip
             assert (await table.broker.send(request)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -269,6 +270,104 @@ async def create_aggregation(all_tables: Any, columns: str, options: dict[str, s
     answer = await all_tables.broker.send(m.CreateTableRequest(definition=definition.to_json()))
     assert answer.error_code == 0, answer.error_message
     return Table(all_tables.broker, definition.with_id(answer.table_id))
+
+
+async def interrupted(table: Table, chunks: Chunks) -> None:
+    """Batch 0 of attempt `a` is decided, and its first chunk written: the commit failed then."""
+    write = StagedCommits._write_chunk
+
+    async def first_only(
+        self: Any, definition: Any, bucket: int, chunk: Chunk, writer: Any, acks: int
+    ) -> None:
+        if writer.base_sequence > 0:
+            raise Killed
+        await write(self, definition, bucket, chunk, writer, acks)
+
+    assert (await stage(table, 0, "a", chunks)).error_code == 0
+    with patch.object(StagedCommits, "_write_chunk", first_only):
+        assert (await commit(table, 0, {"a": chunks})).error_code != 0
+
+
+THREE: Chunks = {0: [chunk_of(1), chunk_of(2), chunk_of(3)]}
+
+
+async def ledger_of(all_tables: Any, table: Table) -> Ledger:
+    """As it is in the store."""
+    store = all_tables.broker.context.store
+    (name,) = await store.children(f"/staged/{table.table_id}")
+    return Ledger.from_json((await store.get(f"/staged/{table.table_id}/{name}")).data)
+
+
+def test_r3_5_a_commit_that_failed_notes_how_far_it_came_and_is_completed_before_the_next(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            await interrupted(table, THREE)
+            ledger = await ledger_of(all_tables, table)
+            assert (ledger.done, ledger.written, ledger.attempts) == (False, {0: 1}, ("a",))
+            assert await logged(table, 1) == [1]
+            await stage(table, 1, "b", {0: [chunk_of(4)]})
+            assert (await commit(table, 1, {"b": {0: [[]]}})).error_code == 0
+            assert await logged(table, 1) == [1, 2, 3, 4]
+            assert (await ledger_of(all_tables, table)).done
+
+    run(scenario)
+
+
+def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            await interrupted(table, THREE)
+            await table.broker.send(
+                m.AbortStagedRequest(table_id=table.table_id, writer="w", batch_id=0, attempts=["a"])
+            )
+            (staged,) = tmp_path.rglob("a.0")
+            for path in (staged, staged.parent):
+                os.utime(path, (0, 0))  # nobody has added to it for long
+            await all_tables.extension._staged.expire(lambda _: True)
+            assert staged.exists()
+            assert (await commit(table, 0, {"a": THREE})).error_code == 0
+            assert await logged(table, 1) == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_r3_5_an_abort_is_of_the_attempts_that_it_names(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            for attempt in ("a", "ab"):
+                await stage(table, 0, attempt, {0: [chunk_of(1)]})
+            await table.broker.send(
+                m.AbortStagedRequest(table_id=table.table_id, writer="w", batch_id=0, attempts=["a"])
+            )
+            refused = await commit(table, 0, {"a": {0: [[]]}})
+            assert refused.error_code == TableErrorCode.STAGED_ROWS_MISSING
+            assert (await commit(table, 0, {"ab": {0: [[]]}})).error_code == 0
+            assert await logged(table, 1) == [1]
+
+    run(scenario)
+
+
+def test_r3_5_a_writer_is_known_for_as_long_as_it_may_come_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = StandingClock()
+        async with tables(tmp_path, clock=clock) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            await stage(table, 0, "a", {0: [chunk_of(1)]})
+            assert (await commit(table, 0, {"a": {0: [[]]}})).error_code == 0
+            staged = all_tables.extension._staged
+            clock.now_ms += 90 * 86_400_000
+            await staged.expire(lambda _: True)
+            assert (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
+            clock.now_ms += 1
+            await staged.expire(lambda _: True)
+            assert not (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
+
+    run(scenario)
 
 
 def test_r3_5_a_dropped_table_takes_its_ledgers_and_staged_rows_along(tmp_path: Path) -> None:
