@@ -88,7 +88,7 @@ class _Tree:
     def __init__(self, root: Path) -> None:
         self.text = cache(lambda name: (root / name).read_text() if (root / name).is_file() else None)
         self.structure = cache(lambda name: ast.dump(ast.parse(self.text(name) or "")))
-        self.functions = cache(self._functions)
+        self.names = cache(self._names)
 
     def problems(self, mutant: Mutant) -> Iterator[str]:
         source = self.text(mutant.file)
@@ -108,10 +108,16 @@ class _Tree:
                 yield f"{mutant.name}: with its replacement {mutant.file} is no Python: {error}"
         for test in mutant.tests:
             file, _, name = test.partition("::")
-            if name.partition("[")[0].rpartition("::")[2] not in self.functions(file):
+            words = name.partition("[")[0].split("::")
+            if not {words[0], words[-1]} <= self.names(file) | {"runTest"}:
                 yield f"{mutant.name}: there is no test {test}"
 
-    def _functions(self, name: str) -> frozenset[str]:
-        kinds = ast.FunctionDef | ast.AsyncFunctionDef
-        nodes = ast.walk(ast.parse(self.text(name) or ""))
-        return frozenset(node.name for node in nodes if isinstance(node, kinds))
+    def _names(self, file: str) -> frozenset[str]:
+        """What is defined in a file: functions, classes, and what is assigned the result of a call."""
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(self.text(file) or "")):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Assign):
+                found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        return frozenset(found)

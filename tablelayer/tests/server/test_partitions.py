@@ -8,7 +8,9 @@ import random
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
 from broker.ports import SetNode, SystemClock
@@ -18,9 +20,9 @@ from protocol.records.encode import Record, build_batch
 from protocol.records.header import iter_headers
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import AlterTable, CreateTable, parse
-from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.errors import RowError, TableErrorCode
 from tablelayer.model.evolution import changes_to_json
-from tablelayer.model.partitions import PartitionPlan, plan_partitions
+from tablelayer.model.partitions import PartitionPlan, check_rows_of_partition, plan_partitions
 from tablelayer.model.table import TableDefinition
 from tablelayer.server import auto_partitions
 from tablelayer.tests.server.tables import Table, Tables, run, tables
@@ -329,6 +331,58 @@ def test_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path) -> None
             assert (await produce(table, {"dt": "20231115", "id": 1})).error_code == 0
 
     run(work)
+
+
+def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = MovableClock()
+        config = {"auto-partition.check.interval.ms": "50", "datalake.iceberg.warehouse": "/tmp/somewhere"}
+        async with tables(tmp_path, config, clock=clock) as all_tables:
+            table = await create(
+                all_tables,
+                PK
+                + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
+                " 'table.auto-partition.num-precreate' = '0', 'table.datalake.enabled' = 'true')",
+            )
+            for name in ("20200101", "20200102"):
+                assert (await produce(table, {"dt": name, "id": 1})).error_code == 0
+            empty = await add(table, "20200103")
+            assert empty.error_code == 0
+
+            async def wait_for(expected: list[str]) -> None:
+                async with asyncio.timeout(20):
+                    while await names(table) != expected:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+
+            await wait_for(["20200101", "20200102"])  # in which there was nothing went
+            granted = await table.broker.send(m.LakeBeginRequest(worker="w"))
+            listed = (await table.broker.send(m.ListPartitionsRequest(table_id=table.table_id))).partitions
+            ids = {each.name: each.partition_id for each in listed}
+            offset = m.LakeOffset(bucket=0, offset=1, partition="20200101", partition_id=ids["20200101"])
+            commit = m.LakeCommitRequest(
+                table_id=table.table_id, epoch=granted.epoch, snapshot_id=1, offsets=[offset]
+            )
+            answer = await table.broker.send(commit)
+            assert answer.error_code == 0, answer.error_message
+            await wait_for(["20200102"])
+
+    run(work)
+
+
+def test_a_partition_takes_its_own_rows_alone() -> None:
+    (statement,) = parse("CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
+    assert isinstance(statement, CreateTable)
+    partition = statement.definition.with_id(UUID(int=1)).of_partition("a", UUID(int=2), 1)
+    for values, bad in ((["a", "a"], None), ([], None), (["a", "b"], 1), (["a", None, "b"], 1), ([None], 0)):
+        rows = pa.RecordBatch.from_pylist(
+            [{"dt": each, "id": 1} for each in values], partition.schema.arrow()
+        )
+        if bad is None:
+            check_rows_of_partition(partition, rows)
+            continue
+        with pytest.raises(RowError, match=r"does not belong to partition a of default\.t") as caught:
+            check_rows_of_partition(partition, rows)
+        assert (caught.value.index, caught.value.column) == (bad, "dt")
 
 
 @pytest.mark.parametrize(
