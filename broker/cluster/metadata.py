@@ -41,9 +41,9 @@ TOPIC_NAME_LENGTH_MAX = 249  # Kafka's own: the folder name has to hold "-<parti
 PARTITIONS_PER_TOPIC_MAX = (
     100_000  # a typing error must not allocate gigabytes; Kafka's practical limit is lower
 )
-HOOKS_PER_TURN = 64
-"""Partitions that are made in one turn of the event loop: well below a millisecond."""
 PARTITIONS_OPENED_TOGETHER = 4
+PARTITIONS_PER_TURN = 32
+"""Partitions that are made in one turn of the event loop: below a millisecond."""
 PARTITIONS_CLOSED_TOGETHER = 8
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
@@ -458,32 +458,37 @@ class TopicManager:
 
     async def _serve(self, image: TopicImage, indexes: Iterable[int], *, open_all: bool = False) -> None:
         """Make partitions and put the topic into the image once those with hooks have started."""
-        created = [
-            Partition(
-                image,
-                index,
-                self._open_log,
-                leader_epoch=self._leader_epoch,
-                executor=self._executor,
-                changes=self.changes,
-            )
-            for index in indexes
-        ]
         limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
 
         async def start(partition: Partition) -> None:
             async with limit:
                 await self._start(partition)
 
-        hooked = []
-        for turn, partition in enumerate(created, 1):
-            self._find_hooks(partition, image)
-            if partition.failure is None and (open_all or partition.hooks is not None):
-                hooked.append(partition)
-            if turn % HOOKS_PER_TURN == 0:
-                await asyncio.sleep(0)
-        if hooked:
-            await asyncio.gather(*map(start, hooked))
+        wanted = list(indexes)
+        created: list[Partition] = []
+        for first in range(0, len(wanted), PARTITIONS_PER_TURN):
+            some = [
+                Partition(
+                    image,
+                    index,
+                    self._open_log,
+                    leader_epoch=self._leader_epoch,
+                    executor=self._executor,
+                    changes=self.changes,
+                )
+                for index in wanted[first : first + PARTITIONS_PER_TURN]
+            ]
+            for partition in some:
+                self._find_hooks(partition, image)
+            await asyncio.gather(
+                *(
+                    start(partition)
+                    for partition in some
+                    if partition.failure is None and (open_all or partition.hooks is not None)
+                )
+            )
+            created += some
+            await asyncio.sleep(0)
         self._partitions.setdefault(image.name, []).extend(created)
         self._put(image)
 

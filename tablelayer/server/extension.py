@@ -47,6 +47,7 @@ logger = logging.getLogger("headrace.tables")
 _CHECK_SECONDS = 1.0
 _STAGED_CHECK_SECONDS = 600.0
 """How often what nobody commits any more is looked for: it is kept for a day, so minutes do not matter."""
+_BUCKETS_PER_TURN = 256
 _STAGED_NODES = "/staged"
 _DEFINITION_DOCS = {
     "table.schema": "Makes the topic a table: its columns, as 'id BIGINT, name STRING' or in JSON.",
@@ -305,7 +306,7 @@ class TableExtension:
             await calendar.check_if_due()
             if self._scans is not None:
                 self._scans.expire()
-            self._tend_buckets(context)
+            await self._tend_buckets(context)
             if not context.metadata.is_loaded:
                 continue  # recovery takes its time: a table that is not known yet is not a dropped one
             for table_id in self._lake.known_tables():
@@ -329,13 +330,15 @@ class TableExtension:
             self._staged_expired_at = now
             await self._staged.expire(lambda table_id: context.metadata.topic_by_id(table_id) is not None)
 
-    def _tend_buckets(self, context: BrokerContext) -> None:
+    async def _tend_buckets(self, context: BrokerContext) -> None:
         tables = self.catalog.all_tables()
         if not tables:
             return
         from tablelayer.server.key_bucket import KeyBucket
 
-        for partition in context.metadata.all_partitions():
+        for turn, partition in enumerate(context.metadata.all_partitions(), 1):
+            if turn % _BUCKETS_PER_TURN == 0:
+                await asyncio.sleep(0)
             bucket: object = partition.hooks
             if isinstance(bucket, KeyBucket):
                 try:

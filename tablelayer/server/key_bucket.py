@@ -71,7 +71,9 @@ class KeyBucket(TableBucket):
         self.snapshots = services.snapshots_of(partition.topic.topic_id, partition.index)
         self._snapshotting: asyncio.Task[None] | None = None
         self._schedule: SnapshotSchedule | None = None
-        self._recovery = StoreRecovery(services, self.name, self.directory, self.snapshots)
+        self._recovery = StoreRecovery(
+            services, self.name, self.directory, self.snapshots, partition.topic.partition_count
+        )
         self._rebuilding: asyncio.Task[None] | None = None
         self._rebuilt_at = float("-inf")
 
@@ -329,11 +331,13 @@ class KeyBucket(TableBucket):
                     break
                 end_offset = tablet.end_of(count)
                 try:
+                    if not tablet.kv.is_made:
+                        await self.services.open_store(tablet.kv.make)
                     await self.services.run(tablet.store, count)
-                except DiskFullError as error:
+                except (DiskFullError, OSError) as error:
                     if self.closed:
                         break  # the log has these rows; they are replayed
-                    disk_errors.tell(logger, f"{self.name} waits for space", error)
+                    disk_errors.tell(logger, f"{self.name} cannot store its rows yet", error)
                     await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
                     continue
                 self.services.budget.release(tablet.stored(count))

@@ -4,6 +4,9 @@ Every write carries the offset up to which the log has been applied and the numb
 batch as the rows, in one column family. So whatever of RocksDB's memory is lost in a crash, what is found
 afterwards is the state at some applied offset, exactly; the log from there on gives the rest.
 
+The store of a bucket that was never written to has no files: they are made with its first write (`unmade`), so that a
+table of thousands of buckets costs what its rows cost.
+
 Keys of rows begin with byte 01 (`ROW_PREFIX`, put there by the key encoding), the one key of metadata is 00.
 Blocking: called in executor threads. Writes come from one thread at a time, reads from any.
 """
@@ -15,7 +18,7 @@ import errno
 import itertools
 import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -47,6 +50,7 @@ _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables"
 _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
 _BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
+_MEMTABLE_BYTES_MIN = 512 << 10
 _MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
 
 
@@ -66,11 +70,15 @@ class SharedMemory:
         self.cache = Cache(limits.block_cache_bytes)
         self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
 
-    def options(self) -> Any:
+    def options(self, stores: int = 1) -> Any:
+        """For one of so many stores that are written to together: a memtable is no larger than its share, since its
+        Bloom filter and its first block are there from the beginning."""
+        memtable_bytes = max(_MEMTABLE_BYTES_MIN, self.limits.memtables_bytes_max // stores)
+        memtable_bytes = min(memtable_bytes, self.limits.memtable_bytes)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
-        options.set_write_buffer_size(self.limits.memtable_bytes)
-        options.set_arena_block_size(256 << 10)
+        options.set_write_buffer_size(memtable_bytes)
+        options.set_arena_block_size(min(256 << 10, memtable_bytes // 16))
         options.set_write_buffer_manager(self.memtables)
         options.set_memtable_prefix_bloom_ratio(_MEMTABLE_BLOOM_RATIO)
         options.set_memtable_whole_key_filtering(True)
@@ -115,7 +123,8 @@ def _raise_disk_full(error: Exception) -> None:
 class KeyValueStore:
     """One open store. `applied_offset` is exclusive: the state is the log below it."""
 
-    def __init__(self, database: Any, path: Path) -> None:
+    def __init__(self, database: Any, path: Path, make: Callable[[], Any] | None = None) -> None:
+        """`database` None: `make` gives it when something is written."""
         self.path = path
         self.applied = (0, 0)
         """(applied offset, number of rows): one value, so that who reads it beside a write has both of one moment."""
@@ -125,10 +134,11 @@ class KeyValueStore:
         """What a read may have seen: ahead of the applied offset while a write is under way."""
         self.bytes_since_flush = 0
         self._database = database
+        self._make = make
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True
         self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
-        meta = database.get(_META_KEY)
+        meta = None if database is None else database.get(_META_KEY)
         if meta is not None:
             self.applied = _decode_meta(meta)
             self.durable_offset = self.visible_offset = self.applied_offset
@@ -142,16 +152,10 @@ class KeyValueStore:
         return self.applied[1]
 
     @classmethod
-    def open(cls, path: Path, memory: SharedMemory) -> KeyValueStore:
-        """Open or create. Raises DamagedStoreError when the files are no use, StoreInUseError."""
-        path.mkdir(parents=True, exist_ok=True)
-        try:
-            database = Rdict(str(path), memory.options())
-        except Exception as error:  # RocksDB's own errors have no type of their own
-            if "lock hold" in str(error) or "While lock file" in str(error):
-                raise StoreInUseError(str(error)) from error
-            _raise_disk_full(error)
-            raise DamagedStoreError(str(error)) from error
+    def open(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
+        """Open or create; see `SharedMemory.options` for `stores`. Raises DamagedStoreError when the files are no use,
+        StoreInUseError, DiskFullError, OSError."""
+        database = _open(path, memory, stores)
         try:
             return cls(database, path)
         except Exception as error:
@@ -161,13 +165,36 @@ class KeyValueStore:
                 raise
             raise DamagedStoreError(str(error)) from error
 
+    @classmethod
+    def unmade(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
+        """An empty store, whose files are made when something is written. There must be none yet."""
+        return cls(None, path, lambda: _open(path, memory, stores))
+
+    @property
+    def is_made(self) -> bool:
+        return self._database is not None
+
+    def make(self) -> None:
+        """Make the files, if there are none yet. Raises DiskFullError, OSError."""
+        if self._database is None:
+            assert self._make is not None
+            self._database = self._make()
+
+    def _made(self) -> Any:
+        self.make()
+        return self._database
+
     def get(self, keys: list[bytes]) -> list[bytes | None]:
         """The value of each key, None where there is none. Sorted keys are found faster."""
+        if self._database is None:
+            return [None] * len(keys)
         return self._database.get(keys) if keys else []
 
     def get_in_memory(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
         """The same without reading from a disk, or None if that is not possible. Microseconds a key."""
         values: list[bytes | None] = []
+        if self._database is None:
+            return [None] * len(keys)
         for key in keys:
             may_exist, value = self._database.key_may_exist(key, fetch=True)
             if may_exist and value is None:
@@ -195,9 +222,10 @@ class KeyValueStore:
                     put(key, value)
         put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
         size = batch.size_in_bytes()
+        database = self._made()
         self.visible_offset = applied_offset
         try:
-            self._database.write(batch, self._write_options)
+            database.write(batch, self._write_options)
         except Exception as error:
             self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
             _raise_disk_full(error)
@@ -207,6 +235,8 @@ class KeyValueStore:
 
     def size_bytes(self) -> int:
         """What the rows take in files and in memory. Microseconds; 0 for a store that is closed."""
+        if self._database is None:
+            return 0
         try:
             return sum(self._database.property_int_value(name) or 0 for name in _SIZE_PROPERTIES)
         except DbClosedError:
@@ -214,6 +244,8 @@ class KeyValueStore:
 
     def flush(self) -> None:
         """Put what is in memory into files. Raises DiskFullError; what is in memory stays there then."""
+        if self._database is None:
+            return
         offset, size = self.applied_offset, self.bytes_since_flush
         self.bytes_since_flush = 0
         try:
@@ -226,11 +258,15 @@ class KeyValueStore:
 
     def values_from(self, first: bytes, count: int) -> list[bytes]:
         """The values of at most `count` rows from a key on, in key order."""
+        if self._database is None:
+            return []
         return list(itertools.islice(self._database.values(from_key=first), count))
 
     def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
         """At most `count` keys from one up to another, in order."""
         found: list[bytes] = []
+        if self._database is None:
+            return found
         for key in itertools.islice(self._database.keys(from_key=first), count):
             if key > last:
                 break
@@ -242,13 +278,15 @@ class KeyValueStore:
         batch = WriteBatch(raw_mode=True)
         deque(map(batch.delete, keys), maxlen=0)
         try:
-            self._database.write(batch, self._write_options)
+            self._made().write(batch, self._write_options)
         except Exception as error:
             _raise_disk_full(error)
             raise
 
     def values_by_prefix(self, prefixes: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
         """How many rows each prefix has, and the values of all of them, each prefix in key order."""
+        if self._database is None:
+            return [0] * len(prefixes), []
         iterator = self._database.iter(ReadOptions())
         counts: list[int] = []
         values: list[bytes] = []
@@ -262,13 +300,13 @@ class KeyValueStore:
         return counts, values
 
     def snapshot(self) -> StoreSnapshot:
-        return StoreSnapshot(self._database.snapshot())
+        return StoreSnapshot(None if self._database is None else self._database.snapshot())
 
     def checkpoint(self, path: Path, memory: SharedMemory) -> tuple[int, int]:
         """The store as it is now in files of its own, hard links mostly; `path` must not be there yet. They are the
         state at one offset, which is given, with the number of rows."""
         try:
-            Checkpoint(self._database).create_checkpoint(str(path))
+            Checkpoint(self._made()).create_checkpoint(str(path))
             database = Rdict(str(path), memory.options(), access_type=AccessType.read_only())
         except Exception as error:
             _raise_disk_full(error)
@@ -287,17 +325,34 @@ class KeyValueStore:
             self.flush()
         finally:
             with contextlib.suppress(Exception):
-                self._database.close()
+                self._close()
 
     def abandon(self) -> None:
         """Close what is damaged: what was in memory need not be in the files."""
         with contextlib.suppress(Exception):
+            self._close()
+
+    def _close(self) -> None:
+        if self._database is not None:
             self._database.close()
 
     def destroy(self) -> None:
         """Close and remove the files."""
-        self._database.close()
+        self._close()
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _open(path: Path, memory: SharedMemory, stores: int) -> Any:
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        return Rdict(str(path), memory.options(stores))
+    except Exception as error:  # RocksDB's own errors have no type of their own
+        if "lock hold" in str(error) or "While lock file" in str(error):
+            raise StoreInUseError(str(error)) from error
+        if "Too many open files" in str(error):  # the files are well
+            raise OSError(errno.EMFILE, str(error)) from error
+        _raise_disk_full(error)
+        raise DamagedStoreError(str(error)) from error
 
 
 class KeyRange(msgspec.Struct, frozen=True):
@@ -318,16 +373,20 @@ def successor(prefix: bytes) -> bytes:
 
 
 class StoreSnapshot:
-    """The state at one applied offset, read piece by piece while writes go on."""
+    """The state at one applied offset, read piece by piece while writes go on; None: there is nothing."""
 
     def __init__(self, snapshot: Any) -> None:
-        meta = snapshot[_META_KEY] if _META_KEY in _keys_of(snapshot) else None
+        meta = None
+        if snapshot is not None and _META_KEY in _keys_of(snapshot):
+            meta = snapshot[_META_KEY]
         self.applied_offset, self.row_count = (0, 0) if meta is None else _decode_meta(meta)
         self._snapshot = snapshot
         self._items: Iterator[tuple[bytes, bytes]] = iter(())
 
     def seek(self, keys: KeyRange) -> None:
         """Read these from now on."""
+        if self._snapshot is None:
+            return
         options = ReadOptions()
         if keys.upper is not None:
             options.set_iterate_upper_bound(keys.upper)

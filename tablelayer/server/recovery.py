@@ -8,8 +8,8 @@ that the log reaches is fetched, or, if the log begins at offset 0, a new store 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,8 @@ class StoreRecovery(msgspec.Struct):
     name: str
     directory: Path
     snapshots: BucketSnapshots | None
+    stores: int = 1
+    """Of the table, all of which may be written to."""
     restored: Snapshot | None = None
     """What the present store was made of, if it was restored in this process."""
     distrusted: set[int] = msgspec.field(default_factory=set)
@@ -46,8 +48,8 @@ class StoreRecovery(msgspec.Struct):
 
     async def open(self, log_start: int, log_end: int) -> KeyValueStore:
         """The store to go on with. Raises UnrecoverableBucketError."""
-        with contextlib.suppress(FileNotFoundError):
-            await self.services.run(_remove_leftovers, self.directory)
+        if await self.services.run(_is_new, self.directory) and log_end == 0:
+            return KeyValueStore.unmade(self.directory, self.services.memory, self.stores)
         try:
             store = await self._open()
         except DamagedStoreError as error:
@@ -66,10 +68,14 @@ class StoreRecovery(msgspec.Struct):
     async def _open(self) -> KeyValueStore:
         for _ in range(_CLOSING_ATTEMPTS):
             try:
-                return await self.services.run(KeyValueStore.open, self.directory, self.services.memory)
+                return await self.services.open_store(
+                    KeyValueStore.open, self.directory, self.services.memory, self.stores
+                )
             except StoreInUseError:  # somebody still reads what was closed
                 await asyncio.sleep(_CLOSING_SECONDS)
-        return await self.services.run(KeyValueStore.open, self.directory, self.services.memory)
+        return await self.services.open_store(
+            KeyValueStore.open, self.directory, self.services.memory, self.stores
+        )
 
     async def _replace(
         self, store: KeyValueStore | None, problem: str, log_start: int, log_end: int
@@ -129,12 +135,17 @@ class StoreRecovery(msgspec.Struct):
             self.distrusted.add(self.restored.id)
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """What a killed process was making beside the store."""
-    for path in directory.parent.iterdir():
-        kind = path.name.removeprefix(f"{directory.name}.")
-        if kind != path.name and kind != "damaged" and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+def _is_new(directory: Path) -> bool:
+    """Whether there is no store yet. Removes what a killed process was making beside it."""
+    prefix = f"{directory.name}."
+    try:
+        names = os.listdir(directory.parent)  # a table may have thousands of buckets
+    except FileNotFoundError:
+        return True
+    for name in names:
+        if name.startswith(prefix) and name != f"{prefix}damaged":
+            shutil.rmtree(directory.parent / name, ignore_errors=True)
+    return not directory.exists()
 
 
 def set_aside(directory: Path) -> Path:

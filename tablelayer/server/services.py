@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tablelayer.server.snapshots import BucketSnapshots
 
 Result = TypeVar("Result")
+
+_PAUSE_SECONDS_MAX = 0.05
 
 
 class WriteBudget:
@@ -169,6 +172,7 @@ class Services:
         self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
         """Ends the snapshot scans of a bucket, whose store is about to be closed."""
         self._background: ThreadPoolExecutor | None = None
+        self._opening: ThreadPoolExecutor | None = None
         self._memory: SharedMemory | None = None
 
     @property
@@ -195,7 +199,28 @@ class Services:
             self._background = ThreadPoolExecutor(1, thread_name_prefix="table-snapshots")
         return await asyncio.get_running_loop().run_in_executor(self._background, work, *arguments)
 
+    async def open_store(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Call work that opens a key-value store. RocksDB's binding keeps the interpreter to itself meanwhile, some
+        milliseconds long: one at a time, and while clients are served a pause as long as the work after each, so that
+        thousands of stores that are opened together leave half of the time to everybody else.
+        """
+        if self._opening is None:
+            self._opening = ThreadPoolExecutor(1, thread_name_prefix="table-stores")
+        paced = self.context.metadata.is_loaded
+        return await asyncio.get_running_loop().run_in_executor(
+            self._opening, _and_pause, paced, work, arguments
+        )
+
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call blocking work in the broker's executor."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.context.executor, work, *arguments)
+
+
+def _and_pause(paced: bool, work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+    began = time.perf_counter()
+    try:
+        return work(*arguments)
+    finally:
+        if paced:
+            time.sleep(min(time.perf_counter() - began, _PAUSE_SECONDS_MAX))
