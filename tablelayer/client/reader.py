@@ -38,7 +38,7 @@ from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import buckets_of, split_by_bucket
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.extremes import check_ordered, extremes
-from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.ipc import decode_answer, encode_ipc
 from tablelayer.model.messages import (
     CountRowsRequest,
     CountRowsResponse,
@@ -257,7 +257,7 @@ class Reader:
 
         answers = await self.ask([bucket for bucket, _ in parts], send, doing="look up in")
         found = np.concatenate([np.frombuffer(answers[bucket].found, np.uint8) for bucket, _ in parts])
-        rows = [decode_ipc(answers[bucket].rows, answer_schema) for bucket, _ in parts]
+        rows = [decode_answer(answers[bucket].rows, answer_schema) for bucket, _ in parts]
         if len(parts) == 1:
             return found.astype(bool), rows[0]
         back = np.empty(len(positions), np.int64)
@@ -304,7 +304,7 @@ class Reader:
             answers = await self.ask([bucket for bucket, _ in parts], send, doing="prefix lookup in")
             counts = np.concatenate([np.frombuffer(answers[bucket].counts, "<i4") for bucket, _ in parts])
             found = pa.concat_batches(
-                [decode_ipc(answers[bucket].rows, answer_schema) for bucket, _ in parts]
+                [decode_answer(answers[bucket].rows, answer_schema) for bucket, _ in parts]
             )
             owner = np.repeat(positions, counts)
             if len(parts) > 1:
@@ -359,7 +359,7 @@ class Reader:
             return {entry.bucket: entry for entry in answer.buckets}
 
         answers = await self.ask(range(self._definition.bucket_count), send, doing="read rows of")
-        rows = [decode_ipc(answers[bucket].rows, answer_schema) for bucket in sorted(answers)]
+        rows = [decode_answer(answers[bucket].rows, answer_schema) for bucket in sorted(answers)]
         return reorder(pa.Table.from_batches(rows, schema=answer_schema).slice(0, count), order)
 
     async def count(self, condition: bytes | None = None) -> int:
@@ -400,7 +400,7 @@ class Reader:
             Extremes(
                 answer.count,
                 dict(zip(arrow.names, answer.value_counts, strict=True)),
-                pa.Table.from_batches([decode_ipc(answer.extremes, arrow)]),
+                pa.Table.from_batches([decode_answer(answer.extremes, arrow)]),
             )
             for answer in answers.values()
         ]

@@ -38,6 +38,7 @@ from tablelayer.client.routes import TableRoutes
 from tablelayer.client.state import snapshot_pieces
 from tablelayer.model.batch import ArrowBatch, ChangeType, schema_id_of
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.ipc import answer_bytes_max
 from tablelayer.model.messages import (
     ScanLogBucket,
     ScanLogRequest,
@@ -539,12 +540,14 @@ class AsyncScan:
         """A batch of whatever schema as the columns of the one that the scan was opened with."""
         source = self._versions.get(parsed.schema_id)
         conversion = self._versions.conversion(parsed.schema_id, self._definition.schema, self._positions)
+        bytes_max = answer_bytes_max(parsed.message)
         if self._is_whole:
-            return conversion.of(parsed.to_record_batch(source.arrow()))
+            return conversion.of(parsed.to_record_batch(source.arrow(), bytes_max=bytes_max))
         if not conversion.needed:
             return conversion.of_needed([], parsed.header.record_count)
         sent = pa.schema([source.columns[position].field() for position in conversion.needed])
-        return conversion.of_needed(parsed.to_record_batch(sent).columns, parsed.header.record_count)
+        rows = parsed.to_record_batch(sent, bytes_max=bytes_max)
+        return conversion.of_needed(rows.columns, parsed.header.record_count)
 
 
 def _seen(task: asyncio.Future[Any]) -> None:

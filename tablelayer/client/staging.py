@@ -21,6 +21,7 @@ from tablelayer.client.retry import Deadline, raise_for, retrying
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import Spread, buckets_of, split_by_bucket
 from tablelayer.client.writer import encode_write
+from tablelayer.model.ipc import ROWS_PER_MESSAGE_MAX
 from tablelayer.model.messages import (
     AbortStagedRequest,
     AbortStagedResponse,
@@ -137,6 +138,7 @@ class AsyncStagedWriter:
             size = self._held_bytes.pop(place)
             rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
             step = max(1, rows.num_rows * self._config.batch_size_bytes // max(1, size))
+            step = min(step, ROWS_PER_MESSAGE_MAX)
             for start in range(0, rows.num_rows, step):
                 number = self._chunks.get(place, 0)
                 self._chunks[place] = number + 1

@@ -21,7 +21,7 @@ from tablelayer.client.errors import ConnectionFailed, RequestTimeout
 from tablelayer.client.retry import Deadline, raise_for, retrying
 from tablelayer.client.routes import TableRoutes
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.ipc import decode_ipc
+from tablelayer.model.ipc import decode_answer
 from tablelayer.model.messages import OPEN_SCAN, ScanSnapshotRequest, ScanSnapshotResponse
 from tablelayer.model.table import TableDefinition
 
@@ -94,7 +94,9 @@ class BucketState:
         if answer.cursor is not None:
             self._cursor = answer.cursor
         rows = (
-            decode_ipc(answer.rows, schema) if answer.rows else pa.RecordBatch.from_pylist([], schema=schema)
+            decode_answer(answer.rows, schema)
+            if answer.rows
+            else pa.RecordBatch.from_pylist([], schema=schema)
         )
         if self._left is not None:
             self._left -= rows.num_rows

@@ -33,6 +33,7 @@ from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import Spread, buckets_of, split_by_bucket
 from tablelayer.model.batch import encode_arrow_batch
 from tablelayer.model.errors import TableError
+from tablelayer.model.ipc import ROWS_PER_MESSAGE_MAX
 from tablelayer.model.messages import (
     WRITE_MODE_MERGE,
     WRITE_MODE_OVERWRITE,
@@ -201,7 +202,7 @@ class Writer:
         encoded = []
         for bucket, part in self._split(slab, definition):
             row_size = max(1, part.nbytes // part.num_rows)
-            step = max(1, self._config.batch_size_bytes // row_size)
+            step = min(max(1, self._config.batch_size_bytes // row_size), ROWS_PER_MESSAGE_MAX)
             for start in range(0, part.num_rows, step):
                 piece = part.slice(start, step)
                 encoded.append((bucket, encode_write(definition, piece, change_type), piece.num_rows))

@@ -44,7 +44,8 @@ from protocol.records.header import (
     read_header,
     write_crc,
 )
-from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.ipc import BYTES_PER_MESSAGE_MAX, decode_ipc, encode_ipc
+from tablelayer.model.ipc_metadata import opened_size
 from tablelayer.model.options import ArrowCompression
 
 APPEND_ONLY: Final = 0x01
@@ -56,6 +57,7 @@ _EXTENSION: Final = Struct(">ihbbii")
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _TIMESTAMPS: Final = Struct(">qq")
 _LENGTHS: Final = Struct(">ii")
+_COMPRESSION_POSITION: Final = 67
 _LENGTHS_POSITION: Final = 69
 _BATCH_LENGTH: Final = Struct(">i")
 _BATCH_LENGTH_POSITION: Final = 8
@@ -181,6 +183,24 @@ def schema_id_of(buffer: Buffer, position: int = 0) -> int:
     return schema_id
 
 
+def opened_size_of(batch: Buffer) -> int:
+    """Bytes of a batch when it is decompressed, as it says itself; its own size if that cannot be made out, or would be
+    refused anyway (`ArrowBatch.to_record_batch`)."""
+    view = memoryview(batch).cast("B")
+    size = len(view)
+    if size < PREFIX_SIZE or not view[_COMPRESSION_POSITION]:
+        return size
+    changes_length, statistics_length = _LENGTHS.unpack_from(view, _LENGTHS_POSITION)
+    start = message_position(changes_length, statistics_length)
+    if not PREFIX_SIZE <= start <= size:
+        return size
+    try:
+        opened = start + opened_size(view[start:])
+    except DecodeError:
+        return size
+    return opened if size <= opened <= start + BYTES_PER_MESSAGE_MAX else size
+
+
 def stamp_writer(
     buffer: bytearray | memoryview,
     *,
@@ -249,9 +269,19 @@ class ArrowBatch(msgspec.Struct, frozen=True):
                 raise DecodeError("the offsets of an Arrow batch's rows are not within the batch")
         return cls(header, schema_id, compression, changes, view[start : header.size], statistics, deltas)
 
-    def to_record_batch(self, arrow_schema: pa.Schema, *, untrusted: bool = False) -> pa.RecordBatch:
-        """The rows, of the columns that the message holds. Raises DecodeError."""
-        batch = decode_ipc(self.message, arrow_schema, untrusted=untrusted)
+    def to_record_batch(
+        self, arrow_schema: pa.Schema, *, untrusted: bool = False, bytes_max: int | None = None
+    ) -> pa.RecordBatch:
+        """The rows, of the columns that the message holds. `untrusted`, `bytes_max`: as for `decode_ipc`. Raises
+        DecodeError.
+        """
+        batch = decode_ipc(
+            self.message,
+            arrow_schema,
+            untrusted=untrusted,
+            bytes_max=bytes_max,
+            compression=self.compression,
+        )
         if batch.num_rows != self.header.record_count:
             raise DecodeError(f"an Arrow batch of {self.header.record_count} rows holds {batch.num_rows}")
         return batch

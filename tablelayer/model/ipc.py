@@ -3,16 +3,38 @@
 Both sides know the schema by its id, so it never travels. A message is metadata (a flatbuffer) and a body of
 buffers; its length is a multiple of 8. Decoding copies nothing unless the buffers are compressed: the rows
 keep the given buffer alive. Source: Arrow columnar format, "Encapsulated message format".
+
+What a stranger sent is checked in two steps: all that the metadata says (`ipc_metadata`), so that a message costs no
+more than its bounds allow and a projection of it can be read too; then, decompressed, every offset, null count and
+text, by Arrow.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 
 from protocol.errors import DecodeError
+from protocol.records.header import Buffer
+from tablelayer.model.ipc_metadata import check_message
 from tablelayer.model.options import ArrowCompression
 
+ROWS_PER_MESSAGE_MAX: Final = 1 << 20
+"""Rows of one message of a stranger. Writers send a MiB at a time, and a row is counted as a byte at least; so many
+rows are some ten MB of text for a Kafka consumer, which gets a batch as a whole."""
+
+BYTES_PER_MESSAGE_MAX: Final = 100 << 20
+"""Bytes of one message of a stranger without its compression: what the largest request can carry without any
+(`socket.request.max.bytes`). Compression saves the network, and buys nothing else."""
+
+_ANSWER_BYTES_MAX: Final = 512 << 20
+"""Of what a server sends, compressed: a changelog has two rows for one that was written, and log of before there were
+bounds is to be read too."""
+
 _CODECS = {ArrowCompression.ZSTD: "zstd", ArrowCompression.LZ4_FRAME: "lz4"}
+_CODEC_NUMBERS = {ArrowCompression.NONE: -1, ArrowCompression.LZ4_FRAME: 0, ArrowCompression.ZSTD: 1}
+_UNBOUNDED = (1 << 63) - 1
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -30,13 +52,33 @@ def encode_ipc(batch: pa.RecordBatch, compression: ArrowCompression | None = Non
 
 
 def decode_ipc(
-    buffer: bytes | bytearray | memoryview, arrow_schema: pa.Schema, *, untrusted: bool = False
+    buffer: Buffer,
+    arrow_schema: pa.Schema,
+    *,
+    untrusted: bool = False,
+    rows_max: int = ROWS_PER_MESSAGE_MAX,
+    bytes_max: int | None = None,
+    compression: ArrowCompression | None = None,
 ) -> pa.RecordBatch:
     """The rows of a message written by `encode_ipc` under the same schema (names and types, in order).
 
-    `untrusted` checks every offset and every UTF-8 text, so that later code may rely on them. Raises
-    DecodeError for anything that is not such a message.
+    `untrusted`: nothing is believed; later code may rely on everything, and so may whoever reads some of its columns.
+    `rows_max` and `bytes_max` (None: BYTES_PER_MESSAGE_MAX) bound the rows and the decompressed bytes, before any is
+    decompressed. With `bytes_max` alone the metadata is checked and the rows are not counted.
+    `compression`: what the message must have, as its sender says. Raises DecodeError for anything that is not such a
+    message.
     """
+    if untrusted or bytes_max is not None:
+        found = check_message(
+            buffer,
+            arrow_schema,
+            rows_max if untrusted else _UNBOUNDED,
+            BYTES_PER_MESSAGE_MAX if bytes_max is None else bytes_max,
+        )
+        if compression is not None and found != _CODEC_NUMBERS[compression]:
+            raise DecodeError(
+                f"an Arrow batch says that its compression is {compression}, and it has another one"
+            )
     try:
         message = pa.ipc.read_message(pa.py_buffer(buffer))
         if message.type != "record batch":
@@ -44,9 +86,45 @@ def decode_ipc(
         batch = pa.ipc.read_record_batch(message, arrow_schema)
         if untrusted:
             batch.validate(full=True)
+            for column in batch.columns:
+                if not batch.num_rows or pa.types.is_nested(column.type):
+                    _check_offsets_of_nothing(column)
     except (pa.ArrowException, EOFError, OSError, TypeError, ValueError) as error:
         raise DecodeError(f"these bytes are not an Arrow batch of the expected columns: {error}") from error
     return batch
+
+
+def _check_offsets_of_nothing(array: pa.Array) -> None:
+    """Raise DecodeError unless an array without values, or one inside of it, has the one offset 0: Arrow does not look at
+    it when it validates, and follows it when it measures or copies lists and maps. Texts may have none."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        inner = [array.field(index) for index in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        inner = [array.keys, array.items]
+    elif pa.types.is_list(kind):
+        inner = [array.values]
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+        inner = []
+    else:
+        return
+    if not len(array) and not pa.types.is_struct(kind):
+        offsets = array.buffers()[1]
+        first = b"" if offsets is None else bytes(memoryview(offsets)[:4])
+        if any(first) or (inner and len(first) < 4):
+            raise DecodeError("a column, or a part of one, without any value has not the one offset 0")
+    for each in inner:
+        _check_offsets_of_nothing(each)
+
+
+def answer_bytes_max(message: Buffer) -> int:
+    """The `bytes_max` for what a server has sent: without compression whatever has arrived, up to 8 values a byte."""
+    return max(_ANSWER_BYTES_MAX, 8 * len(message))
+
+
+def decode_answer(message: Buffer, arrow_schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of an answer, which costs no more than `answer_bytes_max`. Raises DecodeError."""
+    return decode_ipc(message, arrow_schema, bytes_max=answer_bytes_max(message))
 
 
 def _schema_message_size(stream: memoryview) -> int:

@@ -26,6 +26,7 @@ from broker import disk_errors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import read_header
+from tablelayer.model.batch import opened_size_of
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import PARTITION_OF_CONFIG
 from tablelayer.model.types import INTEGER_BITS
@@ -192,7 +193,7 @@ class KeyBucket(TableBucket):
         return await self.write_rows(
             lambda now: decode_put(batch, now, targets, overwrite=overwrite),
             writer,
-            len(batch),
+            opened_size_of(batch),
             acks,
             timeout_ms,
         )
@@ -216,7 +217,7 @@ class KeyBucket(TableBucket):
         self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
     ) -> AppendInfo:
         return await self.write_rows(
-            lambda now: decode_put(batch, now, targets), writer, len(batch), acks, timeout_ms
+            lambda now: decode_put(batch, now, targets), writer, opened_size_of(batch), acks, timeout_ms
         )
 
     async def write_rows(

@@ -12,7 +12,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import BatchHeader, read_header
-from tablelayer.model.batch import encode_arrow_batch, stamp_timestamp, stamp_writer, with_statistics
+from tablelayer.model.batch import (
+    encode_arrow_batch,
+    opened_size_of,
+    stamp_timestamp,
+    stamp_writer,
+    with_statistics,
+)
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.bucket import TableBucket
@@ -48,14 +54,14 @@ class LogBucket(TableBucket):
         duplicate = self._duplicate(batch)
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
-        now_ms = self.services.context.clock.time_ms()
-        self.services.budget.reserve(len(batch))
+        now_ms, size = self.services.context.clock.time_ms(), opened_size_of(batch)
+        self.services.budget.reserve(size)
         try:
             stamped = await self.services.run(_checked, batch, self.definition, now_ms)
             self.check_open()
             info = self.partition.append(stamped, AppendOrigin.EXTENSION)
         finally:
-            self.services.budget.release(len(batch))
+            self.services.budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
 
     def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
@@ -73,14 +79,14 @@ class LogBucket(TableBucket):
         duplicate = self.partition.log.check_producer(writer.header())
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
-        now_ms = self.services.context.clock.time_ms()
-        self.services.budget.reserve(len(batch))
+        now_ms, size = self.services.context.clock.time_ms(), opened_size_of(batch)
+        self.services.budget.reserve(size)
         try:
             stamped = await self.services.run(_stamped, batch, self.definition, writer, now_ms)
             self.check_open()
             info = self.partition.append(stamped, AppendOrigin.EXTENSION)
         finally:
-            self.services.budget.release(len(batch))
+            self.services.budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
 
     async def write_rows(

@@ -157,7 +157,10 @@ def lookup_in_memory(
     """As `lookup`, but None at once for more than a few keys and for rows that are not in memory. Does not block."""
     if len(keys) > _FEW_KEYS_BYTES:
         return None
-    rows = _key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max)
+    try:
+        rows = _key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max, bytes_max=_FEW_KEYS_BYTES)
+    except TableError:
+        return None  # of keys that are larger than they look, or wrong: `lookup` says it
     if rows.num_rows > _FEW_KEYS:
         return None
     values = store.get_in_memory(few_row_keys(wanted.schema, rows))
@@ -265,18 +268,16 @@ def row_count(store: KeyValueStore) -> tuple[int, int]:
     return count, offset
 
 
-def _key_rows(schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max: int) -> pa.RecordBatch:
+def _key_rows(
+    schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max: int, bytes_max: int | None = None
+) -> pa.RecordBatch:
     expected = pa.schema([column.field() for column in schema.select(names)])
     try:
-        rows = decode_ipc(keys, expected, untrusted=True)
+        rows = decode_ipc(keys, expected, untrusted=True, rows_max=keys_max, bytes_max=bytes_max)
     except DecodeError as error:
         raise TableError(
             TableErrorCode.INVALID_KEY, f"keys must be rows of ({', '.join(names)}): {error}"
         ) from None
-    if rows.num_rows > keys_max:
-        raise TableError(
-            TableErrorCode.INVALID_KEY, f"{rows.num_rows} keys in one lookup; {keys_max} is the most"
-        )
     return rows
 
 

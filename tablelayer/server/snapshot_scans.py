@@ -33,13 +33,14 @@ class SnapshotScans:
 
         Raises TableError: BUFFER_EXHAUSTED when too many are open, INVALID_KEY, OUTSIDE_RETENTION.
         """
+        keys = await self._services.run(key_range, wanted.schema, request)
+        limit = None if request.limit < 0 else request.limit
         self.expire()
         if len(self._open) >= self._services.limits.scans_open_max:
             raise TableError(
                 TableErrorCode.BUFFER_EXHAUSTED,
                 f"{len(self._open)} snapshot scans are open, which is the most; try again later",
             )
-        keys, limit = key_range(wanted.schema, request), None if request.limit < 0 else request.limit
         past: int | None = None
 
         def begin(store: KeyValueStore) -> SnapshotScan:

@@ -148,8 +148,19 @@ def parse_write(batch: memoryview, definition: TableDefinition) -> tuple[ArrowBa
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
     if parsed.offset_deltas is not None:
         raise KafkaError(ErrorCode.INVALID_RECORD, "a filtered batch is an answer to a scan, not a write")
-    if parsed.header.producer_id < -1:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"{parsed.header.producer_id} is not a producer id")
+    header = parsed.header
+    problem = None
+    if header.attributes:
+        problem = f"the attributes {header.attributes:#06x}, which are those of Kafka's batches"
+    elif header.producer_id < -1:
+        problem = f"producer id {header.producer_id}"
+    elif header.producer_id >= 0 and min(header.producer_epoch, header.base_sequence) < 0:
+        problem = (
+            f"producer id {header.producer_id} with epoch {header.producer_epoch} "
+            f"and sequence number {header.base_sequence}"
+        )
+    if problem is not None:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"the batch has {problem}")
     return parsed, definition.versions.get(parsed.schema_id)
 
 
@@ -169,7 +180,8 @@ def decode_put(
     if target_ids is not None:
         columns = target_columns(definition, schema, target_ids)
     try:
-        rows = parsed.to_record_batch(pa.schema([column.field() for column in columns]), untrusted=True)
+        sent = schema.arrow() if target_ids is None else pa.schema([column.field() for column in columns])
+        rows = parsed.to_record_batch(sent, untrusted=True)
     except DecodeError as error:
         raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
     targets: frozenset[int] | None = None
