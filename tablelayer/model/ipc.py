@@ -95,8 +95,11 @@ def decode_ipc(
 
 
 def _check_offsets_of_nothing(array: pa.Array) -> None:
-    """Raise DecodeError unless an array without values, or one inside of it, has the one offset 0: Arrow does not look at
-    it when it validates, and follows it when it measures or copies lists and maps. Texts may have none."""
+    """Raise DecodeError unless an array without values, or one inside of it, has the one offset 0.
+
+    Arrow does not look at it when it validates, and follows it when it measures or copies lists and maps. Texts may
+    have none.
+    """
     kind = array.type
     if pa.types.is_struct(kind):
         inner = [array.field(index) for index in range(kind.num_fields)]

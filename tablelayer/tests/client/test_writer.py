@@ -11,7 +11,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.records.header import verify_crc
-from tablelayer.client import RequestTimeout, TableError, connect_async
+from tablelayer.client import RequestTimeout, TableError, connect_async, writer
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.writer import Writer
 from tablelayer.model.batch import ArrowBatch
@@ -288,5 +288,21 @@ def test_the_stamped_header_is_the_identity_given_by_the_server(fake, tools, imp
                 await table.append(rows(0, 3))
                 await table.append(rows(3, 4))
             assert seen == [(101, 0, 0), (101, 0, 3)]
+
+    tools.run(scenario())
+
+
+def test_a_batch_has_no_more_rows_than_a_server_takes(fake, tools, monkeypatch):
+    monkeypatch.setattr(writer, "ROWS_PER_MESSAGE_MAX", 100)
+
+    async def scenario():
+        async with fake(partitions=1) as server:
+            table_definition = definition(tools, 1)
+            log = Log(tools, table_definition.schema.arrow())
+            server.handlers[AppendRowsRequest] = log.handle
+            async with await connect_async(server.address) as connection:
+                await connection.open_table(table_definition).append(rows(0, 450))
+            assert sorted(log.counts.values()) == [50, 100, 100, 100, 100]
+            assert log.all_rows == list(range(450))
 
     tools.run(scenario())

@@ -9,6 +9,7 @@ from protocol.errors import DecodeError
 from tablelayer.model.ipc import decode_ipc, encode_ipc
 from tablelayer.model.options import ArrowCompression
 from tablelayer.model.schema import Schema
+from tablelayer.tests.model.ipc_mutations import Message
 from tablelayer.tests.model.random_rows import batches
 
 
@@ -51,3 +52,18 @@ def test_a_schema_message_is_refused() -> None:
     schema = pa.schema([("a", pa.int64())])
     with pytest.raises(DecodeError, match="schema message"):
         decode_ipc(schema.serialize().to_pybytes(), schema)
+
+
+@pytest.mark.parametrize("offsets", [b"", b"\x07\0\0\0", b"\0\0\0\x01"])
+def test_a_list_without_values_has_the_one_offset_zero(offsets: bytes) -> None:
+    """Arrow accepts any, and reads outside of its memory when it measures such a list."""
+    inner = pa.list_(pa.int32())
+    empty = pa.RecordBatch.from_pylist([], schema=pa.schema([("l", inner)]))
+    nested = pa.record_batch([pa.array([[], []], pa.list_(inner))], ["l"])
+    pairs = pa.record_batch([pa.array([{"m": []}], pa.struct([("m", pa.map_(pa.string(), inner))]))], ["r"])
+    for rows, at in ((empty, 1), (nested, 3), (pairs, 8)):
+        message = Message(bytes(encode_ipc(rows)))
+        assert decode_ipc(bytes(message.encoded()), rows.schema, untrusted=True).nbytes >= 0
+        message.buffers[at] = offsets
+        with pytest.raises(DecodeError, match="the one offset 0"):
+            decode_ipc(bytes(message.encoded()), rows.schema, untrusted=True)

@@ -28,6 +28,7 @@ from tablelayer.model.filters import encode_filter
 from tablelayer.model.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, decode_ipc, encode_ipc
 from tablelayer.model.options import ArrowCompression
 from tablelayer.model.types import TypeKind
+from tablelayer.server import reads
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
 from tablelayer.tests.model.random_rows import array_of
 from tablelayer.tests.server.tables import Table, copy_as_killed, run, tables
@@ -444,5 +445,23 @@ def test_keys_are_bounded_before_they_are_decompressed(tmp_path: Path) -> None:
             assert result.error_code == TableErrorCode.INVALID_KEY
             assert "without compression" in result.error_message
             assert await table.lookup({"id": "a"}) == [{"id": "a", "n": 1}]
+
+    run(work)
+
+
+def test_keys_that_are_larger_than_they_look_are_left_to_a_thread(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id STRING, PRIMARY KEY (id) NOT ENFORCED")
+            bucket, schema = table.partition.hooks, table.definition.schema
+            for size, is_quick in ((64, True), (100_000, False)):
+                key = pa.record_batch([pa.array(["a" * size])], schema.arrow())
+                keys = memoryview(bytes(encode_ipc(key, ArrowCompression.ZSTD)))
+                assert len(keys) < 400
+                wanted = reads.Wanted(schema, None)
+                quick = reads.lookup_in_memory(bucket.tablet.kv, bucket.versions, keys, wanted, 10)
+                assert (quick is not None) is is_quick
+                found, _ = reads.lookup(bucket.tablet.kv, bucket.versions, keys, wanted, 10)
+                assert found == b"\0"
 
     run(work)
