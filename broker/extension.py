@@ -29,7 +29,7 @@ from broker.slices import Slices
 
 if TYPE_CHECKING:
     import asyncio
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from broker.cluster.metadata import TopicManager
@@ -230,7 +230,7 @@ class BrokerContext(msgspec.Struct):
     entropy: Entropy
     store: CoordinationStore
     data_dir: Path
-    executor: ThreadPoolExecutor
+    executor: Executor
     metadata: TopicManager
     broker_id: int
     cluster_id: str

@@ -18,7 +18,7 @@ import gc
 import logging
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -78,9 +78,12 @@ class Broker:
         extensions: Sequence[Extension] = (),
         clock: Clock | None = None,
         entropy: Entropy | None = None,
+        executor: Executor | None = None,
         measured: bool = False,
     ) -> None:
-        """`measured`: requests are timed, for `context.metrics`."""
+        """`executor`: where slow work is done, instead of threads of its own; it is the caller's to shut down.
+        `measured`: requests are timed, for `context.metrics`.
+        """
         self.config = config
         self.host = host
         self.port = port
@@ -90,6 +93,7 @@ class Broker:
         self._extensions = tuple(extensions)
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
+        self._executor = executor
         self._measured = measured
         self._background = BackgroundTasks()
         self._stopped = asyncio.Event()
@@ -123,8 +127,10 @@ class Broker:
         self._directory = DataDirectory(self._data_dir, config["node.id"], self._entropy.uuid())
         undo.push(self._release_directory)
         self._clean_start = self._directory.was_clean
-        executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="broker")
-        undo.callback(executor.shutdown, wait=True)
+        executor = self._executor
+        if executor is None:
+            executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="broker")
+            undo.callback(executor.shutdown, wait=True)
         store = EmbeddedStore(self._directory.store_path)
         undo.push_async_callback(store.close)
         await store.open()

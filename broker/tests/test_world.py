@@ -1,0 +1,146 @@
+"""Whole brokers under virtual time: what was acknowledged is there once, whatever was killed and lost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.testing.direct import values_of
+from broker.testing.histories import Outcome, Send, check_delivery, check_offsets
+from broker.testing.loop import DeadlockError, SimulatedLoop
+from broker.testing.world import LinkLostError, World
+from protocol.errors import ErrorCode
+from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records.encode import Record, build_batch
+
+TOPIC = "t"
+PARTITIONS = 2
+SEEDS = range(int(os.environ.get("HEADRACE_WORLD_SEEDS", "12")))
+RETRIABLE = {
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
+
+
+async def asked(link: Any, request: Any, version: int) -> Any:
+    """Of a request that may be repeated: until it is answered."""
+    while True:
+        try:
+            return await link.send(request, version)
+        except LinkLostError:
+            await asyncio.sleep(0.05)
+
+
+async def create_topic(world: World) -> None:
+    topic = CreatableTopic(name=TOPIC, num_partitions=PARTITIONS, replication_factor=1)
+    await asked(world.link(0), CreateTopicsRequest(topics=[topic], timeout_ms=5_000), 5)
+
+
+async def produce(world: World, name: str, count: int, sends: list[Send]) -> None:
+    """An idempotent producer with one request under way: it repeats a batch until it is answered."""
+    link = world.link(0)
+    identity = await asked(link, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0), 4)
+    for sequence in range(count):
+        place, value = (TOPIC, world.loop.random.randrange(PARTITIONS)), f"{name}-{sequence}".encode()
+        mine = [send for send in sends if send.producer == name and send.place == place]
+        batch = build_batch(
+            [Record(None, value, (), 1_750_000_000_000)],
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=len(mine),
+        )
+        data = TopicProduceData(
+            name=TOPIC, partition_data=[PartitionProduceData(index=place[1], records=batch)]
+        )
+        while True:
+            answer = await asked(link, ProduceRequest(acks=-1, timeout_ms=5_000, topic_data=[data]), 9)
+            part = answer.responses[0].partition_responses[0]
+            if part.error_code not in RETRIABLE:
+                break
+            await asyncio.sleep(0.05)
+        assert part.error_code == ErrorCode.NONE, part
+        sends.append(Send(name, place, value, Outcome.OK, part.base_offset))
+        await asyncio.sleep(world.loop.random.uniform(0, 0.02))
+
+
+async def killer(world: World, until: asyncio.Event) -> int:
+    kills = 0
+    while not until.is_set():
+        await asyncio.sleep(world.loop.random.uniform(0.05, 0.6))
+        await world.members[0].restart()
+        kills += 1
+    return kills
+
+
+async def found(world: World) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
+    log: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+    for partition in range(PARTITIONS):
+        entries = log[TOPIC, partition] = []
+        while True:
+            wanted = FetchPartition(
+                partition=partition, fetch_offset=len(entries), partition_max_bytes=1 << 20
+            )
+            request = FetchRequest(
+                max_wait_ms=0, min_bytes=0, max_bytes=1 << 24,
+                topics=[FetchTopic(topic=TOPIC, partitions=[wanted])],
+            )  # fmt: skip
+            answer = await asked(world.link(0), request, 11)
+            part = answer.responses[0].partitions[0]
+            assert part.error_code == ErrorCode.NONE, part
+            values = values_of(part.records or b"")
+            if not values:
+                break
+            entries.extend((offset, value or b"") for offset, value in values if offset >= len(entries))
+    return log
+
+
+async def scenario(world: World, count: int = 40) -> tuple[list[Send], Any, int]:
+    await world.add(0).start()
+    await create_topic(world)
+    sends: list[Send] = []
+    done = asyncio.Event()
+    killing = asyncio.ensure_future(killer(world, done))
+    async with asyncio.timeout(600):
+        await asyncio.gather(*(produce(world, name, count, sends) for name in ("a", "b", "c")))
+    done.set()
+    kills = await killing
+    world.loss = 0.0
+    return sends, await found(world), kills
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_was_acknowledged_is_there_once_through_kills_and_lost_connections(
+    seed: int, tmp_path: Path
+) -> None:
+    with World(seed, tmp_path, loss=0.05) as world:
+        sends, log, kills = world.run(scenario(world))
+    assert check_delivery(sends, log) + check_offsets(sends, [], log) == [], f"seed {seed}"
+    assert len(sends) == 120
+    assert kills
+
+
+def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
+    def trace(name: str, seed: int) -> tuple[str, float]:
+        with World(seed, tmp_path / name, loss=0.1) as world:
+            sends, log, kills = world.run(scenario(world, 10))
+            return hashlib.sha256(repr((sends, log, kills)).encode()).hexdigest(), world.loop.time()
+
+    assert trace("one", 3) == trace("again", 3)
+    assert trace("other", 4) != trace("third", 3)
+
+
+def test_who_waits_for_ever_is_told(tmp_path: Path) -> None:
+    loop = SimulatedLoop(0)
+    with pytest.raises(DeadlockError):
+        loop.run_until_complete(asyncio.wait_for(loop.create_future(), None))
+    loop.close()
