@@ -26,6 +26,7 @@ from broker.ports import Clock, Entropy
 OWNER: ContextVar[str] = ContextVar("owner", default="")
 THREAD_SECONDS = 0.002
 """What inline work waits for its turn, at most."""
+BURIAL_SECONDS = 600.0
 
 
 class DeadlockError(Exception):
@@ -39,7 +40,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.random = random.Random(seed)
         self._now = start
         self._dead: set[str] = set()
-        self._kept: list[Any] = []
+        self._left: list[asyncio.Task[Any]] = []
+        self._dropped: list[Any] = []
         super().__init__(_JumpingSelector(self))
         self.set_task_factory(_remembering_factory(self))
         self._tasks_by_owner: dict[str, list[asyncio.Task[Any]]] = {}
@@ -56,9 +58,17 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def kill(self, owner: str) -> None:
         """Nothing of this owner runs from here on. What it held is kept, so that no destructor cleans up after it."""
         self._dead.add(owner)
-        for task in self._tasks_by_owner.pop(owner, ()):
-            self._kept.append((task, task.get_coro(), task.get_stack()))
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._left.extend(self._tasks_by_owner.pop(owner, ()))
+
+    def bury(self) -> None:
+        """At the end: what the dead left unfinished is cancelled and ends, so that nothing of it is left to destructors."""
+        self._dead.clear()
+        tasks, self._left = [task for task in self._left if not task.done()], []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.run_until_complete(asyncio.wait(tasks, timeout=BURIAL_SECONDS))
+        self._dropped.clear()
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -84,12 +94,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         if self._dead:
             for handle in self._ready:  # type: ignore[attr-defined]
                 if handle._context.get(OWNER) in self._dead:
-                    self._kept.append((handle._callback, handle._args))
+                    self._dropped.append((handle._callback, handle._args))
                     handle.cancel()
             scheduled = self._scheduled  # type: ignore[attr-defined]
             gone = [handle for handle in scheduled if handle._context.get(OWNER) in self._dead]
             if gone:
-                self._kept.extend((handle._callback, handle._args) for handle in gone)
+                self._dropped.extend((handle._callback, handle._args) for handle in gone)
                 scheduled[:] = [handle for handle in scheduled if handle not in gone]
                 heapq.heapify(scheduled)
         super()._run_once()  # type: ignore[misc]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from broker.extension import Extension
 from broker.net.reply import Peer
 from broker.server import Broker
 from broker.testing.direct import QUICK, DirectBroker
+from broker.testing.files import copy_as_killed
 from broker.testing.loop import OWNER, InlineExecutor, SimulatedClock, SimulatedEntropy, SimulatedLoop
 from protocol.schema import ApiMessage
 
@@ -96,7 +96,7 @@ class Member:
         self.direct = None
         here = self.folder
         self.incarnation += 1
-        shutil.copytree(here, self.folder, ignore=shutil.ignore_patterns(".lock", "LOCK"))
+        copy_as_killed(here, self.folder)
 
     async def restart(self) -> None:
         self.kill()
@@ -196,6 +196,7 @@ class World:
         logging.getLogger("headrace").setLevel(logging.NOTSET)
         for member in self.members.values():
             member.kill()
+        self.loop.bury()
         for direct in self.dead:
             direct.broker._network.close()
         self.loop.close()

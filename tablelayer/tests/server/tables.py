@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -295,25 +293,6 @@ class Table:
         assert answer.error_code == 0, answer.error_message
         assert answer.buckets[0].error_code == 0, answer.buckets[0].error_message
         return int(answer.buckets[0].count)
-
-
-def copy_as_killed(directory: Path, to: Path) -> None:
-    """The files as kill -9 leaves them: all of one moment, so once more when RocksDB has changed some meanwhile."""
-
-    def files() -> set[tuple[str, int]]:
-        return {(str(path), path.stat().st_size) for path in directory.rglob("*") if path.is_file()}
-
-    for _ in range(100):
-        try:
-            before = files()
-            shutil.copytree(directory, to, ignore=shutil.ignore_patterns(".lock"))
-            if files() == before:
-                return
-        except (FileNotFoundError, shutil.Error):
-            pass  # a file that was compacted away
-        shutil.rmtree(to, ignore_errors=True)
-        time.sleep(0.02)
-    raise AssertionError(f"{directory} does not come to rest")
 
 
 def replay(changes: Sequence[Change], key: Sequence[str]) -> dict[tuple[Any, ...], Row]:
