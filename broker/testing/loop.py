@@ -61,7 +61,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._left.extend(self._tasks_by_owner.pop(owner, ()))
 
     def bury(self) -> None:
-        """At the end: what the dead left unfinished is cancelled and ends, so that nothing of it is left to destructors."""
+        """At the end: what the dead left unfinished is cancelled and ends; nothing of it is left to destructors."""
         self._dead.clear()
         tasks, self._left = [task for task in self._left if not task.done()], []
         for task in tasks:
