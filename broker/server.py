@@ -37,7 +37,7 @@ from broker.api.topics import TopicsApi
 from broker.background import BackgroundTasks
 from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
-from broker.cluster.data_dir import DataDirectory
+from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory
 from broker.cluster.epoch import next_leader_epoch
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
@@ -291,6 +291,7 @@ class Broker:
             clock=self._clock,
             background=self.context.executor.submit,
             is_new=new is not None,
+            companions=(PARTITION_METADATA,),
         )
 
     def _advertised(self) -> tuple[str, int]:

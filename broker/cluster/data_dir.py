@@ -8,6 +8,10 @@ meta.db                    the embedded coordination store: the truth about topi
 <topic id>-<partition>-delete/      a deleted topic's files, about to be removed
 <topic>-<partition>.<time>-stray/   files that no topic in the store explains; kept for a person to look at
 extensions/<name>/         an extension's own state
+
+What a start has seen to stays so through a power cut: the directory itself, all the way up to the root of its file
+system, and that the clean stop before this run is over. A deleted topic's folder loses its name durably before its
+files go, so that none of them is found under the name again.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ logger = logging.getLogger("headrace.data")
 
 LAYOUT_VERSION = 1
 _CLEAN = ".kafka_cleanshutdown"
-_PARTITION_METADATA = "partition.metadata"
+PARTITION_METADATA = "partition.metadata"
 
 
 def holder(path: Path) -> str | None:
@@ -80,7 +84,9 @@ class DataDirectory:
             os.close(self._lock)
             raise
         self.was_clean = (path / _CLEAN).exists()
-        (path / _CLEAN).unlink(missing_ok=True)
+        if self.was_clean:
+            (path / _CLEAN).unlink()
+            _sync_directory(path)  # after a power cut it would say that nothing can be missing
 
     @property
     def store_path(self) -> Path:
@@ -133,16 +139,19 @@ class DataDirectory:
         """Rename the folders of a deleted topic, so that its name is free at once."""
         for index in range(image.partition_count):
             path = self.partition_dir(image.name, index)
-            if path.is_dir() and read_topic_id(path) == image.topic_id:
+            # One that a power cut has left without its id holds what was not durable, and of this topic.
+            if path.is_dir() and read_topic_id(path) in (image.topic_id, None):
                 path.rename(self._deleted_dir(image.topic_id, index))
 
     def remove_set_aside(self, image: TopicImage) -> None:
         """Remove what `set_aside` renamed. Slow; belongs into a thread."""
+        _sync_directory(self.path)
         for index in range(image.partition_count):
             shutil.rmtree(self._deleted_dir(image.topic_id, index), ignore_errors=True)
 
     def set_aside_strays(self, images: Iterable[TopicImage]) -> None:
         """At start: remove leftovers of deletions, rename partition folders that no topic explains."""
+        _sync_directory(self.path)
         expected = {f"{image.name}-{index}" for image in images for index in range(image.partition_count)}
         for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
             if not entry.is_dir(follow_symlinks=False) or entry.name == "extensions":
@@ -168,6 +177,7 @@ class DataDirectory:
     def _load_properties(self, broker_id: int, new_cluster_id: uuid.UUID) -> str:
         path = self.path / "meta.properties"
         if not path.exists():
+            _sync_above(self.path)
             cluster_id = _to_base64(new_cluster_id)
             text = f"version={LAYOUT_VERSION}\ncluster.id={cluster_id}\nnode.id={broker_id}\n"
             _write_durably(path, text.encode())
@@ -201,7 +211,7 @@ def _to_base64(value: uuid.UUID) -> str:
 def read_topic_id(path: Path) -> uuid.UUID | None:
     """None if the folder does not say (a crash between its creation and this file)."""
     try:
-        for line in (path / _PARTITION_METADATA).read_text().splitlines():
+        for line in (path / PARTITION_METADATA).read_text().splitlines():
             if line.startswith("topic_id:"):
                 return uuid.UUID(bytes=base64.urlsafe_b64decode(line.partition(":")[2].strip() + "=="))
     except (OSError, ValueError):
@@ -210,7 +220,7 @@ def read_topic_id(path: Path) -> uuid.UUID | None:
 
 
 def _write_topic_id(path: Path, topic_id: uuid.UUID) -> None:
-    fd = os.open(path / _PARTITION_METADATA, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(path / PARTITION_METADATA, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         data = f"version: 0\ntopic_id: {_to_base64(topic_id)}\n".encode()
         if os.write(fd, data) < len(data):
@@ -230,8 +240,25 @@ def _write_durably(path: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _sync_above(path: Path) -> None:
+    """Make the entries durable that lead to `path`, as far up as its file system goes and may be read."""
+    path = path.resolve()
+    device = path.stat().st_dev
+    for above in path.parents:
+        if above.stat().st_dev != device:
+            return
+        try:
+            _sync_directory(above)
+        except PermissionError:
+            return

@@ -220,6 +220,8 @@ class JournalTopic:
                 await self._write_again(index, keys[first : first + KEYS_PER_TURN])
                 await asyncio.sleep(0)
             await self._settled(partition)
+            # With `durability=process` a power cut may take the last seconds, never all that was ever stored.
+            await partition.flush(self._context.executor)
             # What open transactions have committed is nowhere else.
             partition.delete_records(min(start, partition.last_stable_offset))
         except KafkaError as error:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from broker.cluster.cleaner import decode_checkpoint
-from broker.cluster.data_dir import DataDirectory, read_topic_id
+from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, read_topic_id
 from broker.cluster.epoch import raise_leader_epoch
 from broker.cluster.metadata import check_topic_name, encode_topic
 from broker.cluster.partition import TopicImage
@@ -204,6 +204,10 @@ def _copy(partition: ImportedPartition, target: Path) -> None:
         partition.folder / EPOCHS_NAME,
         *partition.folder.glob(f"*{SNAPSHOT_SUFFIX}"),
     ]
+    for leftover in target.iterdir():  # of an import that died half-way
+        if leftover.name != PARTITION_METADATA:
+            leftover.unlink()
+    disk.open(target / PARTITION_METADATA).sync()
     for path in wanted:
         if path.exists() and path.stat().st_size:
             shutil.copyfile(path, target / path.name)

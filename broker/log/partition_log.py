@@ -87,8 +87,10 @@ class PartitionLog:
         disk: Disk,
         recovered: recovery.RecoveredLog,
         background: Callable[[Callable[[], None]], object] | None,
+        companions: Sequence[str] = (),
     ) -> None:
         self.directory = directory
+        self._companions = companions
         self.config = config
         self.recovered = recovered.report
         self.log_start_offset = recovered.checkpoint.log_start_offset
@@ -128,19 +130,21 @@ class PartitionLog:
         disk: Disk | None = None,
         background: Callable[[Callable[[], None]], object] | None = None,
         is_new: bool = False,
+        companions: Sequence[str] = (),
     ) -> PartitionLog:
         """Open the log in `directory`, which need not exist. What that took is in `recovered`.
 
         background  runs slow file work (removing large files, syncing sealed segments) elsewhere, for example
                     `executor.submit`; None does it at once, and syncs only on `flush`
         is_new      the caller has just made the directory: there is nothing to look for
+        companions  names of files that whoever made the directory has put there; they are durable when the log is
 
         Raises CorruptLogError when the log is damaged in the middle, OSError when the disk does not answer,
         KafkaError(KAFKA_STORAGE_ERROR) when what was found cannot be made durable and has to be.
         """
         disk = SystemDisk() if disk is None else disk
         recovered = recovery.nothing() if is_new else recovery.recover(disk, directory, config, clock)
-        log = cls(directory, config, clock, disk, recovered, background)
+        log = cls(directory, config, clock, disk, recovered, background, companions)
         log._has_directory = is_new
         if log.must_commit:
             log.commit()
@@ -437,14 +441,20 @@ class PartitionLog:
         path = self.directory / recovery.snapshot_name(self._segments[-1].base_offset)
         if self._disk.size(path) is not None:
             self._disk.open_read_only(path).sync()
-        self._disk.sync_directory(self.directory)
-        self._enter()
+        if self._is_entered:
+            self._disk.sync_directory(self.directory)
+        else:
+            self._enter()
         for offset in recovery.snapshot_offsets(self._disk, self.directory)[:-_SNAPSHOTS_KEPT]:
             self._disk.remove(self.directory / recovery.snapshot_name(offset))
 
     def _enter(self) -> None:
-        """Make the folder itself durable, without which nothing in it is. Raises OSError."""
+        """Make the folder durable, with all its names: without it nothing in it is. Raises OSError."""
         if not self._is_entered:
+            for name in self._companions:
+                if self._disk.size(self.directory / name) is not None:
+                    self._disk.open_read_only(self.directory / name).sync()
+            self._disk.sync_directory(self.directory)
             self._disk.sync_directory(self.directory.parent)
             self._is_entered = True
 

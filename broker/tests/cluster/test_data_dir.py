@@ -7,6 +7,7 @@ import pytest
 from broker.cluster.data_dir import DataDirectory
 from broker.cluster.partition import TopicImage
 from broker.config_key import ConfigError
+from broker.testing.fsyncs import recorded_fsyncs
 
 NEW = uuid.UUID(int=7)
 
@@ -113,3 +114,64 @@ def test_unexplained_folders_are_kept_under_another_name(tmp_path) -> None:
     directory.set_aside_strays([known])  # and a second start leaves them alone
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir()) == names
     directory.close(clean=True)
+
+
+def test_a_new_directory_is_durable_up_to_the_root_before_it_says_whose_it_is(tmp_path) -> None:
+    path = tmp_path / "a" / "b" / "data"
+    with recorded_fsyncs() as synced:
+        directory = opened(path)
+    identity = synced.index(path / "meta.properties.tmp")
+    for above in (path.parent, path.parent.parent, tmp_path):
+        assert above in synced[:identity]
+    assert path in synced[identity:]
+    directory.close(clean=True)
+    with recorded_fsyncs() as synced:
+        opened(path).close(clean=False)
+    assert path.parent not in synced, "once is enough"
+
+
+def test_after_a_power_cut_no_clean_stop_of_an_earlier_run_is_seen(tmp_path) -> None:
+    opened(tmp_path).close(clean=True)
+    with recorded_fsyncs() as synced:
+        directory = opened(tmp_path)
+        assert directory.was_clean
+    assert synced == [tmp_path]
+    assert not (tmp_path / ".kafka_cleanshutdown").exists()
+    directory.close(clean=False)
+
+
+def test_a_clean_stop_is_on_disk_before_it_is_over(tmp_path) -> None:
+    directory = opened(tmp_path)
+    with recorded_fsyncs() as synced:
+        directory.close(clean=True)
+    assert synced == [tmp_path / ".kafka_cleanshutdown"]
+
+
+def test_a_deleted_topic_has_lost_its_name_durably_before_its_files_go(tmp_path, monkeypatch) -> None:
+    directory = opened(tmp_path)
+    image = topic("t")
+    directory.prepare_partition_dir(image, 0)
+    directory.set_aside(image)
+    for remove in (lambda: directory.remove_set_aside(image), lambda: directory.set_aside_strays([])):
+        with recorded_fsyncs() as synced:
+            before = []
+            monkeypatch.setattr(
+                "broker.cluster.data_dir.shutil.rmtree",
+                lambda path, ignore_errors, before=before, synced=synced: before.append((path.name, *synced)),
+            )
+            remove()
+        assert before == [(f"{image.topic_id.hex}-0-delete", tmp_path)]
+    directory.close(clean=False)
+
+
+def test_a_folder_that_lost_its_id_goes_with_its_topic(tmp_path) -> None:
+    """As a power cut leaves it: the next topic of that name must not find the old one's records."""
+    directory = opened(tmp_path)
+    old, new = topic("t"), topic("t")
+    path = directory.prepare_partition_dir(old, 0)
+    (path / "partition.metadata").write_bytes(b"")
+    (path / "00000000000000000000.log").write_bytes(b"old")
+    directory.set_aside(old)
+    again = directory.prepare_partition_dir(new, 0)
+    assert not (again / "00000000000000000000.log").exists()
+    directory.close(clean=False)

@@ -327,3 +327,33 @@ def test_d8_would_see_an_acknowledgement_before_the_fsync(power, tmp_path, monke
     monkeypatch.setattr(Partition, "_commit", hasty)
     with pytest.raises(AssertionError, match=r"acknowledged|torn|committed"):
         lose_power(power, tmp_path / "data", 0, monkeypatch)
+
+
+def test_a_rewritten_journal_is_on_disk_before_what_it_replaces_goes(power, tmp_path, monkeypatch):
+    """With `durability=process` too: a power cut takes the last seconds, not what was committed long ago."""
+    monkeypatch.setattr("broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 30)
+    config = {**POWER, "log.durability": "process", "offsets.topic.num.partitions": "1"}
+    after = tmp_path / "after"
+    survivor = None
+
+    async def first(broker):
+        nonlocal survivor
+        assert await commit(broker, "old", 7) is ErrorCode.NONE
+        (journal,) = broker.context.metadata.partitions("__consumer_offsets")
+        await journal.flush(broker.context.executor)
+        for offset in range(40):
+            assert await commit(broker, "busy", offset) is ErrorCode.NONE
+        for _ in range(200):
+            if journal.log.log_start_offset:
+                break
+            await asyncio.sleep(0.01)
+        assert journal.log.log_start_offset > 1, "it was rewritten"
+        survivor = power.crash(Tear.LOST)
+        shutil.copytree(tmp_path / "data", after)
+
+    async def second(broker):
+        assert await until(lambda: position(broker, "old"), loaded) == 7
+
+    run(first, tmp_path / "data", config)
+    power.disk = survivor
+    run(second, after, config)

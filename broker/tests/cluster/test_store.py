@@ -156,3 +156,21 @@ def test_what_was_acknowledged_survives_a_kill_and_transactions_are_whole(tmp_pa
         await store.close()
 
     asyncio.run(test())
+
+
+def test_a_transaction_is_synced_before_it_is_over(tmp_path) -> None:
+    """What SQLite does with these settings is its own promise: each commit ends with an fsync of the log."""
+
+    async def test() -> None:
+        store = EmbeddedStore(tmp_path / "meta.db")
+        await store.open()
+        await store.transact([CreateNode("/a")])
+        settings = await store._run(
+            lambda connection: [
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+            ]
+        )
+        assert settings == ["wal", 2]  # 2 is FULL; NORMAL (1) may lose the last commits with the power
+        await store.close()
+
+    asyncio.run(test())

@@ -83,6 +83,9 @@ class JournalPartition:
     def last_stable_offset(self):
         return self.high_watermark
 
+    async def flush(self, executor):
+        pass
+
     def delete_records(self, before_offset):
         self._start = before_offset
         self.batches = [batch for batch in self.batches if read_header(batch).base_offset >= before_offset]
