@@ -89,6 +89,22 @@ def test_c1_the_written_segment_and_what_is_above_the_bound_stay(world):
     assert [pair[2] for pair in pairs_of(log)] == ["4", "5", "6"]
 
 
+def test_c1_what_is_not_known_to_be_on_disk_is_not_cleaned(world):
+    log = world.open(**CONFIG)
+    put(world, log, ("a", "1"), ("b", "1"))
+    roll(world, log)
+    log.flush()
+    put(world, log, ("a", "2"))
+    roll(world, log)
+    now_ms = world.clock.now_ms
+    assert log.recovery_point == 3
+    part = cleanable(log, 0, log.log_end_offset, now_ms)
+    assert part.end_offset == 3, "the segment that supersedes it could be lost with the power"
+    assert clean_log(log, world.clock, flush=False) == 3
+    log.flush()
+    assert cleanable(log, 3, log.log_end_offset, now_ms).end_offset == 4
+
+
 def test_c1_min_compaction_lag_keeps_young_records_and_max_makes_old_ones_due(world):
     log = world.open(**CONFIG, min_compaction_lag_ms=1000)
     put(world, log, ("a", "1"), ("a", "2"))

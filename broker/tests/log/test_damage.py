@@ -227,6 +227,54 @@ def test_d6_damage_in_the_middle_is_reported_and_nothing_is_cut(world, flushed):
         assert len(disk.contents(path)) == len(data)
 
 
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_d6_the_last_record_that_was_synced_is_never_cut(world, damaged):
+    """Nothing readable follows it, so it looks like a torn tail; only the recovery point knows better."""
+    log = world.open()
+    for i in range(3):
+        world.append(log, value=b"%d" % i * 20)
+    path = log_path(log, 0)
+    positions = [position for position, _ in iter_headers(world.disk.contents(path))]
+    log.flush()
+    disk = world.disk.restart(Tear.LOST)
+    data = disk.contents(path)
+    disk.replace(path, data[: positions[damaged]] + bytes(len(data) - positions[damaged]), sync=True)
+    with pytest.raises(CorruptLogError, match="everything below offset 3 had been written and synced"):
+        world.open(disk)
+    assert len(disk.contents(path)) == len(data)
+    world.append(log)
+    disk = world.disk.restart(Tear.KEPT)
+    data = disk.contents(path)
+    disk.replace(path, data[:-3], sync=True)
+    assert world.open(disk).log_end_offset == 3, "what was not synced is a torn tail"
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x00" * 700, b"\x07" * 64])
+def test_d2_segments_after_a_torn_one_that_hold_nothing_readable_go(world, rest):
+    log = filled(world, 30)
+    torn = log_path(log, -1)
+    disk = world.disk.restart(Tear.KEPT)
+    end = log._segments[-1].base_offset
+    disk.replace(torn, b"\x01" * 40, sync=True)
+    later = [world.directory / f"{end + more:020d}.log" for more in (7, 9)]
+    for path in later:
+        disk.replace(path, rest, sync=True)
+    again = world.open(disk, **SEGMENTS)
+    expected = batches_of(log)[: end // 2]
+    assert batches_of(again) == expected
+    assert not [path for path in later if disk.size(path) is not None]
+    info = world.append(again, 2, epoch=9)
+    assert info.base_offset == end
+    for _ in range(20):
+        world.append(again, 2, epoch=9)
+    grown = batches_of(again)
+    assert len(grown) == len(expected) + 21
+    for survivor in (disk.restart(Tear.KEPT), disk):
+        if survivor is disk:
+            again.close()
+        assert batches_of(world.open(survivor, **SEGMENTS)) == grown
+
+
 def test_d6_a_segment_that_lost_its_end_is_reported(world):
     log = filled(world, 30)
     disk = world.disk.restart(Tear.KEPT)

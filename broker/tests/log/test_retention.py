@@ -319,3 +319,22 @@ def test_on_a_full_disk_the_last_segment_stays_until_its_end_is_noted(world):
     world.disk.heal()
     assert log.delete_old_segments(world.clock.now_ms + HOUR_MS, 6) == 1
     assert log.log_start_offset == 6
+
+
+@pytest.mark.parametrize("first_kept", [True, False])
+def test_segments_below_the_log_start_that_a_power_cut_kept_do_no_harm(world, first_kept):
+    """Removals reach the medium in any order: a hole there is no damage."""
+    log = world.open(segment_bytes=200)
+    for _ in range(8):
+        world.append(log, value=b"v" * 60)
+    disk = world.disk
+    kept = {segment.path: disk.contents(segment.path) for segment in log._segments[:3]}
+    log.delete_records(log._segments[3].base_offset)
+    expected = batches_of(log)
+    disk = disk.restart(Tear.KEPT)
+    for path in [list(kept)[0 if first_kept else 1]]:
+        disk.replace(path, kept[path], sync=True)
+    again = world.open(disk, segment_bytes=200)
+    assert again.log_start_offset == log.log_start_offset
+    assert batches_of(again) == expected
+    assert not [path for path in kept if disk.size(path) is not None]
