@@ -605,6 +605,8 @@ class PartitionLog:
         self._reader.forget()
         for segment in doomed:
             segment.remove(run)
+            if run is None:  # nothing else says where the log begins, so a power cut must not leave a hole
+                self._disk.sync_directory(self.directory)
 
     def truncate_to(self, offset: int) -> None:
         """Take back every batch that reaches `offset` or beyond; the log then ends at or before `offset`.

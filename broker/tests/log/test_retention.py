@@ -1,6 +1,7 @@
 """What goes and when (R1), what opening and idling cost, and what a reader in flight keeps."""
 
 import errno
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from broker.log.config import LogConfig
 from broker.log.epochs import LeaderEpochs
 from broker.log.partition_log import PartitionLog
 from broker.ports import SystemClock
-from broker.testing.disk import Fault, Tear
+from broker.testing.disk import Fault, SimulatedCrash, Tear
 from broker.testing.log import batches_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
@@ -338,3 +339,52 @@ def test_segments_below_the_log_start_that_a_power_cut_kept_do_no_harm(world, fi
     assert again.log_start_offset == log.log_start_offset
     assert batches_of(again) == expected
     assert not [path for path in kept if disk.size(path) is not None]
+
+
+def test_on_a_full_disk_segments_go_one_after_the_other_through_a_power_cut(world):
+    log = world.open(segment_bytes=200)
+    for _ in range(8):
+        world.append(log, value=b"v" * 60)
+    log.flush()
+    expected = batches_of(log)
+    disk = world.disk.restart(Tear.LOST)
+    total = 0
+    for crash_at in itertools.count(1):
+        disk = world.disk.restart(Tear.LOST)
+        log = world.open(disk, segment_bytes=200)
+        disk.fail(Fault("write", errno.ENOSPC, suffix=".tmp", times=1000))
+        disk.crash_at = disk.operations + crash_at
+        try:
+            with pytest.raises(KafkaError, match="the disk is full"):
+                log.delete_records(6)
+        except SimulatedCrash:
+            total += 1
+        else:
+            break
+        for _ in range(6):
+            again = world.open(disk.restart(Tear.TORN), segment_bytes=200)
+            found = batches_of(again)
+            assert found == expected[len(expected) - len(found) :]
+            assert len(found) >= 2
+    assert total > 10
+
+
+def test_a_power_cut_during_a_truncation_leaves_no_hole(world):
+    log = world.open(segment_bytes=200)
+    for _ in range(8):
+        world.append(log, value=b"v" * 60)
+    log.flush()
+    expected = batches_of(log)
+    for crash_at in itertools.count(1):
+        disk = world.disk.restart(Tear.KEPT)
+        log = world.open(disk, segment_bytes=200)
+        disk.crash_at = disk.operations + crash_at
+        try:
+            log.truncate_to(2)
+        except SimulatedCrash:
+            for _ in range(6):
+                found = batches_of(world.open(disk.restart(Tear.TORN), segment_bytes=200))
+                assert found == expected[: len(found)]
+        else:
+            break
+    assert crash_at > 10
