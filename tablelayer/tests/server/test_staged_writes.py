@@ -479,14 +479,24 @@ class Names:
             if path.is_dir():
                 self.kept[path] = set(os.listdir(path))
 
+        self.remove = remove = shutil.rmtree
+
+        def rmtree(path: Path, *options: Any, **named: Any) -> None:
+            """What is made again under a name that was removed is something else."""
+            remove(path, *options, **named)
+            self.kept.get(path.parent, set()).discard(path.name)
+            for folder in [each for each in self.kept if each == path or path in each.parents]:
+                del self.kept[folder]
+
         monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
 
     def cut(self) -> None:
         for folder, folders, files in os.walk(self.base):
             kept = self.kept.get(Path(folder), set())
             for name in {*folders, *files} - kept:
                 path = Path(folder, name)
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                self.remove(path) if path.is_dir() else path.unlink()
             folders[:] = [name for name in folders if name in kept]
 
 
