@@ -336,10 +336,13 @@ class Partition:
         for watcher in tuple(changes.watchers):
             watcher(self)
 
-    async def wait_for_high_watermark(self, offset: int, timeout_ms: int) -> bool:
+    async def wait_for_high_watermark(
+        self, offset: int, timeout_ms: int, check: Callable[[], None] | None = None
+    ) -> bool:
         """Wait until everything below `offset` is published. False when the time is up first.
 
-        Raises KafkaError when the partition fails or is closed meanwhile.
+        Raises KafkaError when the partition fails or is closed meanwhile, and what `check` raises, which is asked first
+        and at each `wake`.
         """
         if self.high_watermark >= offset:
             return True
@@ -349,6 +352,8 @@ class Partition:
             async with asyncio.timeout(timeout_ms / 1000):
                 while self.high_watermark < offset:
                     self._check_alive()
+                    if check is not None:
+                        check()
                     changed.clear()
                     await changed.wait()
         except TimeoutError:

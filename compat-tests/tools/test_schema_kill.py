@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tablelayer.client import ConnectionFailed, RequestTimeout, TableError, connect
+from tablelayer.client import ConnectionFailed, OutcomeUnknown, TableError, connect
 
 KILLS = 2
 ROUNDS = 6
@@ -85,5 +85,5 @@ def alter_while_killed(address: str) -> None:
     try:
         with connect(address) as connection:
             connection.execute("ALTER TABLE t ADD x INT")
-    except (ConnectionFailed, RequestTimeout, TableError):
+    except (ConnectionFailed, OutcomeUnknown, TableError):
         return  # its outcome is not known, or it was carried out by the first attempt

@@ -15,8 +15,8 @@
 `connect` blocks and may be used from any thread; `connect_async` is the same with `await`. Rows go in as
 pyarrow Tables or RecordBatches, lists of dicts, pandas or polars DataFrames, and come out as pyarrow. Writes
 are idempotent: what was retried is applied once. Errors are `TableError` and `KafkaError` (the server said
-no), `DataError` (the data does not fit), `ConnectionFailed` (nothing was done) and `RequestTimeout` (nobody
-knows).
+no), `DataError` (the data does not fit), `ConnectionFailed` (nothing was done) and `OutcomeUnknown` (nobody
+knows; `RequestTimeout` and `ConnectionLost` say why).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tablelayer.client.errors import (
     ConnectionFailed,
     ConnectionLost,
     DataError,
+    OutcomeUnknown,
     RequestTimeout,
     UnsupportedRequest,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "KafkaError",
     "KafkaRecord",
     "LookupResult",
+    "OutcomeUnknown",
     "RequestMetrics",
     "RequestTimeout",
     "Scan",

@@ -53,7 +53,7 @@ class AsyncAdmin:
     match on.
 
     A change whose answer is lost is not repeated (it might then fail because it had succeeded):
-    RequestTimeout or ConnectionLost says that the outcome is unknown. With `if_not_exists` or `if_exists` it
+    OutcomeUnknown says that it may or may not have been carried out. With `if_not_exists` or `if_exists` it
     is simply repeated.
     """
 
@@ -73,14 +73,18 @@ class AsyncAdmin:
             name=name, ignore_if_exists=if_not_exists, comment=comment, properties=_pairs(properties or {})
         )
         await self._cluster.call(
-            request, CreateDatabaseResponse, doing=f"create database {name}", repeatable=if_not_exists
+            request,
+            CreateDatabaseResponse,
+            doing=f"create database {name}",
+            repeatable=if_not_exists,
+            changes=True,
         )
 
     async def drop_database(self, name: str, *, if_exists: bool = False, cascade: bool = False) -> None:
         """Drop a database. It must be empty, or `cascade` drops its tables and their data too."""
         request = DropDatabaseRequest(name=name, ignore_if_not_exists=if_exists, cascade=cascade)
         await self._cluster.call(
-            request, DropDatabaseResponse, doing=f"drop database {name}", repeatable=if_exists
+            request, DropDatabaseResponse, doing=f"drop database {name}", repeatable=if_exists, changes=True
         )
 
     async def alter_database(
@@ -98,7 +102,7 @@ class AsyncAdmin:
             set_properties=_pairs(set_properties or {}),
             reset_properties=list(reset_properties),
         )
-        await self._cluster.call(request, AlterDatabaseResponse, doing=f"alter database {name}")
+        await self._cluster.call(request, AlterDatabaseResponse, doing=f"alter database {name}", changes=True)
 
     async def describe_database(self, name: str) -> DatabaseDescription:
         """What is known of a database. TableError DATABASE_NOT_FOUND."""
@@ -122,7 +126,11 @@ class AsyncAdmin:
         """Create a table and return its definition with the id that the server gave it."""
         request = CreateTableRequest(definition=definition.to_json(), ignore_if_exists=if_not_exists)
         answer = await self._cluster.call(
-            request, CreateTableResponse, doing=f"create table {definition.path}", repeatable=if_not_exists
+            request,
+            CreateTableResponse,
+            doing=f"create table {definition.path}",
+            repeatable=if_not_exists,
+            changes=True,
         )
         self._cluster.forget_routes(definition.path.topic)
         return definition.with_id(answer.table_id)
@@ -151,7 +159,9 @@ class AsyncAdmin:
         """Drop a table and its data. TableError TABLE_NOT_FOUND unless `if_exists`."""
         path = as_path(path)
         request = DropTableRequest(database=path.database, table=path.table, ignore_if_not_exists=if_exists)
-        await self._cluster.call(request, DropTableResponse, doing=f"drop table {path}", repeatable=if_exists)
+        await self._cluster.call(
+            request, DropTableResponse, doing=f"drop table {path}", repeatable=if_exists, changes=True
+        )
         self._cluster.forget_routes(path.topic)
 
     async def list_tables(self, database: str) -> list[str]:

@@ -138,14 +138,23 @@ class Connection:
         execute(self.admin, statement)
 
     def call(
-        self, request: ApiMessage, response: type[ResponseT], *, doing: str, repeatable: bool = True
+        self,
+        request: ApiMessage,
+        response: type[ResponseT],
+        *,
+        doing: str,
+        repeatable: bool = True,
+        changes: bool = False,
     ) -> ResponseT:
         """Send one request of the table extension to any server, with retries; its error code is raised.
 
-        `doing` says what is attempted, for the error's text; `repeatable` whether doing it twice is harmless.
+        `doing` says what is attempted, for the error's text; `repeatable` whether doing it twice is harmless; `changes`
+        whether it has an effect, so that an attempt without an answer leaves the outcome unknown.
         """
         return self._loop.run(
-            self._connection.cluster.call(request, response, doing=doing, repeatable=repeatable)
+            self._connection.cluster.call(
+                request, response, doing=doing, repeatable=repeatable, changes=changes
+            )
         )
 
     def metrics(self) -> ClientMetrics:

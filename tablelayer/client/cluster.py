@@ -171,13 +171,15 @@ class Cluster:
         *,
         doing: str,
         repeatable: bool = True,
+        changes: bool = False,
         node_id: int | None = None,
         deadline: Deadline | None = None,
     ) -> ResponseT:
         """A request that any broker (or one named) can answer, with retries; a top-level error code is
         raised.
 
-        `doing` says in the error's text what was attempted, for example "create table db.t".
+        `doing` says in the error's text what was attempted, for example "create table db.t"; `repeatable` and
+        `changes` are those of `retrying`.
         """
 
         async def attempt(deadline: Deadline) -> ResponseT:
@@ -193,6 +195,7 @@ class Cluster:
             config=self.config,
             deadline=deadline or Deadline(self.config.delivery_timeout_ms),
             repeatable=repeatable,
+            changes=changes,
             counters=self.counters,
         )
 

@@ -3,9 +3,11 @@
 - the server said no: `TableError` (codes of tables) or `KafkaError` (Kafka's codes), both with `.code` and
   `.retriable`;
 - the server could not be reached, and nothing of the request was done: `ConnectionFailed`;
-- nobody knows: `RequestTimeout`. The request was sent and no answer came within the deadline. Reads can be
-  repeated. For a write the outcome is unknown: it may or may not have been applied, and is never reported as
-  a plain failure.
+- nobody knows: `OutcomeUnknown`. The request was sent, and no answer came within the deadline (`RequestTimeout`) or
+  before the connection ended (`ConnectionLost`). Reads can be repeated. What changes something may or may not have
+  been carried out, and is never reported as a plain failure: `except ConnectionFailed` does not catch it.
+
+A call makes several attempts. When the last one failed and an earlier one's outcome is unknown, so is the call's.
 
 `DataError` is the caller's own: data that does not fit the table's schema, found before anything is sent.
 """
@@ -14,7 +16,8 @@ from __future__ import annotations
 
 
 class ClientError(Exception):
-    """Base of the errors that the client itself raises."""
+    """Base of the errors that the client itself raises. `retriable` says whether another attempt can help; whether a
+    second execution does no harm is another question."""
 
     retriable = False
 
@@ -25,14 +28,18 @@ class ConnectionFailed(ClientError):  # noqa: N818 - states what happened
     retriable = True
 
 
-class ConnectionLost(ConnectionFailed):
-    """The connection ended after the request was sent: whether it was carried out is not known."""
-
-
-class RequestTimeout(ClientError):  # noqa: N818 - states what happened
-    """No answer within the deadline. A request that changes something may have been carried out or not."""
+class OutcomeUnknown(ClientError):  # noqa: N818 - states what happened
+    """The request was sent, and whether it was carried out is not known. For a read that does not matter."""
 
     retriable = True
+
+
+class ConnectionLost(OutcomeUnknown):
+    """The connection ended after the request was sent, before its answer came."""
+
+
+class RequestTimeout(OutcomeUnknown):
+    """No answer within the deadline."""
 
 
 class UnsupportedRequest(ClientError):  # noqa: N818 - states what happened

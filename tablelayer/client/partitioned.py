@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.errors import ConnectionFailed, DataError
+from tablelayer.client.errors import ConnectionFailed, DataError, OutcomeUnknown
 from tablelayer.client.lane import WHOLE_ROWS, WriteMode
 from tablelayer.client.partitioned_scan import AsyncPartitionedScan
 from tablelayer.client.partitions import create_partition, list_partitions
@@ -143,9 +143,9 @@ class AsyncPartitionedTable(AsyncTable):
                 target = definition.of_partition(name, known.table_id, known.bucket_count)
                 try:
                     return await child._write(part, target, change_type, mode)
-                except (TableError, ConnectionFailed) as error:
+                except (TableError, ConnectionFailed, OutcomeUnknown) as error:
                     # A scan or another write may have found out first that the partition is another one now, and
-                    # closed the child under this one.
+                    # closed the child under this one. What was written to the old one is gone with it.
                     is_gone = isinstance(error, TableError) and error.code is TableErrorCode.TABLE_NOT_FOUND
                     is_forgotten = self._children.get(name) is not child
                     if not (is_gone or is_forgotten) or attempt == _ATTEMPTS - 1:

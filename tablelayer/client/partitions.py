@@ -36,6 +36,7 @@ async def create_partition(
         CreatePartitionResponse,
         doing=f"add partition {name} to {definition.path}",
         repeatable=if_not_exists,
+        changes=True,
     )
     cluster.forget_routes(definition.path.of_partition(name).topic)
     return Partition(name, answer.partition_id, answer.bucket_count)
@@ -51,5 +52,6 @@ async def drop_partition(
         DropPartitionResponse,
         doing=f"drop partition {name} of {definition.path}",
         repeatable=if_exists,
+        changes=True,
     )
     cluster.forget_routes(definition.path.of_partition(name).topic)

@@ -59,6 +59,7 @@ async def commit_positions(cluster: Cluster, group: str, topic: str, positions: 
             config=cluster.config,
             deadline=Deadline(cluster.config.delivery_timeout_ms),
             repeatable=True,
+            changes=True,
         )
 
 

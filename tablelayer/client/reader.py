@@ -28,8 +28,10 @@ from tablelayer.client.cluster import Cluster
 from tablelayer.client.retry import (
     Backoff,
     Deadline,
+    at_last,
     error_of,
     is_stale_route,
+    leaves_unknown,
     may_retry,
     raise_for,
     together,
@@ -140,8 +142,9 @@ class Reader:
         send: Callable[[int, list[int], Deadline], Coroutine[Any, Any, dict[int, AnswerT]]],
         *,
         doing: str,
+        changes: bool = False,
     ) -> dict[int, AnswerT]:
-        """Put a question to every bucket through its leader and gather the answers.
+        """Put a question to every bucket through its leader and gather the answers. `changes` as for `retrying`.
 
         `send(leader, buckets, deadline)` makes one request; its answers have `.error_code` and
         `.error_message`. Buckets whose error may pass are asked again; the first that will not is raised.
@@ -150,6 +153,7 @@ class Reader:
         backoff = Backoff(self._config)
         answers: dict[int, AnswerT] = {}
         open_buckets = list(buckets)
+        unknown: Exception | None = None
         while open_buckets:
             failure: Exception | None = None
             try:
@@ -161,6 +165,8 @@ class Reader:
             for result in results:
                 if isinstance(result, Exception):
                     failure = result
+                    if changes and leaves_unknown(result):
+                        unknown = result
                 elif isinstance(result, BaseException):
                     raise result
                 else:
@@ -171,6 +177,8 @@ class Reader:
                             answers[bucket] = answer
                         else:
                             failure = error
+                            if changes and leaves_unknown(error):
+                                unknown = error
                             self._fail_for_good(error, deadline)
             if failure is not None:
                 self._fail_for_good(failure, deadline)
@@ -178,7 +186,7 @@ class Reader:
                 if open_buckets:
                     await backoff.pause(deadline)
                     if deadline.passed:
-                        raise failure
+                        raise at_last(failure, unknown)
                     self._cluster.counters.retries += 1
                 continue
             missing = [bucket for bucket in open_buckets if bucket not in answers]
@@ -255,7 +263,9 @@ class Reader:
             raise_for(answer.error_code, answer.error_message, doing=f"look up in {self._topic}")
             return {entry.bucket: entry for entry in answer.buckets}
 
-        answers = await self.ask([bucket for bucket, _ in parts], send, doing="look up in")
+        answers = await self.ask(
+            [bucket for bucket, _ in parts], send, doing="look up in", changes=insert_if_absent
+        )
         found = np.concatenate([np.frombuffer(answers[bucket].found, np.uint8) for bucket, _ in parts])
         rows = [decode_answer(answers[bucket].rows, answer_schema) for bucket, _ in parts]
         if len(parts) == 1:

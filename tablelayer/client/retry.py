@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout
+from tablelayer.client.errors import ConnectionFailed, ConnectionLost, OutcomeUnknown, RequestTimeout
 from tablelayer.client.metrics import Counters
 from tablelayer.model.errors import TableError, TableErrorCode
 
@@ -106,7 +106,7 @@ def is_stale_route(error: BaseException) -> bool:
     """Whether the error says that we asked the wrong broker, or one that is not what it was."""
     if isinstance(error, KafkaError):
         return error.code in _STALE_ROUTE_CODES
-    return isinstance(error, (ConnectionFailed, RequestTimeout))
+    return isinstance(error, (ConnectionFailed, OutcomeUnknown))
 
 
 def may_retry(error: BaseException, *, repeatable: bool, elapsed_ms: int) -> bool:
@@ -124,20 +124,41 @@ def may_retry(error: BaseException, *, repeatable: bool, elapsed_ms: int) -> boo
     return isinstance(error, TableError) and error.retriable
 
 
+def leaves_unknown(error: BaseException) -> bool:
+    """Whether a request that failed so may have been carried out."""
+    if isinstance(error, KafkaError):
+        return error.code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+    return isinstance(error, OutcomeUnknown)
+
+
+def at_last(error: Exception, unknown: Exception | None) -> Exception:
+    """What a call raises when it gives up with `error`. `unknown`: that of an earlier attempt which may have been
+    carried out; then the call's outcome is not known either."""
+    if unknown is None or isinstance(error, OutcomeUnknown):
+        return error
+    return OutcomeUnknown(
+        f"{error}; before that a request was sent whose outcome is not known, so it may or may not have been carried"
+        f" out: {unknown}"
+    )
+
+
 async def retrying(
     attempt: Callable[[Deadline], Awaitable[T]],
     *,
     config: ClientConfig,
     deadline: Deadline,
     repeatable: bool,
+    changes: bool = False,
     on_stale_route: Callable[[], None] | None = None,
     counters: Counters | None = None,
 ) -> T:
     """Run `attempt` until it succeeds, fails for good, or the deadline passes; then its last error is raised.
 
-    With `repeatable=False` a lost connection or a missing answer ends the call: its outcome is unknown.
+    With `repeatable=False` a lost connection or a missing answer ends the call: its outcome is unknown. `changes` says
+    that an attempt has an effect: then an unknown outcome of an earlier one is not forgotten for an error of the last.
     """
     backoff = Backoff(config)
+    unknown: Exception | None = None
     while True:
         try:
             return await attempt(deadline)
@@ -146,9 +167,14 @@ async def retrying(
                 on_stale_route()
             if not may_retry(error, repeatable=repeatable, elapsed_ms=deadline.elapsed_ms):
                 raise
+            if changes and leaves_unknown(error):
+                unknown = error
             await backoff.pause(deadline)
             if deadline.passed:
-                raise
+                told = at_last(error, unknown)
+                if told is error:
+                    raise
+                raise told from unknown
             if counters is not None:
                 counters.retries += 1
 

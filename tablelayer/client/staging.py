@@ -91,7 +91,8 @@ class AsyncStagedWriter:
         """The batch is committed already: rows need not be staged any more, and are not."""
 
     async def write(self, rows: pa.Table, *, change_type: int | None = None) -> None:
-        """Stage conformed rows, as `Writer.write` takes them. Raises TableError, KafkaError or ConnectionFailed."""
+        """Stage conformed rows, as `Writer.write` takes them. Raises TableError, KafkaError, ConnectionFailed or
+        OutcomeUnknown."""
         self._row_count += rows.num_rows
         if not self.decided:
             await self._write(self._definition, ITSELF, rows, change_type)
@@ -207,6 +208,7 @@ class AsyncStagedWriter:
             config=self._config,
             deadline=Deadline(self._config.delivery_timeout_ms),
             repeatable=True,
+            changes=True,
             on_stale_route=forget,
         )
 
@@ -282,5 +284,6 @@ async def _ask(
         config=cluster.config,
         deadline=Deadline(_COMMIT_TIMEOUT_MS),
         repeatable=True,
+        changes=True,
         on_stale_route=routes.forget,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.errors import ConnectionFailed, RequestTimeout
+from tablelayer.client.errors import ConnectionFailed, OutcomeUnknown
 from tablelayer.client.retry import Deadline, raise_for, retrying
 from tablelayer.client.routes import TableRoutes
 from tablelayer.model.errors import TableError, TableErrorCode
@@ -176,7 +176,7 @@ class BucketState:
             table_id=self._routes.table_id, bucket=self._bucket, scan_id=self._scan_id, close=True
         )
         deadline = Deadline(_CLOSE_MS)
-        with suppress(ConnectionFailed, RequestTimeout):
+        with suppress(ConnectionFailed, OutcomeUnknown):
             await self._cluster.send(
                 request,
                 ScanSnapshotResponse,

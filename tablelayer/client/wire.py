@@ -24,7 +24,13 @@ from protocol.framing import MAX_FRAME_SIZE
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from protocol.schema import ApiMessage
-from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout, UnsupportedRequest
+from tablelayer.client.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    OutcomeUnknown,
+    RequestTimeout,
+    UnsupportedRequest,
+)
 from tablelayer.client.metrics import Counters
 
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
@@ -167,7 +173,7 @@ class BrokerConnection:
             await self._negotiate(min(request_timeout_ms, max(connect_timeout_ms, 1_000)))
         except BaseException as error:
             self.close()
-            if isinstance(error, (DecodeError, ConnectionLost, RequestTimeout)):
+            if isinstance(error, (DecodeError, OutcomeUnknown)):
                 raise ConnectionFailed(
                     f"{host}:{port} does not answer like a Kafka broker: {error}"
                 ) from error
@@ -233,9 +239,8 @@ class BrokerConnection:
     async def request(self, message: ApiMessage, response: type[ResponseT], *, timeout_ms: int) -> ResponseT:
         """Send a request and wait for its answer; any number may be in flight.
 
-        Raises UnsupportedRequest (nothing sent), ConnectionFailed (nothing sent), ConnectionLost or
-        RequestTimeout (sent, outcome unknown; the connection is closed), DecodeError (an answer that makes no
-        sense; closed too).
+        Raises UnsupportedRequest (nothing sent), ConnectionFailed (nothing sent), OutcomeUnknown (sent; the connection
+        is closed): ConnectionLost, RequestTimeout, or itself for an answer that makes no sense.
         """
         version = self.version_for(type(message))
         frame = await self._exchange(message, version, timeout_ms)
@@ -244,7 +249,9 @@ class BrokerConnection:
             return response.decode(frame[offset:], version)
         except DecodeError as error:
             self._fail(error)
-            raise
+            raise OutcomeUnknown(
+                f"{self.host}:{self.port} answered {type(message).__name__} with what makes no sense: {error}"
+            ) from error
 
     async def _exchange(self, message: ApiMessage, version: int, timeout_ms: int) -> memoryview:
         if self.is_closed or self._transport is None or self._frames is None:

@@ -4,7 +4,8 @@ Rows are split by bucket and cut to batches in a worker thread, compressed there
 of their bucket (`tablelayer.client.lane`). One sender per table takes at most one batch per lane into a
 request and sends it to the leader without waiting for the answers before it. Retries repeat the same bytes,
 so the server applies each batch once however often it arrives. A call that fails says how many of its rows
-had been written.
+had been written, and why: with the server's own error where that is what was in the way until the deadline. Rows that
+wait for long because of an error are told of in the log `headrace.client`, as Kafka's producers do.
 
 Bounds: five requests in flight per leader, `buffer_size_bytes` of encoded data waiting (a writer further
 ahead waits), one deadline per batch. Other tasks may write to the same table at the same time; per bucket,
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import random
 import time
 from collections.abc import Iterator
@@ -26,9 +28,9 @@ import pyarrow as pa
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout
+from tablelayer.client.errors import ConnectionFailed, OutcomeUnknown, RequestTimeout
 from tablelayer.client.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict, WriteMode
-from tablelayer.client.retry import Backoff, Deadline, error_of, is_stale_route, may_retry
+from tablelayer.client.retry import Backoff, Deadline, at_last, error_of, is_stale_route, may_retry
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import Spread, buckets_of, split_by_bucket
 from tablelayer.model.batch import encode_arrow_batch
@@ -45,9 +47,16 @@ from tablelayer.model.messages import (
 )
 from tablelayer.model.table import TableDefinition
 
+logger = logging.getLogger("headrace.client")
+
 _REQUEST_SIZE = 8 << 20
 _SLAB_SIZE = 32 << 20
 _WRITE_CHANNEL = "write"
+_SERVER_SHARE = 0.9
+"""Of the time that is left the server may use so much: then it can still say what is in the way."""
+_WARN_AFTER_SECONDS = 2.0
+"""A restart of the server and a new leader are passed by sooner."""
+_WARN_EVERY_SECONDS = 10.0
 _LOST_WRITER = frozenset(
     {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -110,6 +119,8 @@ class Writer:
         self._sender: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._in_flight_by_leader: dict[int, int] = {}
+        self._failing: dict[int, tuple[float, float]] = {}
+        """By bucket, since when its writes fail, and when that was last told."""
         self._spread = Spread(definition.bucket_count, cluster.config.batch_size_bytes)
 
     async def write(
@@ -124,8 +135,8 @@ class Writer:
         are acknowledged.
 
         `change_type` is None for a log table, else that of every row, unless they end with CHANGE_COLUMN.
-        Raises TableError or KafkaError (refused), RequestTimeout (some rows' outcome is unknown),
-        ConnectionFailed (not sent within the deadline).
+        Raises TableError or KafkaError (refused, at once or until the deadline passed), OutcomeUnknown (some rows may
+        or may not be written), ConnectionFailed (the server was not reached within the deadline).
         """
         batches: list[Batch] = []
         try:
@@ -173,10 +184,18 @@ class Writer:
         return WriteResult(row_count, end_offsets)
 
     async def close(self) -> None:
-        """Stop sending. Waiting writes fail with ConnectionFailed."""
+        """Stop sending. Waiting writes fail with ConnectionFailed, those that were sent with OutcomeUnknown."""
         for lane in self._lanes.values():
-            for batch in [*lane.queue, *lane.in_flight]:
-                self._finish(batch, ConnectionFailed("the connection was closed"))
+            for batch in lane.queue:
+                self._finish(batch, _given_up(batch, ConnectionFailed("the connection was closed")))
+            for batch in lane.in_flight:
+                self._finish(
+                    batch,
+                    OutcomeUnknown(
+                        f"the connection was closed while {batch.row_count} rows for bucket {batch.bucket} of"
+                        f" {self._topic} were under way: they may or may not be written"
+                    ),
+                )
         tasks = [*self._requests, *([self._sender] if self._sender else [])]
         for task in tasks:
             task.cancel()
@@ -310,16 +329,21 @@ class Writer:
             return RequestTimeout(
                 f"{where} were sent but not acknowledged {within}: they may or may not be written{last}"
             )
-        return ConnectionFailed(f"{where} could not be written {within}, and were not{last}")
+        text = f"{where} could not be written {within}, and were not{last}"
+        if isinstance(batch.last_error, KafkaError):
+            return KafkaError(batch.last_error.code, text)
+        if isinstance(batch.last_error, TableError):
+            return TableError(batch.last_error.code, text)
+        return ConnectionFailed(text)
 
     def _blame(self, error: Exception) -> None:
         """Remember why nothing leaves; end what waits if trying again is useless."""
         hopeless = not may_retry(error, repeatable=True, elapsed_ms=0)
         for lane in self._lanes.values():
             for batch in lane.queue:
-                batch.last_error = error
                 if hopeless:
-                    self._finish(batch, _copy(error))
+                    self._finish(batch, _given_up(batch, error))
+                batch.last_error = error
 
     async def _ready_by_leader(self) -> dict[tuple[int, WriteMode], list[Lane]]:
         """Lanes whose head may leave, by leader and mode; identities are fetched for those without
@@ -385,7 +409,7 @@ class Writer:
         except Exception as failure:  # noqa: BLE001 - told to the batches
             if is_stale_route(failure):
                 self._routes.forget()
-            if isinstance(failure, (ConnectionLost, RequestTimeout)):
+            if isinstance(failure, OutcomeUnknown):
                 verdict = Verdict.UNKNOWN
             elif isinstance(failure, ConnectionFailed):
                 verdict = Verdict.AGAIN
@@ -404,6 +428,7 @@ class Writer:
             error = error_of(*answer[:2], doing=f"write to {self._topic} bucket {batch.bucket}")
             if error is None or getattr(error, "code", None) == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 self._lanes[batch.bucket].succeeded(batch)
+                self._failing.pop(batch.bucket, None)
                 self._count(batch)
                 self._finish(batch, answer[2])
             else:
@@ -432,14 +457,28 @@ class Writer:
                 self._config.retry_backoff_ms * 2 ** min(lane.failures, 10), self._config.retry_backoff_max_ms
             )
             self._cluster.counters.batches_repeated += 1
+            self._warn(batch, error)
             lane.not_before = self._now() + base * random.uniform(0.5, 1.5) / 1000
+
+    def _warn(self, batch: Batch, error: Exception) -> None:
+        """Say why rows wait, when they have done so for a while."""
+        now = self._now()
+        since, told = self._failing.setdefault(batch.bucket, (now, 0.0))
+        if now - since < _WARN_AFTER_SECONDS or now - told < _WARN_EVERY_SECONDS:
+            return
+        self._failing[batch.bucket] = since, now
+        logger.warning(
+            "writes to bucket %d of %s have failed for %.0f s and are tried again, this one for %.0f s more: %s",
+            batch.bucket, self._topic, now - since, max(0.0, batch.deadline_at - now), error,
+        )  # fmt: skip
 
     async def _send(
         self, leader: int, mode: WriteMode, batches: list[Batch]
     ) -> dict[int, tuple[int, str | None, int]]:
         """One request; answers by bucket as (error code, message, end offset)."""
-        acks, timeout_ms = self._config.required_acks, self._config.request_timeout_ms
-        deadline = Deadline(timeout_ms)
+        acks, deadline = self._config.required_acks, Deadline(self._config.request_timeout_ms)
+        patience_ms = (min(batch.deadline_at for batch in batches) - self._now()) * 1000
+        timeout_ms = max(1, int(_SERVER_SHARE * min(self._config.request_timeout_ms, patience_ms)))
         table_id = self._routes.table_id
         connection = await self._cluster.connection(leader, _WRITE_CHANNEL)
         answer: AppendRowsResponse | PutRowsResponse
@@ -478,6 +517,11 @@ def _verdict(error: TableError | KafkaError) -> Verdict:
     if error.code in _UNDECIDED:
         return Verdict.UNKNOWN
     return Verdict.AGAIN if error.code.retriable else Verdict.REJECTED
+
+
+def _given_up(batch: Batch, error: Exception) -> Exception:
+    """What becomes of a batch that will not be sent again because of `error`."""
+    return at_last(_copy(error), batch.last_error if batch.unknown else None)
 
 
 def _copy(error: Exception) -> Exception:

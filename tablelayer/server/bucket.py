@@ -138,10 +138,15 @@ class TableBucket:
         """Nothing is deleted before the lake has it (when there is one)."""
         return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
 
+    def check_publishing(self) -> None:
+        """Raise KafkaError if what is in the log will not be published before somebody does something about it."""
+
     async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
         """R11: with acks all, an answer means visible; where it has to mean fsynced, with acks 1 too."""
         waits = acks == -1 or (acks == 1 and self.partition.log.config.flushes_by_count)
-        if waits and not await self.partition.wait_for_high_watermark(info.last_offset + 1, timeout_ms):
+        if waits and not await self.partition.wait_for_high_watermark(
+            info.last_offset + 1, timeout_ms, self.check_publishing
+        ):
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"{self.name}: logged at {info.base_offset}, but not stored in time",

@@ -77,6 +77,8 @@ class KeyBucket(TableBucket):
         )
         self._rebuilding: asyncio.Task[None] | None = None
         self._rebuilt_at = float("-inf")
+        self._no_space: Exception | None = None
+        """Why what is in the log is not stored, while that is so."""
 
     @property
     def rows_written(self) -> int:
@@ -119,6 +121,7 @@ class KeyBucket(TableBucket):
                 raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
             replayed += await self.services.run(_replay, tablet, versions, found.region, times)
         self._tablet = tablet
+        self._no_space = None
         self._candidate = log.log_end_offset
         self.partition.publish_high_watermark(log.log_end_offset)
         if log.log_end_offset:
@@ -240,11 +243,23 @@ class KeyBucket(TableBucket):
                 budget.release(size)
         return await self.wait_published(info, acks, timeout_ms)
 
+    def check_publishing(self) -> None:
+        if self._no_space is not None:
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{self.name}: logged, and stored only when the disk, which is full, has space again: {self._no_space}",
+            )
+
     @property
     def writing(self) -> asyncio.Lock:
         return self._writing
 
     async def prepare_rows(self, source: OperationSource, writer: Writer) -> PreparedWrite:
+        if self._no_space is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.name} takes no rows, the disk is full; free space: {self._no_space}",
+            )
         return await self._prepare(self.tablet, source, writer)
 
     def log_prepared(self, prepared: PreparedWrite, size: int) -> AppendInfo:
@@ -339,8 +354,13 @@ class KeyBucket(TableBucket):
                     if self.closed:
                         break  # the log has these rows; they are replayed
                     disk_errors.tell(logger, f"{self.name} cannot store its rows yet", error)
+                    self._no_space = error
+                    self.partition.wake()
                     await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
                     continue
+                if self._no_space is not None:
+                    logger.info("%s takes rows again, the disk has space", self.name)
+                    self._no_space = None
                 self.services.budget.release(tablet.stored(count))
                 self.partition.publish_high_watermark(end_offset)
                 if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:

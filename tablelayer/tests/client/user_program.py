@@ -25,6 +25,7 @@ from tablelayer.client import (
     KafkaError,
     KafkaRecord,
     LookupResult,
+    OutcomeUnknown,
     RequestMetrics,
     RequestTimeout,
     Scan,
@@ -143,9 +144,9 @@ def what_went_wrong(table: Table) -> str:
             return "again"
     except KafkaError as error:
         return "again" if error.retriable else error.code.name
-    except RequestTimeout as error:
+    except (RequestTimeout, ConnectionLost, OutcomeUnknown) as error:
         return f"nobody knows: {error}"
-    except (ConnectionLost, ConnectionFailed, UnsupportedRequest):
+    except (ConnectionFailed, UnsupportedRequest):
         return "not reached"
     except ClientError as error:
         return str(error.retriable)
