@@ -34,7 +34,7 @@ from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import reads
 from tablelayer.server.auto_increment import OutOfNumbersError
 from tablelayer.server.bucket import TableBucket
-from tablelayer.server.kv import DiskFullError, is_damage
+from tablelayer.server.kv import DiskFullError, StalledStoreError, is_damage
 from tablelayer.server.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from tablelayer.server.row_ttl import RowTimes
 from tablelayer.server.services import Services
@@ -77,8 +77,9 @@ class KeyBucket(TableBucket):
         )
         self._rebuilding: asyncio.Task[None] | None = None
         self._rebuilt_at = float("-inf")
-        self._no_space: Exception | None = None
+        self._no_space: OSError | None = None
         """Why what is in the log is not stored, while that is so."""
+        self._flush_failure: DiskFullError | None = None
 
     @property
     def rows_written(self) -> int:
@@ -247,7 +248,7 @@ class KeyBucket(TableBucket):
         if self._no_space is not None:
             raise KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT,
-                f"{self.name}: logged, and stored only when the disk, which is full, has space again: {self._no_space}",
+                f"{self.name}: logged, and not stored yet: {disk_errors.why(self._no_space)}",
             )
 
     @property
@@ -258,7 +259,7 @@ class KeyBucket(TableBucket):
         if self._no_space is not None:
             raise KafkaError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
-                f"{self.name} takes no rows, the disk is full; free space: {self._no_space}",
+                f"{self.name} takes no rows: {disk_errors.why(self._no_space)}",
             )
         return await self._prepare(self.tablet, source, writer)
 
@@ -350,16 +351,20 @@ class KeyBucket(TableBucket):
                     if not tablet.kv.is_made:
                         await self.services.open_store(tablet.kv.make)
                     await self.services.run(tablet.store, count)
+                except StalledStoreError:
+                    if self.closed:
+                        break
+                    if self._flush_failure is not None:
+                        self._has_no_space(self._flush_failure)
+                    continue
                 except (DiskFullError, OSError) as error:
                     if self.closed:
                         break  # the log has these rows; they are replayed
-                    disk_errors.tell(logger, f"{self.name} cannot store its rows yet", error)
-                    self._no_space = error
-                    self.partition.wake()
+                    self._has_no_space(error)
                     await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
                     continue
                 if self._no_space is not None:
-                    logger.info("%s takes rows again, the disk has space", self.name)
+                    logger.info("%s takes rows again", self.name)
                     self._no_space = None
                 self.services.budget.release(tablet.stored(count))
                 self.partition.publish_high_watermark(end_offset)
@@ -373,6 +378,12 @@ class KeyBucket(TableBucket):
             self.partition.fail(f"its rows cannot be stored: {error}")
         finally:
             self._storing = None
+
+    def _has_no_space(self, error: OSError) -> None:
+        """Tell those who wait, and refuse what comes, until something is stored again."""
+        disk_errors.tell(logger, f"{self.name} takes no rows, they cannot be stored yet", error)
+        self._no_space = error
+        self.partition.wake()
 
     def tend(self) -> None:
         """Called now and then: what was written long ago goes into files, so that replays stay short; and a snapshot
@@ -398,7 +409,9 @@ class KeyBucket(TableBucket):
     async def _flush(self) -> None:
         try:
             await self.services.run(self.tablet.kv.flush)
+            self._flush_failure = None
         except DiskFullError as error:
+            self._flush_failure = error
             # Reads go on; what is in memory is in the log too, and the next flush takes it along.
             disk_errors.tell(logger, f"{self.name} cannot be flushed", error)
         except Exception as error:

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import itertools
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,6 +47,9 @@ ROW_PREFIX = b"\x01"
 _META_KEY = b"\x00"
 _META = Struct("<Bqq")
 _META_VERSION = 1
+_STALL_PAUSE_SECONDS = 0.002
+_STALL_PAUSE_SECONDS_MAX = 0.1
+_STALL_SECONDS_MAX = 60.0  # a replay that is held back for longer has a disk that does not work
 _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables")
 _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
@@ -107,6 +111,10 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, DamagedStoreError) or "Corruption:" in str(error)
 
 
+class StalledStoreError(Exception):
+    """RocksDB takes no writes for now: its files cannot be written as fast as they come, or not at all."""
+
+
 class DiskFullError(OSError):
     """There is no space for the store's files. Nothing is lost: the same call may succeed later."""
 
@@ -137,6 +145,7 @@ class KeyValueStore:
         self._make = make
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True
+        self._write_options.no_slowdown = True  # see `_write`
         self._write_options.memtable_insert_hint_per_batch = True  # batches come sorted
         meta = None if database is None else database.get(_META_KEY)
         if meta is not None:
@@ -207,31 +216,59 @@ class KeyValueStore:
         groups: Sequence[tuple[Sequence[bytes], Sequence[bytes | None]]],
         applied_offset: int,
         row_count: int,
+        patience_seconds: float = _STALL_SECONDS_MAX,
     ) -> None:
-        """Apply groups of (keys, values) in order, None deleting, and move to `applied_offset`, atomically."""
-        batch = WriteBatch(raw_mode=True)
-        put, delete = batch.put, batch.delete
-        for keys, values in groups:
-            if None not in values:
-                deque(map(put, keys, values), maxlen=0)  # the loop without an interpreter: twice as fast
-                continue
-            for key, value in zip(keys, values, strict=True):
-                if value is None:
-                    delete(key)
-                else:
-                    put(key, value)
-        put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
-        size = batch.size_in_bytes()
-        database = self._made()
+        """Apply groups of (keys, values) in order, None deleting, and move to `applied_offset`, atomically.
+
+        Raises DiskFullError, or StalledStoreError when RocksDB has held writes back for `patience_seconds`; nothing has
+        changed then.
+        """
+
+        def fill(batch: WriteBatch) -> None:
+            put, delete = batch.put, batch.delete
+            for keys, values in groups:
+                if None not in values:
+                    deque(map(put, keys, values), maxlen=0)  # the loop without an interpreter: twice as fast
+                    continue
+                for key, value in zip(keys, values, strict=True):
+                    if value is None:
+                        delete(key)
+                    else:
+                        put(key, value)
+            put(_META_KEY, _META.pack(_META_VERSION, applied_offset, row_count))
+
         self.visible_offset = applied_offset
         try:
-            database.write(batch, self._write_options)
-        except Exception as error:
+            size = self._write(fill, patience_seconds)
+        except Exception:
             self.visible_offset = self.applied_offset  # a batch that fails has changed nothing
-            _raise_disk_full(error)
             raise
         self.applied = applied_offset, row_count
         self.bytes_since_flush += size
+
+    def _write(self, fill: Callable[[WriteBatch], object], patience_seconds: float) -> int:
+        """Write a batch, as often as RocksDB holds writes back; its bytes. Raises what `write` does.
+
+        RocksDB would wait inside of its own call, and no other thread of this process runs during that.
+        """
+        database = self._made()
+        give_up_at, pause = time.monotonic() + patience_seconds, _STALL_PAUSE_SECONDS
+        while True:
+            batch = WriteBatch(raw_mode=True)  # a write uses it up
+            fill(batch)
+            size: int = batch.size_in_bytes()
+            try:
+                database.write(batch, self._write_options)
+            except Exception as error:
+                if "Write stall" not in str(error):
+                    _raise_disk_full(error)
+                    raise
+                if time.monotonic() >= give_up_at:
+                    raise StalledStoreError(str(error)) from error
+            else:
+                return size
+            time.sleep(pause)
+            pause = min(2 * pause, _STALL_PAUSE_SECONDS_MAX)
 
     def size_bytes(self) -> int:
         """What the rows take in files and in memory. Microseconds; 0 for a store that is closed."""
@@ -275,13 +312,7 @@ class KeyValueStore:
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Delete keys that no log knows of: what a crash brings back may be removed again."""
-        batch = WriteBatch(raw_mode=True)
-        deque(map(batch.delete, keys), maxlen=0)
-        try:
-            self._made().write(batch, self._write_options)
-        except Exception as error:
-            _raise_disk_full(error)
-            raise
+        self._write(lambda batch: deque(map(batch.delete, keys), maxlen=0), _STALL_SECONDS_MAX)
 
     def values_by_prefix(self, prefixes: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
         """How many rows each prefix has, and the values of all of them, each prefix in key order."""

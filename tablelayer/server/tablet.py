@@ -37,6 +37,7 @@ from tablelayer.server.row_ttl import Entries, RowTimes, ended
 from tablelayer.server.writes import OperationSource, Writer, compression_of, statistics_of
 
 Changes = npt.NDArray[np.uint8]
+_STALL_SECONDS = 0.5  # then whoever asked for it decides
 _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
 
 
@@ -166,7 +167,8 @@ class Tablet:
         return self._pending[count - 1].end_offset
 
     def store(self, count: int) -> None:
-        """Put the `count` oldest pending writes into the store. Raises what RocksDB raises."""
+        """Put the `count` oldest pending writes into the store. Raises what RocksDB raises, and DiskFullError or
+        StalledStoreError when the same call may succeed later."""
         writes = self._pending[:count]
         groups: list[tuple[Sequence[bytes], Sequence[bytes | None]]] = []
         for write in writes:
@@ -177,6 +179,7 @@ class Tablet:
             groups,
             writes[-1].end_offset,
             self.kv.row_count + sum(write.row_delta for write in writes),
+            _STALL_SECONDS,
         )
 
     def stored(self, count: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -14,7 +16,7 @@ import pytest
 from broker.disk_errors import is_disk_full
 from protocol.errors import ErrorCode
 from tablelayer.model.batch import ChangeType
-from tablelayer.server.kv import DiskFullError, KeyValueStore, SharedMemory, is_damage
+from tablelayer.server.kv import DiskFullError, KeyValueStore, SharedMemory, StalledStoreError, is_damage
 from tablelayer.server.limits import Limits
 from tablelayer.server.reads import row_count
 from tablelayer.tests.server.tables import run, tables
@@ -172,7 +174,7 @@ def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
                     for _ in range(2):
                         answer = await table.put_batch(first)
                         assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
-                        assert "the disk, which is full" in str(answer.error_message)
+                        assert "not stored yet: the disk is full" in str(answer.error_message)
                         assert partition.log.log_end_offset == 1
                     answer = await table.put_batch(second)
                     assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
@@ -186,3 +188,26 @@ def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
             assert await table.lookup({"k": 1}) == [{"k": 1, "v": 2}]
 
     run(scenario)
+
+
+def test_a_store_that_is_held_back_waits_where_others_can_work(tmp_path: Path) -> None:
+    """RocksDB would wait for its files inside of a call during which no other thread runs."""
+    store = KeyValueStore.open(tmp_path / "store", SharedMemory(Limits()))
+    database = store._database
+    database.set_options({"level0_file_num_compaction_trigger": "9", "level0_stop_writes_trigger": "1"})
+    store.write([([b"a"], [b"v"])], 5, 1)
+    store.flush()
+    with pytest.raises(StalledStoreError):
+        store.write([([b"b"], [b"v"])], 6, 2, 0.05)
+    assert (store.applied_offset, store.visible_offset, store.row_count) == (5, 5, 1)
+    writing = threading.Thread(target=store.write, args=([([b"b"], [b"v"]), ([b"a"], [None])], 7, 1))
+    writing.start()
+    began = time.monotonic()
+    while time.monotonic() < began + 0.1:
+        time.sleep(0.001)
+        assert writing.is_alive()
+    database.set_options({"level0_stop_writes_trigger": "36"})
+    writing.join(30)
+    assert store.get([b"a", b"b"]) == [None, b"v"]
+    assert store.applied == (7, 1)
+    store.close()
