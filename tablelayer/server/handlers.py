@@ -47,6 +47,14 @@ logger = logging.getLogger("headrace.tables")
 Bucket = TypeVar("Bucket", bound=TableBucket)
 Handler = Callable[[RequestContext, Any], Awaitable["ApiMessage | None"]]
 _LAKE_PROPERTIES = "datalake."
+_KNOWS_CLIENT = "knows_client"
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _knowing_its_client(method: Method) -> Method:
+    """The handler takes the request's context too."""
+    setattr(method, _KNOWS_CLIENT, True)
+    return method
 
 
 class Handlers:
@@ -68,7 +76,7 @@ class Handlers:
 
     def all(self) -> list[Handler]:
         """One for each of `messages.REQUESTS`, in that order."""
-        handlers: Sequence[Callable[[Any], Awaitable[ApiMessage | None]]] = (
+        handlers: Sequence[Callable[..., Awaitable[ApiMessage | None]]] = (
             self._create_database, self._drop_database, self._list_databases,
             self._create_table, self._drop_table, self._list_tables, self._describe_table,
             self._alter_table, self._describe_database, self._alter_database,
@@ -422,19 +430,21 @@ class Handlers:
 
         return m.CountRowsResponse(buckets=await _each(one, request.buckets))
 
-    async def _scan_snapshot(self, request: m.ScanSnapshotRequest) -> ApiMessage:
+    @_knowing_its_client
+    async def _scan_snapshot(self, context: RequestContext, request: m.ScanSnapshotRequest) -> ApiMessage:
         definition = self._key_table(request.table_id)
+        client = context.client_host
         if request.close:
-            self._scans.close(request.scan_id)
+            self._scans.close(request.scan_id, request.table_id, client)
             return m.ScanSnapshotResponse(scan_id=request.scan_id)
         if request.scan_id == m.OPEN_SCAN:
             bucket = self._bucket(definition, request.bucket, KeyBucket)
             wanted = await self._wanted(definition, request, request.columns)
-            scan_id = await self._scans.open(bucket, wanted, request)
+            scan_id = await self._scans.open(bucket, wanted, request, client)
         else:
             scan_id = request.scan_id
         scan, rows, cursor, has_more = await self._scans.next(
-            scan_id, request.piece, max(1, request.max_bytes)
+            scan_id, request.table_id, client, request.piece, request.max_bytes
         )
         return m.ScanSnapshotResponse(
             scan_id=scan_id,
@@ -605,13 +615,14 @@ class Handlers:
         return hooks
 
 
-def _answering(handler: Callable[[Any], Awaitable[ApiMessage | None]], response: type[Any]) -> Handler:
+def _answering(handler: Callable[..., Awaitable[ApiMessage | None]], response: type[Any]) -> Handler:
     """A handler of the broker; errors of tables become the response's own."""
+    knows_client = getattr(handler, _KNOWS_CLIENT, False)
 
     @functools.wraps(handler)
     async def answer(context: RequestContext, request: Any) -> ApiMessage | None:
         try:
-            return await handler(request)
+            return await (handler(context, request) if knows_client else handler(request))
         except TableError as error:
             failed: ApiMessage = response(error_code=int(error.code), error_message=error.message)
             return failed

@@ -40,11 +40,28 @@ class Limits(msgspec.Struct, frozen=True):
     scans_open_max: int = 256
     """Snapshot scans open at once; each pins files of its store."""
 
+    scans_per_client_max: int = 128
+    """... of one host, so that it takes two to fill all places."""
+
+    scan_idle_seconds: float = 5.0
+    """A scan that was not continued for so long gives way to another when places are short: readers that work on a
+    piece are back much sooner, and one that is not begins again where it was."""
+
     snapshot_retry_seconds: float = 60.0
     """A snapshot that failed is tried again after so long, or after the interval if that is shorter."""
 
     past_states_max: int = 16
     """Buckets held open as they were in the past; each has files of its own."""
+
+    past_states_per_client_max: int = 8
+    """... of them scans of one host."""
+
+    disk_free_share_min: float = 0.05
+    """What readers and writers that have not committed may not take of the disk: the log needs room to go on."""
+
+    answer_bytes_max: int = 32 * _MIB
+    """Rows in one answer, all buckets together; the reader asks for the rest. Twice of what clients ask for in scans,
+    and a lookup of 16,384 rows of 2 kB."""
 
     rebuild_pause_seconds: float = 60.0
     """A store that is damaged again so soon after it was restored is not restored from the same snapshot."""

@@ -421,8 +421,10 @@ class SnapshotScan:
         keys: KeyRange,
         limit: int | None = None,
         past_offset: int | None = None,
+        client: str = "",
     ) -> None:
-        """`past_offset`: the past state that is read, to be given back."""
+        """`past_offset`: the past state that is read, to be given back. `client`: the host that may go on."""
+        self.client = client
         self.bucket = bucket
         self.wanted = wanted
         self.log_offset = snapshot.applied_offset

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,10 @@ class PastStates:
         self._services = services
         self._open: dict[tuple[KeyBucket, int], PastState] = {}
 
+    def is_open(self, bucket: KeyBucket, offset: int) -> bool:
+        """Whether one more reader of this costs nothing."""
+        return (bucket, offset) in self._open
+
     async def acquire(self, bucket: KeyBucket, offset: int) -> KeyValueStore:
         """The bucket at `offset`; give it back with `release`. Raises TableError OUTSIDE_RETENTION, or
         BUFFER_EXHAUSTED when too many are open."""
@@ -134,6 +139,7 @@ class PastStates:
         )
         if base is None:
             raise outside_retention(bucket, offset, known)
+        await services.run(self._check_space, bucket)
         with ExitStack() as leases:
             if base.snapshot is not None:
                 assert snapshots is not None
@@ -160,6 +166,18 @@ class PastStates:
             bucket.name, offset, "taking back" if base.is_present else "applying", base.distance,
         )  # fmt: skip
         return store
+
+    def _check_space(self, bucket: KeyBucket) -> None:
+        """A past state may take as much as the present one, and what other past states hold is in use already."""
+        size = 0 if bucket.store is None else bucket.store.size_bytes()
+        disk = shutil.disk_usage(self._services.directory)
+        least = int(disk.total * self._services.limits.disk_free_share_min)
+        if disk.free - size < least:
+            raise TableError(
+                TableErrorCode.BUFFER_EXHAUSTED,
+                f"the state of {bucket.name} at an earlier offset may take {size} bytes; the disk has {disk.free}, of "
+                f"which {least} are kept free: read the present state, or try again later",
+            )
 
 
 def outside_retention(bucket: KeyBucket, offset: int, snapshots: Sequence[Snapshot]) -> TableError:

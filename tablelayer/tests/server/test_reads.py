@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from broker.net.reply import Peer
+from broker.testing.direct import DirectBroker
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
@@ -271,5 +275,100 @@ def test_snapshot_scans_end_with_their_lease_and_their_table(tmp_path: Path) -> 
             await all_tables.broker.context.metadata.delete_topic("default.t")
             answer = await all_tables.broker.send(request)
             assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
+
+    run(work)
+
+
+def coming_from(broker: DirectBroker, host: str) -> DirectBroker:
+    """The same broker, asked from another host."""
+    other = copy.copy(broker)
+    other.peer = Peer(2, host, 1, "PLAINTEXT")
+    return other
+
+
+def test_a_scan_is_read_by_its_host_of_its_table_and_its_id_is_random(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            mine = await all_tables.create(KEYED, name="mine")
+            other = await all_tables.create(KEYED, name="other")
+            await mine.put(*(("+", {"id": n, "name": "secret", "n": n}) for n in range(3000)))
+            await other.put(("+", {"id": 1, "name": "x", "n": 1}))
+            broker = all_tables.broker
+            opened = [
+                await broker.send(m.ScanSnapshotRequest(table_id=mine.table_id, bucket=0, max_bytes=1))
+                for _ in range(3)
+            ]
+            ids = [each.scan_id for each in opened]
+            assert min(abs(a - b) for a in ids for b in ids if a != b) > 1 << 20
+            go_on = m.ScanSnapshotRequest(table_id=mine.table_id, bucket=0, scan_id=ids[0], max_bytes=1)
+            through_other = m.ScanSnapshotRequest(table_id=other.table_id, scan_id=ids[0], max_bytes=1)
+            foreign = coming_from(broker, "192.0.2.7")
+            for asker, request in ((broker, through_other), (foreign, go_on), (foreign, through_other)):
+                answer = await asker.send(request)
+                assert (answer.error_code, answer.rows) == (TableErrorCode.SCAN_EXPIRED, None)
+                request.close = True
+                assert (await asker.send(request)).error_code == 0
+                request.close = False
+            # What others have tried has not closed it; and another connection of the same host goes on with it.
+            answer = await coming_from(broker, "127.0.0.1").send(go_on)
+            assert (answer.error_code, answer.has_more) == (0, True)
+
+    run(work)
+
+
+@pytest.mark.parametrize("past", [False, True])
+def test_nobody_is_locked_out_by_the_scans_of_others(tmp_path: Path, past: bool) -> None:
+    limits = Limits(
+        scans_open_max=4, scans_per_client_max=3, past_states_max=4, past_states_per_client_max=3,
+        scan_idle_seconds=3600.0,
+    )  # fmt: skip
+
+    async def work() -> None:
+        async with tables(tmp_path, limits=limits) as all_tables:
+            table = await all_tables.create(KEYED)
+            for first in range(0, 60, 10):
+                await table.put(*(("+", {"id": n, "name": None, "n": n}) for n in range(first, first + 2000)))
+            offsets = iter(range(1, 100))
+
+            async def open_from(host: str) -> Any:
+                asked = m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, max_bytes=1, piece=0)
+                asked.as_of = next(offsets) if past else -1
+                return await coming_from(all_tables.broker, host).send(asked)
+
+            greedy = [await open_from("192.0.2.1") for _ in range(3)]
+            assert [each.error_code for each in greedy] == [0, 0, 0]
+            refused = await open_from("192.0.2.1")
+            assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
+            assert "3 of the 3 that one may hold" in refused.error_message
+            second = await open_from("192.0.2.2")
+            assert second.error_code == 0
+            # All places are taken: who has most gives its longest idle one for who has none.
+            third = await open_from("192.0.2.3")
+            assert third.error_code == 0
+            gone = []
+            for host, each in (*(("192.0.2.1", each) for each in greedy), ("192.0.2.2", second)):
+                again = m.ScanSnapshotRequest(
+                    table_id=table.table_id, scan_id=each.scan_id, piece=1, max_bytes=1
+                )
+                gone.append((await coming_from(all_tables.broker, host).send(again)).error_code)
+            assert gone == [TableErrorCode.SCAN_EXPIRED, 0, 0, 0]
+
+    run(work)
+
+
+def test_a_client_beyond_its_share_loses_what_it_has_not_used_for_long(tmp_path: Path) -> None:
+    limits = Limits(scans_per_client_max=2, scan_idle_seconds=0.0)
+
+    async def work() -> None:
+        async with tables(tmp_path, limits=limits) as all_tables:
+            table = await all_tables.create(KEYED)
+            await table.put(*(("+", {"id": n, "name": None, "n": n}) for n in range(3000)))
+            asked = m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, max_bytes=1)
+            opened = [(await all_tables.broker.send(asked)).scan_id for _ in range(3)]
+            codes = []
+            for scan_id in opened:
+                asked.scan_id = scan_id
+                codes.append((await all_tables.broker.send(asked)).error_code)
+            assert codes == [TableErrorCode.SCAN_EXPIRED, 0, 0]
 
     run(work)
