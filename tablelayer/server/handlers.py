@@ -270,7 +270,8 @@ class Handlers:
                 ErrorCode.NOT_ENOUGH_REPLICAS, f"min.insync.replicas is {needed}, and 1 replica is in sync"
             )
 
-    async def _stage_rows(self, request: m.StageRowsRequest) -> ApiMessage:
+    @_knowing_its_client
+    async def _stage_rows(self, context: RequestContext, request: m.StageRowsRequest) -> ApiMessage:
         definition = self._catalog.by_id(request.table_id)
         targets = None if request.target_columns is None else tuple(request.target_columns)
         if self._staged.is_decided(request.table_id, request.writer, request.batch_id):
@@ -284,6 +285,7 @@ class Handlers:
                 _place(chunk),
                 chunk.number,
                 Chunk(targets, memoryview(chunk.batch or b"")),
+                context.client_host,
             )
         return m.StageRowsResponse()
 

@@ -59,6 +59,9 @@ class Limits(msgspec.Struct, frozen=True):
     disk_free_share_min: float = 0.05
     """What readers and writers that have not committed may not take of the disk: the log needs room to go on."""
 
+    staged_idle_seconds: float = 900.0
+    """Staged rows that nobody has added to for so long go when space is short: longer than a task of most jobs."""
+
     answer_bytes_max: int = 32 * _MIB
     """Rows in one answer, all buckets together; the reader asks for the rest. Twice of what clients ask for in scans,
     and a lookup of 16,384 rows of 2 kB."""

@@ -24,7 +24,8 @@ What is decided says how many chunks there are for each place. Where some are go
 all that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
 
 State: one ledger of some hundred bytes for each (writer, table); those of single batches are kept for a day, those of
-streams for 90 days after their last commit. Staged rows that are never committed go after a day.
+streams for 90 days after their last commit. Staged rows that are never committed go after a day, or sooner when space
+is short (`staged_space`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -49,6 +51,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.bucket import TableBucket
 from tablelayer.server.kafka_face import forwarded_producer_id
+from tablelayer.server.staged_space import StagedSpace
 from tablelayer.server.staging import (
     Chunk,
     Place,
@@ -147,6 +150,7 @@ class StagedCommits:
         self._locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
         self._unfinished: set[tuple[UUID, str]] = set()
         self._resuming = False
+        self._space = StagedSpace(area.root, services.limits, area.drop_batch)
 
     async def load(self) -> None:
         """Read what is in the store. Call once, before anything else."""
@@ -177,8 +181,9 @@ class StagedCommits:
         place: Place,
         number: int,
         chunk: Chunk,
+        client: str = "",
     ) -> None:
-        """Check a chunk and store it. Raises TableError or KafkaError."""
+        """Check a chunk and store it, for the host `client`. Raises TableError or KafkaError."""
         check_names(writer, batch_id, [attempt])
         assert definition.table_id is not None
         hooks = self._bucket_of(*self._resolved(definition, place))
@@ -186,7 +191,17 @@ class StagedCommits:
         path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
         durable = hooks.partition.log.config.flush_messages == 1
         async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
-            await self._services.run(_append, self._area, path, number, chunk, durable)
+            await self._services.run(
+                _append, self._area, path, number, chunk, durable, self._space, client, self._decided
+            )
+
+    def _decided(self) -> set[Path]:
+        """Folders of batches that are decided and not written. From any thread."""
+        return {
+            self._area.path(table_id, writer, ledger.batch_id, "", 0).parent
+            for (table_id, writer), ledger in list(self._ledgers.items())
+            if not ledger.done
+        }
 
     def _resolved(self, definition: TableDefinition, place: Place) -> tuple[TableDefinition, int]:
         """The table that has this bucket, which is a partition of `definition` if that is partitioned. TableError."""
@@ -233,6 +248,9 @@ class StagedCommits:
                 chunks.update(counts)
             for place in chunks:
                 self._resolved(definition, place)
+            await self._services.run(
+                self._space.touch, self._area.path(table_id, writer, batch_id, "", 0).parent
+            )
             await self._services.run(self._check_complete, table_id, writer, batch_id, attempts)
             context = self._services.context
             producer_id = ledger.producer_id if ledger is not None else await context.allocate_producer_id()
@@ -486,7 +504,18 @@ def _gone(ledger: Ledger, place: Place, there: int, decided: int) -> TableError:
     )
 
 
-def _append(area: StagingArea, path: Any, number: int, chunk: Chunk, durable: bool) -> None:
+def _append(
+    area: StagingArea,
+    path: Path,
+    number: int,
+    chunk: Chunk,
+    durable: bool,
+    space: StagedSpace,
+    client: str,
+    decided: Callable[[], set[Path]],
+) -> None:
+    if number >= area.count(path):
+        space.admit(path, client, len(chunk.batch), decided)
     area.append(path, number, chunk, durable=durable)
 
 

@@ -232,6 +232,14 @@ class StagingArea:
         """Tables that something is staged for."""
         return [UUID(path.name) for path in self._root.iterdir()] if self._root.is_dir() else []
 
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    def drop_batch(self, folder: Path) -> None:
+        """Forget all attempts of a batch, given by the folder that their files are in."""
+        self._remove(folder)
+
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         for path in [path for path in list(self._tails) if folder in path.parents]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from broker.net.reply import Peer
 from broker.testing.direct import DirectBroker, direct_broker
 from tablelayer.model import messages as m
 from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
@@ -28,6 +30,13 @@ Change = tuple[str, Row]
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(work())
+
+
+def coming_from(broker: DirectBroker, host: str) -> DirectBroker:
+    """The same broker, asked from another host."""
+    other = copy.copy(broker)
+    other.peer = Peer(2, host, 1, "PLAINTEXT")
+    return other
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.net.reply import Peer
-from broker.testing.direct import DirectBroker
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.ipc import encode_ipc
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import run, tables
+from tablelayer.tests.server.tables import coming_from, run, tables
 
 LOG = "id BIGINT, name STRING, price DECIMAL(10, 2), at TIMESTAMP(3)"
 KEYED = "id BIGINT, name STRING, n INT, PRIMARY KEY (id) NOT ENFORCED"
@@ -277,13 +274,6 @@ def test_snapshot_scans_end_with_their_lease_and_their_table(tmp_path: Path) -> 
             assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
 
     run(work)
-
-
-def coming_from(broker: DirectBroker, host: str) -> DirectBroker:
-    """The same broker, asked from another host."""
-    other = copy.copy(broker)
-    other.peer = Peer(2, host, 1, "PLAINTEXT")
-    return other
 
 
 def test_a_scan_is_read_by_its_host_of_its_table_and_its_id_is_random(tmp_path: Path) -> None:

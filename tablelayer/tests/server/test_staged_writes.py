@@ -23,9 +23,11 @@ from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.server import staged_space
+from tablelayer.server.limits import Limits
 from tablelayer.server.staged_commits import Ledger, StagedCommits, following
 from tablelayer.server.staging import Chunk, StagingArea
-from tablelayer.tests.server.tables import Row, Table, run, tables
+from tablelayer.tests.server.tables import Row, Table, coming_from, run, tables
 from tablelayer.tests.server.test_row_ttl import StandingClock
 
 UPSERT = ChangeType.UPDATE_AFTER
@@ -580,3 +582,59 @@ def test_r3_5_ledgers_survive_the_store(first: int, chunks: int) -> None:
 @pytest.fixture(autouse=True)
 def _quick_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tablelayer.server.extension._CHECK_SECONDS", 0.05)
+
+
+@pytest.fixture
+def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 MiB, with 1 MiB left whatever is staged; each file counts as 64 KiB."""
+    usage = shutil._ntuple_diskusage(10 << 20, 9 << 20, 1 << 20)
+    monkeypatch.setattr(staged_space.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(staged_space, "_LOOK_AGAIN_SECONDS", 0.0)
+
+
+def test_r3_5_what_is_staged_and_not_committed_has_a_bound_for_a_client_and_for_all(
+    tmp_path: Path, small_disk: None
+) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            by_host: dict[str, int] = {}
+            for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"):
+                asked = Table(coming_from(all_tables.broker, host), table.definition)
+                for batch_id in range(40):
+                    answer = await stage(asked, batch_id, "a", {0: [chunk_of(batch_id)]}, writer=host)
+                    if answer.error_code:
+                        break
+                    by_host[host] = batch_id + 1
+                assert answer.error_code == TableErrorCode.BUFFER_EXHAUSTED
+                assert "commit or abort other batches" in answer.error_message
+            assert by_host == {"192.0.2.1": 6, "192.0.2.2": 8, "192.0.2.3": 2}
+            # What is committed makes room.
+            for batch_id in range(by_host["192.0.2.1"]):
+                answer = await commit(table, batch_id, {"a": {0: [[]]}}, writer="192.0.2.1")
+                assert answer.error_code == 0
+            answer = await stage(asked, 0, "a", {0: [chunk_of(99)]}, writer="192.0.2.4")
+            assert answer.error_code == 0
+            assert await logged(table, 1) == list(range(by_host["192.0.2.1"]))
+
+    run(scenario)
+
+
+def test_r3_5_when_space_is_short_idle_batches_go_the_longest_idle_first(
+    tmp_path: Path, small_disk: None
+) -> None:
+    async def scenario() -> None:
+        async with tables(tmp_path, limits=Limits(staged_idle_seconds=0.0)) as all_tables:
+            table = await all_tables.create("n BIGINT")
+            for batch_id in range(9):
+                answer = await stage(table, batch_id, "a", {0: [chunk_of(batch_id)]})
+                assert answer.error_code == 0
+                await asyncio.sleep(0.01)
+            answer = await commit(table, 0, {"a": {0: [[]]}})
+            assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+            assert "run the batch again" in answer.error_message
+            answer = await commit(table, 8, {"a": {0: [[]]}})
+            assert answer.error_code == 0
+            assert await logged(table, 1) == [8]
+
+    run(scenario)

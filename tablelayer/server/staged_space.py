@@ -1,0 +1,139 @@
+"""The bound of what is staged: rows that were handed over and are not committed may not fill the disk.
+
+All together they may take half of what the disk would have without them, those of one client's host half of that, and
+never what the log needs to go on (`Limits.disk_free_share_min`). Beyond it, batches that nobody has added to for long
+go, the longest idle one first; whoever wrote one is told, when it commits, to run the batch again. When that is not
+enough, the chunk is refused, and may be sent again later. Batches that are decided are never touched.
+
+The disk itself says what is there: between two looks at it only what comes in is counted, and it is looked at again
+before anything is refused. Blocking; may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.server.limits import Limits
+
+_LOOK_AGAIN_SECONDS = 2.0
+_FILE_BYTES = 64 << 10
+"""What a file counts at least: it takes an inode and time to look at."""
+
+
+class _Batch(msgspec.Struct):
+    """A folder of the staging area."""
+
+    size: int = 0
+    used_at: float = 0.0
+
+
+class StagedSpace:
+    def __init__(self, root: Path, limits: Limits, remove: Callable[[Path], None]) -> None:
+        """`remove` takes away the folder of a batch."""
+        self._root = root
+        self._limits = limits
+        self._remove = remove
+        self._lock = threading.Lock()
+        self._batches: dict[Path, _Batch] = {}
+        self._clients: dict[Path, str] = {}
+        self._sizes: Counter[str] = Counter()
+        """By client; of batches from before a restart by an empty name."""
+        self._looked_at: float | None = None
+
+    def admit(self, path: Path, client: str, size: int, decided: Callable[[], set[Path]]) -> None:
+        """Count a chunk that is about to be written to `path` by the host `client`. `decided` gives the folders of
+        batches that stay. Raises TableError(BUFFER_EXHAUSTED)."""
+        folder = path.parent
+        with self._lock:
+            if self._looked_at is None:
+                self._look()
+            complaint = self._complaint(client, size)
+            if complaint is not None and time.monotonic() - (self._looked_at or 0.0) > _LOOK_AGAIN_SECONDS:
+                self._look()
+                complaint = self._complaint(client, size)
+            if complaint is not None:
+                complaint = self._make_room(client, size, {*decided(), folder})
+            if complaint is not None:
+                raise TableError(
+                    TableErrorCode.BUFFER_EXHAUSTED,
+                    f"{complaint}; commit or abort other batches, or try again later",
+                )
+            batch = self._batches.setdefault(folder, _Batch())
+            charge = size if path.exists() else max(size, _FILE_BYTES)
+            self._sizes[self._clients.setdefault(folder, client)] += charge
+            batch.size += charge
+            batch.used_at = time.time()
+
+    def _complaint(self, client: str, size: int) -> str | None:
+        disk = shutil.disk_usage(self._root if self._root.is_dir() else self._root.parent)
+        sizes = self._sizes
+        total = sizes.total()
+        most = (disk.free + total) // 2
+        if disk.free - size < disk.total * self._limits.disk_free_share_min:
+            return f"the disk has {disk.free} bytes left, which the log needs"
+        if total + size > most:
+            return f"{total} bytes of rows are staged and not committed, and {most} is the most for this disk"
+        if sizes[client] + size > most // 2:
+            return (
+                f"{sizes[client]} bytes of rows of this client are staged and not committed, and {most // 2} is the "
+                "most for one client"
+            )
+        return None
+
+    def _make_room(self, client: str, size: int, kept: Collection[Path]) -> str | None:
+        """What is still in the way after idle batches have gone, those of the same client first."""
+        oldest = time.time() - self._limits.staged_idle_seconds
+        idle = [
+            (self._clients.get(folder, "") != client, batch.used_at, folder)
+            for folder, batch in self._batches.items()
+            if batch.used_at < oldest and folder not in kept
+        ]
+        complaint = self._complaint(client, size)
+        for _, _, folder in sorted(idle):
+            if complaint is None:
+                break
+            self._remove(folder)
+            self._sizes[self._clients.pop(folder, "")] -= self._batches.pop(folder).size
+            complaint = self._complaint(client, size)
+        return complaint
+
+    def _look(self) -> None:
+        found: dict[Path, _Batch] = {}
+        for folder in self._root.glob("*/*/*"):
+            batch = _Batch()
+            try:
+                with os.scandir(folder) as files:
+                    for file in files:
+                        status = file.stat()
+                        batch.size += max(status.st_size, _FILE_BYTES)
+                        batch.used_at = max(batch.used_at, status.st_mtime)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # committed meanwhile
+            if batch.size:
+                found[folder] = batch
+        self._batches = found
+        self._clients = {folder: self._clients[folder] for folder in found if folder in self._clients}
+        self._sizes = Counter()
+        for folder, batch in found.items():
+            self._sizes[self._clients.get(folder, "")] += batch.size
+        self._looked_at = time.monotonic()
+
+    def touch(self, folder: Path) -> None:
+        """The batch is about to be committed: it is not idle."""
+        with self._lock:
+            batch = self._batches.get(folder)
+            if batch is not None:
+                batch.used_at = time.time()
+                if folder.is_dir():
+                    for file in folder.iterdir():
+                        os.utime(file)
+                        break
