@@ -1,6 +1,16 @@
-"""No deadline for a single example of a property: the first one of a kernel compiles it, and a machine may be busy."""
+"""What holds for every test of the project."""
 
+import pytest
 from hypothesis import settings
 
+from broker.disk_errors import DISK_LOG
+
+# No deadline for a single example of a property: the first one of a kernel compiles it, and a machine may be busy.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told_of_the_disk() -> None:
+    """A cause is told once a minute in a process: each test hears its own."""
+    DISK_LOG.forget()

@@ -18,11 +18,6 @@ from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode, KafkaError
 
 
-@pytest.fixture(autouse=True)
-def _nothing_told() -> None:
-    disk_errors.DISK_LOG.forget()
-
-
 def no_space(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 

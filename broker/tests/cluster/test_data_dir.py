@@ -118,21 +118,21 @@ def test_unexplained_folders_are_kept_under_another_name(tmp_path) -> None:
 
 def test_a_new_directory_is_durable_up_to_the_root_before_it_says_whose_it_is(tmp_path) -> None:
     path = tmp_path / "a" / "b" / "data"
-    with recorded_fsyncs() as synced:
+    with recorded_fsyncs(tmp_path) as synced:
         directory = opened(path)
     identity = synced.index(path / "meta.properties.tmp")
     for above in (path.parent, path.parent.parent, tmp_path):
         assert above in synced[:identity]
     assert path in synced[identity:]
     directory.close(clean=True)
-    with recorded_fsyncs() as synced:
+    with recorded_fsyncs(tmp_path) as synced:
         opened(path).close(clean=False)
     assert path.parent not in synced, "once is enough"
 
 
 def test_after_a_power_cut_no_clean_stop_of_an_earlier_run_is_seen(tmp_path) -> None:
     opened(tmp_path).close(clean=True)
-    with recorded_fsyncs() as synced:
+    with recorded_fsyncs(tmp_path) as synced:
         directory = opened(tmp_path)
         assert directory.was_clean
     assert synced == [tmp_path]
@@ -142,9 +142,10 @@ def test_after_a_power_cut_no_clean_stop_of_an_earlier_run_is_seen(tmp_path) -> 
 
 def test_a_clean_stop_is_on_disk_before_it_is_over(tmp_path) -> None:
     directory = opened(tmp_path)
-    with recorded_fsyncs() as synced:
+    with recorded_fsyncs(tmp_path) as synced:
         directory.close(clean=True)
-    assert synced == [tmp_path / ".kafka_cleanshutdown"]
+    assert synced == [tmp_path / ".kafka_cleanshutdown.tmp", tmp_path]
+    assert (tmp_path / ".kafka_cleanshutdown").exists()
 
 
 def test_a_deleted_topic_has_lost_its_name_durably_before_its_files_go(tmp_path, monkeypatch) -> None:
@@ -153,7 +154,7 @@ def test_a_deleted_topic_has_lost_its_name_durably_before_its_files_go(tmp_path,
     directory.prepare_partition_dir(image, 0)
     directory.set_aside(image)
     for remove in (lambda: directory.remove_set_aside(image), lambda: directory.set_aside_strays([])):
-        with recorded_fsyncs() as synced:
+        with recorded_fsyncs(tmp_path) as synced:
             before = []
             monkeypatch.setattr(
                 "broker.cluster.data_dir.shutil.rmtree",

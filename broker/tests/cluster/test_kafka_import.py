@@ -193,7 +193,7 @@ def test_a_topic_appears_when_all_its_files_are_durable(kafka, tmp_path, monkeyp
         kafka.partition(f"clicks-{index}")
     data = tmp_path / "data"
     transact = EmbeddedStore.transact
-    with recorded_fsyncs() as synced:
+    with recorded_fsyncs(tmp_path) as synced:
 
         async def at_that_moment(store, operations):
             if any("clicks" in operation.path for operation in operations):
