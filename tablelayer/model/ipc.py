@@ -40,6 +40,9 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 def encode_ipc(batch: pa.RecordBatch, compression: ArrowCompression | None = None) -> bytes | memoryview:
     """The message of one batch; each buffer compressed on its own when a compression is given."""
+    if any(pa.types.is_nested(kind) for kind in batch.schema.types):
+        columns = [_with_offsets_of_nothing(column) for column in batch.columns]
+        batch = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
     if compression is None or compression is ArrowCompression.NONE:
         return memoryview(batch.serialize()).cast("B")
     sink = pa.BufferOutputStream()
@@ -94,30 +97,52 @@ def decode_ipc(
     return batch
 
 
+def _parts(array: pa.Array) -> list[pa.Array]:
+    """The arrays that a nested array has its values in, as they are in its buffers: of a map, its entries."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return [array.field(index) for index in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [
+            pa.StructArray.from_arrays([array.keys, array.items], fields=[kind.key_field, kind.item_field])
+        ]
+    return [array.values] if pa.types.is_list(kind) else []
+
+
+def _has_offsets_of_nothing(array: pa.Array) -> bool:
+    """Whether an array without values has the one offset 0, if it is of a kind with offsets. Texts may have none."""
+    kind = array.type
+    nested = pa.types.is_list(kind) or pa.types.is_map(kind)
+    if len(array) or not (nested or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return True
+    offsets = array.buffers()[1]
+    first = b"" if offsets is None else bytes(memoryview(offsets)[:4])
+    return not any(first) and (not nested or len(first) == 4)
+
+
 def _check_offsets_of_nothing(array: pa.Array) -> None:
     """Raise DecodeError unless an array without values, or one inside of it, has the one offset 0.
 
-    Arrow does not look at it when it validates, and follows it when it measures or copies lists and maps. Texts may
-    have none.
+    Arrow does not look at it when it validates, and follows it when it measures or copies lists and maps.
     """
-    kind = array.type
-    if pa.types.is_struct(kind):
-        inner = [array.field(index) for index in range(kind.num_fields)]
-    elif pa.types.is_map(kind):
-        inner = [array.keys, array.items]
-    elif pa.types.is_list(kind):
-        inner = [array.values]
-    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
-        inner = []
-    else:
-        return
-    if not len(array) and not pa.types.is_struct(kind):
-        offsets = array.buffers()[1]
-        first = b"" if offsets is None else bytes(memoryview(offsets)[:4])
-        if any(first) or (inner and len(first) < 4):
-            raise DecodeError("a column, or a part of one, without any value has not the one offset 0")
-    for each in inner:
-        _check_offsets_of_nothing(each)
+    if not _has_offsets_of_nothing(array):
+        raise DecodeError("a column, or a part of one, without any value has not the one offset 0")
+    for part in _parts(array):
+        _check_offsets_of_nothing(part)
+
+
+def _with_offsets_of_nothing(array: pa.Array) -> pa.Array:
+    """The same array, of which each part without values has the one offset 0: Java's Arrow writes none."""
+    if not len(array):
+        return pa.array([], array.type)
+    parts = _parts(array)
+    whole = [_with_offsets_of_nothing(part) for part in parts]
+    if all(old is new for old, new in zip(parts, whole, strict=True)):
+        return array
+    if pa.types.is_struct(array.type):
+        return pa.StructArray.from_arrays(whole, fields=list(array.type), mask=array.is_null())
+    own = array.buffers()[:2]
+    return pa.Array.from_buffers(array.type, len(array), own, array.null_count, array.offset, whole)
 
 
 def answer_bytes_max(message: Buffer) -> int:

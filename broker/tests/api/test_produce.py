@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 
+from broker.disk_errors import DISK_LOG
 from broker.net.reply import CloseConnection
 from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode
@@ -230,6 +231,8 @@ def test_log_append_time_is_told(tmp_path) -> None:
 
 
 def test_a_full_disk_fails_the_partition_and_nothing_else(tmp_path, monkeypatch, caplog) -> None:
+    DISK_LOG.forget()
+
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
             await broker.create_topic("full")

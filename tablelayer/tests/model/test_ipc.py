@@ -67,3 +67,26 @@ def test_a_list_without_values_has_the_one_offset_zero(offsets: bytes) -> None:
         message.buffers[at] = offsets
         with pytest.raises(DecodeError, match="the one offset 0"):
             decode_ipc(bytes(message.encoded()), rows.schema, untrusted=True)
+
+
+def without_offsets(kind: pa.DataType) -> pa.Array:
+    """An array without values and without the offset 0, as Java's Arrow, and so Spark, hands it over."""
+    children = [without_offsets(kind.field(at).type) for at in range(kind.num_fields)]
+    count = 1 if pa.types.is_struct(kind) else 3 if pa.types.is_string(kind) else 2
+    return pa.Array.from_buffers(kind, 0, [None, *[pa.py_buffer(b"")] * (count - 1)], children=children)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_parts_without_values_are_sent_with_their_one_offset(length: int) -> None:
+    element = pa.struct([("k", pa.list_(pa.int32())), ("s", pa.string())])
+    entries = pa.struct([pa.field("key", pa.string(), False), pa.field("value", pa.list_(pa.float64()))])
+    nothing = pa.array([0, 0, 0], pa.int32()).buffers()[1]
+    kinds = [(pa.list_(element), element), (pa.map_(pa.string(), pa.list_(pa.float64())), entries)]
+    columns = [
+        pa.Array.from_buffers(kind, 2, [None, nothing], children=[without_offsets(inner)])
+        for kind, inner in kinds
+    ]
+    columns.append(pa.StructArray.from_arrays(columns, ["l", "m"], mask=pa.array([False, True])))
+    whole = pa.record_batch(columns, ["l", "m", "s"])
+    for batch in (whole.slice(0, length), whole.slice(2 - length, length)):
+        assert decode_ipc(encode_ipc(batch), batch.schema, untrusted=True).equals(batch)

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
+from broker.testing.files import copy_as_killed
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.table import TableDefinition
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.oracle import Change, Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import KEY, random_batch, random_definition
-from tablelayer.tests.server.tables import Row, Table, copy_as_killed, run, tables
+from tablelayer.tests.server.tables import Row, Table, run, tables
 
 REFUSED = (TableErrorCode.DELETION_DISABLED, TableErrorCode.INVALID_ROW)
 

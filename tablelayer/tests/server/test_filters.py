@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.batch import ArrowBatch, ChangeType, with_statistics
 from tablelayer.model.errors import TableErrorCode
@@ -22,7 +23,7 @@ from tablelayer.model.filters import encode_filter
 from tablelayer.model.ipc import decode_ipc
 from tablelayer.model.options import ArrowCompression
 from tablelayer.server import batch_filter, reads, scan_log, writes
-from tablelayer.tests.server.tables import Table, Tables, copy_as_killed, run, tables
+from tablelayer.tests.server.tables import Table, Tables, run, tables
 
 Found = tuple[int, str, dict[str, Any]]
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from broker.testing.files import copy_as_killed
 from protocol.errors import ErrorCode
 from protocol.records.decode import decode_records
 from protocol.records.header import iter_headers
@@ -31,7 +32,7 @@ from tablelayer.model.types import TypeKind
 from tablelayer.server import reads
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
 from tablelayer.tests.model.random_rows import array_of
-from tablelayer.tests.server.tables import Table, copy_as_killed, run, tables
+from tablelayer.tests.server.tables import Table, run, tables
 
 COLUMNS = (
     "id INT NOT NULL, b BOOLEAN, s STRING, c CHAR(4), y BYTES, f BINARY(3), d DECIMAL(9, 2), x DOUBLE, t TIME(3), "

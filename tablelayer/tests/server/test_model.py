@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from broker.testing.files import copy_as_killed
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Row, Table, copy_as_killed, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, replay, run, tables
 
 COLUMNS = (
     "k1 INT, k2 STRING, a INT, b DECIMAL(10, 2), c STRING, d TIMESTAMP(3), PRIMARY KEY (k1, k2) NOT ENFORCED"

@@ -23,7 +23,7 @@ class Services:
     async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return work(*arguments)
 
-    background = run
+    background = open_store = run
 
 
 def make(directory: Path, offset: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.evolution import (
@@ -29,7 +30,7 @@ from tablelayer.model.table import TableDefinition
 from tablelayer.model.type_text import parse_type
 from tablelayer.model.types import DataType, TypeKind
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Row, Table, copy_as_killed, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, replay, run, tables
 from tablelayer.tests.server.test_kafka_face import consume, produce
 
 WIDER = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from broker.testing.files import copy_as_killed
 from tablelayer.server.kv import KeyValueStore, SharedMemory
 from tablelayer.server.limits import Limits
 from tablelayer.server.remote_files import LocalFiles
@@ -18,7 +19,7 @@ from tablelayer.server.snapshots import (
     DamagedSnapshotError,
     SnapshotSchedule,
 )
-from tablelayer.tests.server.tables import Row, Table, copy_as_killed, run, tables
+from tablelayer.tests.server.tables import Row, Table, run, tables
 
 NEVER = {"kv.snapshot.interval": "1 d"}
 COLUMNS = "k INT, v STRING, PRIMARY KEY (k)"

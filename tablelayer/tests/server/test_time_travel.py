@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.ipc import encode_ipc
@@ -23,7 +24,7 @@ from tablelayer.server.snapshots import Snapshot
 from tablelayer.server.time_travel import Base, plan
 from tablelayer.tests.server.oracle import Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import random_batch, random_definition
-from tablelayer.tests.server.tables import Row, Table, copy_as_killed, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, replay, run, tables
 from tablelayer.tests.server.test_snapshots import NEVER, cut_log, rows, snapshot_now
 
 COLUMNS = "a INT, b STRING, v STRING, PRIMARY KEY (a, b)"
@@ -247,7 +248,7 @@ def test_past_states_have_a_limit(tmp_path: Path) -> None:
             assert (await open_at(5)).error_code == 0  # the same state, shared
             refused = await open_at(6)
             assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
-            assert "1 past states of tables are open" in refused.error_message
+            assert "1 are open, which is the most" in refused.error_message
 
     run(work)
 
