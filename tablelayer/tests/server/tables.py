@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from broker.net.reply import Peer
 from broker.testing.direct import DirectBroker, direct_broker
+from broker.testing.files import copy_as_killed as copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.ddl import AlterTable, parse, parse_columns
