@@ -44,7 +44,7 @@ def code_of(work: Callable[[], Any]) -> TableErrorCode:
     return caught.value.code
 
 
-def test_rows_go_to_the_partitions_that_their_values_name(new: Any, connection: Connection) -> None:
+def test_r18_1_rows_go_to_the_partitions_that_their_values_name(new: Any, connection: Connection) -> None:
     table = new(PK)
     given = [{"dt": f"d{n % 3}", "id": n, "v": n * 10} for n in range(30)]
     result = table.upsert(given)
@@ -122,7 +122,7 @@ def test_several_partition_columns_and_types(new: Any, connection: Connection) -
 
 
 @pytest.mark.parametrize("value", ["a.b", "", "__x", "a b", "é", "x" * 201])
-def test_values_that_cannot_name_a_partition_refuse_the_write(new: Any, value: str) -> None:
+def test_r18_1_values_that_cannot_name_a_partition_refuse_the_write(new: Any, value: str) -> None:
     table = new(LOG)
     with pytest.raises(DataError, match="row 1, column 'dt'"):
         table.append([{"dt": "good", "id": 1}, {"dt": value, "id": 2}])
@@ -188,7 +188,7 @@ def test_rows_of_another_partition_are_refused_by_the_server(new: Any, connectio
         assert table.count() == 2
 
 
-def test_an_alter_reaches_all_partitions(new: Any, connection: Connection) -> None:
+def test_r18_5_an_alter_reaches_all_partitions(new: Any, connection: Connection) -> None:
     table = new(PK)
     table.upsert([{"dt": "a", "id": 1, "v": 1}, {"dt": "b", "id": 1, "v": 2}])
     connection.execute(
@@ -261,7 +261,9 @@ def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_meanwhile
     asyncio.run(body())
 
 
-def test_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(server_address: str, new: Any) -> None:
+def test_r18_3_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(
+    server_address: str, new: Any
+) -> None:
     """No row twice, none missing, whatever comes and goes; and names that come again are new."""
     name = str(new(PK).path)
 

@@ -440,42 +440,81 @@ def defined(columns: str = WITH_KEY, **options: str) -> TableDefinition:
     return TableDefinition(PATH, parse_columns(columns), options=named)
 
 
-@pytest.mark.parametrize(
-    ("rule", "options", "reason"),
-    [
-        ("r5", {"table__merge-engine": "first_row", "table__delete__behavior": "ALLOW"}, "no deletes"),
-        ("r5", {"table__merge-engine": "versioned", VERSION: "n", "table__delete__behavior": "ALLOW"}, "no deletes"),
-        ("r8", {"table__merge-engine": "versioned"}, "must be given"),
-        ("r8", {"table__merge-engine": "versioned", VERSION: "nope"}, "no column 'nope'"),
-        ("r8", {"table__merge-engine": "versioned", VERSION: "s"}, "version column 's' is STRING"),
-        ("r8", {VERSION: "n"}, "is for 'table.merge-engine' = 'versioned'"),
-        ("r8", {"table__merge-engine": "aggregation", VERSION: "n"}, "is for 'table.merge-engine'"),
-        ("r9_3", {"table__merge-engine": "aggregation", "table__changelog__image": "WAL"}, "full changelog"),
-        ("r9_4", {"fields__n__agg": "sum"}, "does not aggregate"),
-        ("r9_4", {"table__merge-engine": "first_row", "fields__n__agg": "sum"}, "does not aggregate"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__agg": "sum"}, "sum does not take STRING"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__flag__agg": "max"}, "max does not take BOOLEAN"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__n__agg": "listagg"}, "it takes CHAR, STRING"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__n__agg": "bool_or"}, "it takes BOOLEAN"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__agg": "rbm32"}, "it takes BYTES"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__n__agg": "summ"}, "did you mean 'sum'"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__nope__agg": "sum"}, "no column 'nope'"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__id__agg": "sum"}, "key column 'id'"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__sum__delimiter": ";"}, "unknown option"),
-        ("r9_4", {"table__merge-engine": "aggregation", "fields__s__listagg__delimiter": ";"}, "is the default"),
-        ("r10", {"auto-increment__fields": "nope"}, "no such column"),
-        ("r10", {"auto-increment__fields": "id"}, "a key column cannot"),
-        ("r10", {"auto-increment__fields": "s"}, "it must be INT or BIGINT"),
-        ("r10", {"auto-increment__fields": "n,s"}, "the name of one column"),
-        ("r10", {"table__auto-increment__cache-size": "5"}, "needs 'auto-increment.fields'"),
-        ("r10", {"auto-increment__fields": "n", "table__auto-increment__cache-size": "0"}, "from 1 to"),
-        ("r16", {"table__merge-engine": "no_row"}, "'first_row' or 'versioned' or 'aggregation'"),
-    ],
-)  # fmt: skip
-def test_create_refuses_what_rules_r5_and_r8_to_r10_do_not_allow(rule, options, reason):
+def refused(options, reason):
     with pytest.raises(TableError, match=reason) as caught:
         defined(**options)
     assert caught.value.code is TableErrorCode.INVALID_TABLE
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"table__merge-engine": "first_row", "table__delete__behavior": "ALLOW"}, "no deletes"),
+        ({"table__merge-engine": "versioned", VERSION: "n", "table__delete__behavior": "ALLOW"}, "no deletes"),
+    ],
+)  # fmt: skip
+def test_r5_no_deletes_where_the_engine_cannot_take_them(options, reason):
+    refused(options, reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"table__merge-engine": "versioned"}, "must be given"),
+        ({"table__merge-engine": "versioned", VERSION: "nope"}, "no column 'nope'"),
+        ({"table__merge-engine": "versioned", VERSION: "s"}, "version column 's' is STRING"),
+        ({VERSION: "n"}, "is for 'table.merge-engine' = 'versioned'"),
+        ({"table__merge-engine": "aggregation", VERSION: "n"}, "is for 'table.merge-engine'"),
+    ],
+)  # fmt: skip
+def test_r8_the_version_is_a_column_that_can_be_one(options, reason):
+    refused(options, reason)
+
+
+def test_r9_3_an_aggregation_has_the_full_changelog():
+    refused({"table__merge-engine": "aggregation", "table__changelog__image": "WAL"}, "full changelog")
+    settings = defined(**{"table.merge-engine": "aggregation", "table.changelog.image": "FULL"}).settings
+    assert settings.changelog_image is ChangelogImage.FULL
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"fields__n__agg": "sum"}, "does not aggregate"),
+        ({"table__merge-engine": "first_row", "fields__n__agg": "sum"}, "does not aggregate"),
+        ({"table__merge-engine": "aggregation", "fields__s__agg": "sum"}, "sum does not take STRING"),
+        ({"table__merge-engine": "aggregation", "fields__flag__agg": "max"}, "max does not take BOOLEAN"),
+        ({"table__merge-engine": "aggregation", "fields__n__agg": "listagg"}, "it takes CHAR, STRING"),
+        ({"table__merge-engine": "aggregation", "fields__n__agg": "bool_or"}, "it takes BOOLEAN"),
+        ({"table__merge-engine": "aggregation", "fields__s__agg": "rbm32"}, "it takes BYTES"),
+        ({"table__merge-engine": "aggregation", "fields__n__agg": "summ"}, "did you mean 'sum'"),
+        ({"table__merge-engine": "aggregation", "fields__nope__agg": "sum"}, "no column 'nope'"),
+        ({"table__merge-engine": "aggregation", "fields__id__agg": "sum"}, "key column 'id'"),
+        ({"table__merge-engine": "aggregation", "fields__s__sum__delimiter": ";"}, "unknown option"),
+        ({"table__merge-engine": "aggregation", "fields__s__listagg__delimiter": ";"}, "is the default"),
+    ],
+)  # fmt: skip
+def test_r9_4_a_function_fits_its_column_and_its_table(options, reason):
+    refused(options, reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"auto-increment__fields": "nope"}, "no such column"),
+        ({"auto-increment__fields": "id"}, "a key column cannot"),
+        ({"auto-increment__fields": "s"}, "it must be INT or BIGINT"),
+        ({"auto-increment__fields": "n,s"}, "the name of one column"),
+        ({"table__auto-increment__cache-size": "5"}, "needs 'auto-increment.fields'"),
+        ({"auto-increment__fields": "n", "table__auto-increment__cache-size": "0"}, "from 1 to"),
+    ],
+)  # fmt: skip
+def test_r10_the_numbered_column_can_hold_numbers(options, reason):
+    refused(options, reason)
+
+
+def test_r16_there_is_no_other_merge_engine():
+    refused({"table__merge-engine": "no_row"}, "'first_row' or 'versioned' or 'aggregation'")
 
 
 def test_r10_the_numbered_column_is_nullable_and_has_no_function():
@@ -523,3 +562,52 @@ def test_r9_functions_go_out_and_come_back_in_every_form():
     (created,) = parse(create_table_sql(table))
     assert created.definition == table
     assert "'fields.s.string_agg.delimiter' = ' | '" in create_table_sql(table)
+
+
+@pytest.mark.parametrize("nested", ["l", "m", "r"])
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        ({"key": ["id", "{}"]}, "primary key column '{}' is nested"),
+        ({"key": ["id"], "bucket_key": ("{}",)}, "bucket key column '{}' of .* is nested"),
+        ({"bucket_key": ("{}",)}, "bucket key column '{}' of .* is nested"),
+        ({"partition_keys": ("{}",)}, "partition column '{}' is "),
+        ({"key": ["id"], "table.merge-engine": "versioned", VERSION: "{}"}, "version column '{}' is "),
+        ({"key": ["id"], "table.kv.ttl": "1 h", "table.kv.ttl.time-column": "{}"}, "'{}': the column is .* BIGINT"),
+        ({"key": ["id"], "auto-increment.fields": "{}"}, "it must be INT or BIGINT"),
+        ({"table.statistics.columns": "{}"}, "column '{}' is nested, and has no statistics"),
+    ],
+)  # fmt: skip
+def test_r20_3_a_nested_column_is_no_key_no_partition_no_version_no_time_and_no_number(use, reason, nested):
+    given = {
+        name: value.format(nested) if isinstance(value, str) else type(value)(v.format(nested) for v in value)
+        for name, value in use.items()
+    }
+    columns = [
+        ("id", t.BIGINT),
+        ("l", t.array_of(t.INT)),
+        ("m", t.map_of(t.INT, t.INT)),
+        ("r", t.row_of(("a", t.INT))),
+    ]
+    with pytest.raises(TableError, match=reason.format(nested)) as caught:
+        TableDefinition(
+            PATH,
+            Schema.of(columns, given.pop("key", [])),
+            bucket_key=given.pop("bucket_key", ()),
+            partition_keys=given.pop("partition_keys", ()),
+            options=given,
+        )
+    assert caught.value.code is TableErrorCode.INVALID_TABLE
+
+
+@pytest.mark.parametrize("function", AggregateFunction)
+@pytest.mark.parametrize("column", ["l ARRAY<INT>", "l MAP<STRING, INT>", "l ROW<a INT>"])
+def test_r20_5_of_the_functions_those_that_keep_a_whole_value_take_a_nested_column(function, column):
+    columns, options = f"id BIGINT, {column}, PRIMARY KEY (id) NOT ENFORCED", {"fields.l.agg": function.value}
+    keeps = {"first_value", "last_value", "first_value_ignore_nulls", "last_value_ignore_nulls"}
+    if function.value in keeps:
+        table = defined(columns, **{"table.merge-engine": "aggregation", **options})
+        assert table.schema.column("l").aggregate == Aggregate(function)
+        return
+    with pytest.raises(TableError, match=f"{function} does not take"):
+        defined(columns, **{"table.merge-engine": "aggregation", **options})

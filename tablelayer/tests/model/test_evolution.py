@@ -332,3 +332,28 @@ def test_a_reader_of_an_old_schema_sees_dropped_columns_as_null_and_is_told_what
     with pytest.raises(TableError, match="open the table again") as caught:
         conversion.of(large)
     assert caught.value.code is TableErrorCode.SCHEMA_CHANGED
+
+
+def test_r20_4_a_nested_column_changes_as_a_whole():
+    nested = {"l": "ARRAY<INT NOT NULL>", "m": "MAP<INT, CHAR(2)>", "r": "ROW<a INT, b STRING>"}
+    columns = ", ".join(f"{name} {kind} NOT NULL" for name, kind in nested.items())
+    (created,) = parse(f"CREATE TABLE t (k BIGINT, {columns}, PRIMARY KEY (k) NOT ENFORCED)")
+    first = created.definition
+    for name, kind in nested.items():
+        changed = altered(first, f"ADD x {kind} AFTER {name}, RENAME {name} TO y, ALTER y DROP NOT NULL")
+        assert (
+            changed.schema.column("x").type
+            == changed.schema.column("y").type
+            == first.schema.column(name).type
+        )
+        assert changed.schema.column("y").id == first.schema.column(name).id
+        assert changed.schema.column("y").nullable
+        assert name not in altered(first, f"DROP {name}").schema
+        again = altered(first, f"DROP {name}, ADD {name} {kind}").schema.column(name)
+        assert again.id not in {column.id for column in first.schema.columns}
+    for name, wider in (
+        ("l", "ARRAY<INT>"), ("l", "ARRAY<BIGINT NOT NULL>"), ("m", "MAP<BIGINT, CHAR(2)>"), ("m", "MAP<INT, CHAR(3)>"),
+        ("r", "ROW<a BIGINT, b STRING>"), ("r", "ROW<a INT, b STRING, c INT>"), ("r", "ROW<a INT>"), ("r", "STRING"),
+    ):  # fmt: skip
+        with pytest.raises(TableError, match="what is inside of a nested type"):
+            altered(first, f"MODIFY {name} {wider}")

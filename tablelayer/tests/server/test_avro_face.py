@@ -203,7 +203,7 @@ def test_r17_2_a_writer_with_another_schema() -> None:
     assert rows[1]["tz"] == datetime.datetime(2024, 9, 19, tzinfo=utc)
 
 
-def test_r17_2_columns_that_the_writer_does_not_know_have_their_default() -> None:
+def test_r17_6_columns_that_the_writer_does_not_know_have_their_default() -> None:
     schema = Schema.of(
         [Column(1, "k", BIGINT, nullable=False), Column(2, "n", BIGINT, default="7"), Column(3, "m", BIGINT)],
         ("k",),

@@ -248,6 +248,34 @@ def test_r9_each_function(
     run(work)
 
 
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("first_value", [None, None, None, None]),
+        ("first_value_ignore_nulls", [None, "x", "x", "x"]),
+        ("last_value", [None, "x", None, "y"]),
+        ("last_value_ignore_nulls", [None, "x", "x", "y"]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "x", "y"),
+    [
+        ("ARRAY<INT>", [1, None], []),
+        ("MAP<STRING, INT>", [("a", 1), ("b", None)], [("c", 3)]),
+        ("ROW<a INT, b ARRAY<STRING>>", {"a": 1, "b": None}, {"a": None, "b": ["z"]}),
+    ],
+)
+def test_r20_5_whole_nested_values_are_kept_and_nothing_is_merged_inside(
+    tmp_path: Path, function: str, expected: list[str | None], kind: str, x: Any, y: Any
+) -> None:
+    async def work() -> None:
+        values = {None: None, "x": x, "y": y}
+        got = await folded(tmp_path, kind, function, None, x, None, y)
+        assert got == [values[each] for each in expected]
+
+    run(work)
+
+
 def test_r9_string_agg_is_listagg_and_both_take_a_delimiter(tmp_path: Path) -> None:
     async def work() -> None:
         for number, function in enumerate(("listagg", "string_agg")):

@@ -17,6 +17,7 @@ import pytest
 
 from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
+from tablelayer.model import statistics
 from tablelayer.model.batch import ArrowBatch, ChangeType, with_statistics
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters import encode_filter
@@ -451,5 +452,31 @@ def test_a_filter_of_20_000_values_is_read_off_the_loop_and_answered(
             assert counted.buckets[0].count == 2
             assert threads
             assert threading.main_thread() not in threads
+
+    run(work)
+
+
+def test_r20_6_a_nested_column_has_no_statistics_and_is_refused_by_name_in_a_filter(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT, l ARRAY<INT>, r ROW<id INT>", statistics_columns="*")
+            await table.append([{"id": 1, "l": [1], "r": {"id": 5}}, {"id": 2, "l": None, "r": None}])
+            (batch,) = await table.scan()
+            assert list(statistics.decode(batch.statistics, table.definition.schema, 2)) == [
+                table.definition.schema.column("id").id
+            ]
+            for name, expression in {
+                "l": pc.field("l").is_null(),
+                "r": (pc.field("id") == 1) & pc.field("r").is_valid(),
+            }.items():
+                data = encode_filter(expression, table.definition.schema)
+                for request in (
+                    m.ScanLogRequest(table_id=table.table_id, buckets=[], filter=data),
+                    m.CountRowsRequest(table_id=table.table_id, buckets=[0], filter=data),
+                    m.LimitScanRequest(table_id=table.table_id, limit=1, buckets=[0], filter=data),
+                ):
+                    answer = await all_tables.broker.send(request)
+                    assert answer.error_code == TableErrorCode.INVALID_FILTER
+                    assert f"column '{name}' is nested" in answer.error_message
 
     run(work)

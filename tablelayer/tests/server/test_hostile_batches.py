@@ -200,7 +200,7 @@ async def state(table: Table) -> list[str]:
 SEED = random.Random().getrandbits(32)
 
 
-def test_a_mutated_append_is_refused_or_read_by_everybody(tmp_path: Path) -> None:
+def test_r1_7_a_mutated_append_is_refused_or_read_by_everybody(tmp_path: Path) -> None:
     print("seed", SEED)
 
     async def work() -> None:
@@ -217,7 +217,7 @@ def test_a_mutated_append_is_refused_or_read_by_everybody(tmp_path: Path) -> Non
     run(work)
 
 
-def test_a_mutated_put_is_refused_or_read_by_everybody_and_replayed(tmp_path: Path) -> None:
+def test_r1_7_a_mutated_put_is_refused_or_read_by_everybody_and_replayed(tmp_path: Path) -> None:
     print("seed", SEED)
 
     async def work() -> None:
@@ -274,7 +274,7 @@ def test_compression_buys_no_more_bytes_than_a_request_can_carry(
     run(work)
 
 
-def test_rows_of_a_bit_each_are_bounded_too(tmp_path: Path) -> None:
+def test_r1_7_rows_of_a_bit_each_are_bounded_too(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create("b BOOLEAN")
@@ -291,7 +291,7 @@ def test_rows_of_a_bit_each_are_bounded_too(tmp_path: Path) -> None:
     run(work)
 
 
-def test_entries_of_nested_values_count_too(tmp_path: Path) -> None:
+def test_r1_7_entries_of_nested_values_count_too(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create("l ARRAY<BOOLEAN>")
@@ -427,7 +427,7 @@ def test_what_a_write_takes_from_the_budget_is_its_size_without_compression(tmp_
     run(work)
 
 
-def test_keys_are_bounded_before_they_are_decompressed(tmp_path: Path) -> None:
+def test_r1_7_keys_are_bounded_before_they_are_decompressed(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create("id STRING, n INT, PRIMARY KEY (id) NOT ENFORCED")

@@ -151,7 +151,7 @@ def test_records_make_no_partitions_where_the_table_says_so(tmp_path: Path) -> N
     run(work)
 
 
-def test_partitions_and_their_rows_survive_a_restart_and_follow_an_alter(tmp_path: Path) -> None:
+def test_r18_5_partitions_and_their_rows_survive_a_restart_and_follow_an_alter(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await create(all_tables, PK)
@@ -164,6 +164,67 @@ def test_partitions_and_their_rows_survive_a_restart_and_follow_an_alter(tmp_pat
             assert image is not None
             assert image.config["retention.ms"] == str(2 * 86_400_000)
             assert one.partition.log.config.retention_ms == 2 * 86_400_000
+
+    run(work)
+
+
+@pytest.mark.parametrize("sql", [PK, "CREATE TABLE t (dt STRING, id INT, v INT) PARTITIONED BY (dt)"])
+def test_r18_2_a_partition_goes_with_its_rows_and_its_log_and_its_name_is_another_one_later(
+    tmp_path: Path, sql: str
+) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await create(all_tables, sql)
+            await produce(table, {"dt": "a", "id": 1, "v": 5}, {"dt": "b", "id": 1, "v": 6})
+            old = await all_tables.open("t.a")
+            assert (await produce(old, {"dt": "a", "id": 2, "v": 7})).error_code == 0
+            dropped = await table.broker.send(m.DropPartitionRequest(table_id=table.table_id, name="a"))
+            assert dropped.error_code == 0, dropped.error_message
+            assert await names(table) == ["b"]
+            assert table.broker.context.metadata.topic("default.t.a") is None
+            refused = await old.put(("+", {"dt": "a", "id": 3})) if sql is PK else await old.append([])
+            assert refused.error_code == TableErrorCode.TABLE_NOT_FOUND
+            assert (await add(table, "a")).error_code == 0
+            new = await all_tables.open("t.a")
+            assert new.table_id != old.table_id
+            assert await new.changelog() == []
+            refused = await old.put(("+", {"dt": "a", "id": 3})) if sql is PK else await old.append([])
+            assert refused.error_code == TableErrorCode.TABLE_NOT_FOUND
+            assert (await produce(table, {"dt": "a", "id": 4, "v": 8})).error_code == 0
+        async with tables(tmp_path) as all_tables:
+            new = await all_tables.open("t.a")
+            assert new.table_id != old.table_id
+            assert [row for _, row in await new.changelog()] == [{"dt": "a", "id": 4, "v": 8}]
+            kept = await all_tables.open("t.b")
+            assert [row for _, row in await kept.changelog()] == [{"dt": "b", "id": 1, "v": 6}]
+            async with asyncio.timeout(10):
+                while list(tmp_path.rglob(f"*{old.table_id}*")):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+    run(work)
+
+
+def test_r18_5_an_alter_holds_for_all_partitions_at_once(tmp_path: Path) -> None:
+    """Those that are there, those that come later; and one that a partition could not follow changes none."""
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            old = await create(all_tables, PK)
+            await produce(old, *({"dt": name, "id": 1, "v": 1} for name in "abc"))
+            table = await old.alter("ADD w INT DEFAULT 3, RENAME v TO value, DROP IF EXISTS x")
+            for name in "abc":
+                one = await all_tables.open(f"t.{name}")
+                assert one.definition.schema == table.definition.schema
+                assert await one.state() == [{"dt": name, "id": 1, "value": 1, "w": 3}]
+            assert (await produce(table, {"dt": "d", "id": 1, "value": 2, "w": 4})).error_code == 0
+            assert (await all_tables.open("t.d")).definition.schema == table.definition.schema
+            (change,) = parse("ALTER TABLE t ADD y INT, DROP dt")
+            assert isinstance(change, AlterTable)
+            answer = await table.alter_answer(changes_to_json(change.changes))
+            assert answer.error_code == TableErrorCode.INVALID_TABLE
+            for name in "abcd":
+                one = await all_tables.open(f"t.{name}")
+                assert one.definition.schema == table.definition.schema
 
     run(work)
 
@@ -301,7 +362,7 @@ class MovableClock(SystemClock):
         return super().time_ms() + self.ahead_ms
 
 
-def test_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path) -> None:
+def test_r18_4_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path) -> None:
     async def work() -> None:
         clock = MovableClock()
         config = {"auto-partition.check.interval.ms": "200"}
@@ -369,7 +430,7 @@ def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path) -> None:
     run(work)
 
 
-def test_a_partition_takes_its_own_rows_alone() -> None:
+def test_r18_1_a_partition_takes_its_own_rows_alone() -> None:
     (statement,) = parse("CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
     assert isinstance(statement, CreateTable)
     partition = statement.definition.with_id(UUID(int=1)).of_partition("a", UUID(int=2), 1)
@@ -395,7 +456,7 @@ def test_a_partition_takes_its_own_rows_alone() -> None:
         ("YEAR", ("2024", "2025"), "2023"),
     ],
 )
-def test_the_calendar_of_each_unit(unit: str, create_names: tuple[str, ...], oldest: str) -> None:
+def test_r18_4_the_calendar_of_each_unit(unit: str, create_names: tuple[str, ...], oldest: str) -> None:
     (statement,) = parse(
         f"{PK} WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.time-unit' = '{unit}', "
         "'table.auto-partition.num-retention' = '1', 'table.auto-partition.time-zone' = 'Europe/Berlin')"

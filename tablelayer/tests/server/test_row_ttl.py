@@ -46,7 +46,7 @@ def row(key: int, v: int = 0, at: int | None = None) -> dict[str, Any]:
     return {"id": key, "v": v, "at": at}
 
 
-def test_a_row_ends_an_hour_after_its_last_write_with_a_delete_in_the_changelog(tmp_path: Path) -> None:
+def test_r19_2_a_row_ends_an_hour_after_its_last_write_with_a_delete_in_the_changelog(tmp_path: Path) -> None:
     async def work() -> None:
         clock = StandingClock()
         async with tables(tmp_path, BY_HAND, clock=clock) as all_tables:
@@ -92,7 +92,7 @@ def test_a_row_that_is_being_renewed_is_left_to_the_next_time(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("BIGINT", 1), ("TIMESTAMP(6)", 1000), ("TIMESTAMP_LTZ(3)", 1)])
-def test_the_time_column_counts_and_a_row_without_a_time_never_ends(
+def test_r19_1_the_time_column_counts_and_a_row_without_a_time_never_ends(
     tmp_path: Path, kind: str, factor: int
 ) -> None:
     async def work() -> None:
@@ -126,7 +126,7 @@ def test_the_time_column_counts_and_a_row_without_a_time_never_ends(
         ", 'table.changelog.image' = 'WAL'",
     ],
 )
-def test_every_kind_of_table_lets_its_rows_end(tmp_path: Path, more: str) -> None:
+def test_r19_3_every_kind_of_table_lets_its_rows_end(tmp_path: Path, more: str) -> None:
     async def work() -> None:
         clock = StandingClock()
         async with tables(tmp_path, BY_HAND, clock=clock) as all_tables:
@@ -140,7 +140,57 @@ def test_every_kind_of_table_lets_its_rows_end(tmp_path: Path, more: str) -> Non
     run(work)
 
 
-def test_random_lives_against_a_dict(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "second", "renewed"),
+    [
+        (", 'table.merge-engine' = 'first_row'", row(1, 9), False),
+        (", 'table.merge-engine' = 'versioned', 'table.merge-engine.versioned.ver-column' = 'v'", row(1, 4), False),
+        (", 'table.merge-engine' = 'versioned', 'table.merge-engine.versioned.ver-column' = 'v'", row(1, 5), True),
+        (", 'table.merge-engine' = 'aggregation', 'fields.v.agg' = 'max'", row(1, 4), True),
+        ("", row(1, 5), True),
+    ],
+)  # fmt: skip
+def test_r19_4_a_write_that_changes_nothing_does_not_renew_a_row_and_one_of_the_same_values_does(
+    tmp_path: Path, more: str, second: dict[str, Any], *, renewed: bool
+) -> None:
+    async def work() -> None:
+        clock = StandingClock()
+        async with tables(tmp_path, BY_HAND, clock=clock) as all_tables:
+            table = await create(all_tables, more=more)
+            await table.put(("+", row(1, 5)))
+            clock.now_ms += HOUR // 2
+            assert (await table.put(("+", second))).error_code == 0
+            assert await table.state() == [row(1, 5)]
+            clock.now_ms += HOUR // 2
+            assert await expire(table) == (0 if renewed else 1)
+            assert await table.state() == ([row(1, 5)] if renewed else [])
+            clock.now_ms += HOUR // 2
+            assert await expire(table) == (1 if renewed else 0)
+            assert await table.count() == 0
+
+    run(work)
+
+
+def test_r19_4_a_key_alone_that_is_there_does_not_renew_its_row(tmp_path: Path) -> None:
+    """R6.6 changes nothing, and neither does a lookup that inserts what is absent."""
+
+    async def work() -> None:
+        clock = StandingClock()
+        async with tables(tmp_path, BY_HAND, clock=clock) as all_tables:
+            table = await create(all_tables)
+            await table.put(("+", row(1, 5)), ("+", row(2, 5)))
+            clock.now_ms += HOUR - 1
+            assert (await table.put(("+", {"id": 1}), columns=["id"])).error_code == 0
+            assert await table.lookup({"id": 1}, {"id": 2}, insert_if_absent=True) == [row(1, 5), row(2, 5)]
+            assert (await table.put(("+", {"id": 2, "v": 5}), columns=["id", "v"])).error_code == 0
+            clock.now_ms += 1
+            assert await expire(table) == 1
+            assert await table.state() == [row(2, 5)]
+
+    run(work)
+
+
+def test_r19_random_lives_against_a_dict(tmp_path: Path) -> None:
     """Writes, deletes, hours, restarts, lost stores: what is there is what the model says, and so is the changelog."""
 
     async def work() -> None:

@@ -410,6 +410,59 @@ def test_r4_2_a_column_dropped_and_added_again_never_shows_old_values(tmp_path: 
     run(work)
 
 
+def test_r9_8_a_function_stays_with_its_column_whatever_becomes_of_its_name(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            first = await all_tables.create(
+                "k INT, total INT, top INT, PRIMARY KEY (k) NOT ENFORCED",
+                given={
+                    "table.merge-engine": "aggregation",
+                    "fields.total.agg": "sum",
+                    "fields.top.agg": "max",
+                },
+            )
+            await first.put(("+", {"k": 1, "total": 5, "top": 5}))
+            second = await first.alter(
+                "RENAME total TO x, RENAME top TO total, RENAME x TO top, ADD low INT FIRST, "
+                "SET ('fields.low.agg' = 'min')"
+            )
+            # `top` is what was `total`: it is added up, whoever writes it under whichever name.
+            await second.put(("+", {"k": 1, "low": 4, "top": 2, "total": 2}))
+            await first.put(("+", {"k": 1, "total": 1, "top": 9}))
+            await second.put(("+", {"k": 1, "low": 6, "top": None, "total": None}))
+            assert await second.state() == [{"low": 4, "k": 1, "total": 9, "top": 8}]
+            # A column that takes a dropped one's name has a function of its own, and nothing of the old values.
+            third = await second.alter("DROP top, ADD top INT")
+            await third.put(("+", {"k": 1, "low": None, "total": None, "top": 3}))
+            await first.put(("+", {"k": 1, "total": 100, "top": 10}))
+            await third.put(("+", {"k": 1, "low": None, "total": None, "top": 2}))
+            assert await third.state() == [{"low": 4, "k": 1, "total": 10, "top": 2}]
+
+    run(work)
+
+
+def test_r20_4_nested_columns_are_added_dropped_renamed_and_never_changed_inside(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            first = await all_tables.create("k INT, r ROW<a INT> NOT NULL, PRIMARY KEY (k) NOT ENFORCED")
+            await first.put(("+", {"k": 1, "r": {"a": 7}}))
+            second = await first.alter("ADD l ARRAY<INT>, RENAME r TO q, ALTER q DROP NOT NULL")
+            assert await second.state() == [{"k": 1, "q": {"a": 7}, "l": None}]
+            await second.put(("+", {"k": 2, "q": None, "l": [1, None]}))
+            wider = ModifyColumn("q", type=parse_type("ROW<a BIGINT>"))
+            answer = await second.alter_answer(changes_to_json([wider]))
+            assert answer.error_code == TableErrorCode.INVALID_TABLE
+            assert "what is inside of a nested type" in answer.error_message
+            third = await second.alter("DROP q, ADD q ROW<a BIGINT>")
+            await third.put(("+", {"k": 2, "l": [], "q": {"a": 1 << 40}}))
+            assert await third.state() == [
+                {"k": 1, "l": None, "q": None},
+                {"k": 2, "l": [], "q": {"a": 1 << 40}},
+            ]
+
+    run(work)
+
+
 def test_r4_2_a_partial_update_gives_the_default_where_there_must_be_a_value(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:

@@ -162,7 +162,7 @@ def test_r17_avro_through_the_broker_both_ways(tmp_path: Path) -> None:
         run(lambda: work(known))
 
 
-def test_r17_3_bad_avro_is_named_and_a_silent_registry_is_for_later(tmp_path: Path) -> None:
+def test_r17_6_bad_avro_is_named_and_a_silent_registry_is_for_later(tmp_path: Path) -> None:
     async def work(known: Registry) -> None:
         async with tables(tmp_path) as all_tables:
             table = await avro_table(all_tables, known.url)

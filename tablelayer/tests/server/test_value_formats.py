@@ -172,7 +172,7 @@ def customer(key: int, name: str | None = None, at: Any = None, price: Any = Non
 
 
 @pytest.mark.parametrize("schema", [False, True])
-def test_r17_2_envelopes_of_a_connector_become_upserts_and_deletes(schema: bool) -> None:
+def test_r17_5_envelopes_of_a_connector_become_upserts_and_deletes(schema: bool) -> None:
     around = with_schema if schema else lambda payload: payload
     key = (lambda k: json.dumps(with_schema({"id": k})).encode()) if schema else lambda k: b'{"id":%d}' % k
     written = from_kafka(
@@ -330,7 +330,7 @@ def test_r17_3_precise_decimals_that_do_not_fit(number: int | None) -> None:
     assert caught.value.index == 1
 
 
-def test_r17_1_compact_envelopes_have_no_before_but_for_deletes() -> None:
+def test_r17_5_compact_envelopes_have_no_before_but_for_deletes() -> None:
     rows = pa.RecordBatch.from_pylist([customer(i, f"n{i}") for i in range(5)], CUSTOMERS.schema.arrow())
     found = shown(CUSTOMERS, rows, [INSERT, BEFORE, AFTER, DELETE, INSERT])
     assert found.offsets.tolist() == [100, 102, 103, 104]
@@ -344,7 +344,7 @@ def test_r17_1_compact_envelopes_have_no_before_but_for_deletes() -> None:
     ]
 
 
-def test_r17_1_full_envelopes_have_both_images() -> None:
+def test_r17_5_full_envelopes_have_both_images() -> None:
     full = table("id BIGINT; name STRING", ("id",), **DEBEZIUM, **{"table.kafka.changelog": "full"})
     rows = pa.RecordBatch.from_pylist([{"id": i, "name": f"n{i}"} for i in range(7)], full.schema.arrow())
     found = shown(full, rows, [BEFORE, AFTER, INSERT, AFTER, BEFORE, AFTER, DELETE])
