@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -373,6 +373,38 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
 )
 
 
+_GROUP_TIMES: Final = (
+    # (name, its least, its most), as Kafka's GroupCoordinatorConfig checks them at the start
+    ("group.max.session.timeout.ms", "group.min.session.timeout.ms", None),
+    *(
+        (f"group.consumer.{kind}", f"group.consumer.min.{kind}", f"group.consumer.max.{kind}")
+        for kind in ("heartbeat.interval.ms", "session.timeout.ms")
+    ),
+    *(
+        (f"group.consumer.max.{kind}", f"group.consumer.min.{kind}", None)
+        for kind in ("heartbeat.interval.ms", "session.timeout.ms")
+    ),
+)
+
+
+def _check_group_times(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a time of groups that is beyond the bounds which the broker holds groups to."""
+    for name, least, most in _GROUP_TIMES:
+        if values[name] < values[least]:
+            raise ConfigError(
+                f"{name} must be greater than or equal to {least}; they are {values[name]} and {values[least]}"
+            )
+        if most is not None and values[name] > values[most]:
+            raise ConfigError(
+                f"{name} must be less than or equal to {most}; they are {values[name]} and {values[most]}"
+            )
+    session, heartbeat = "group.consumer.session.timeout.ms", "group.consumer.heartbeat.interval.ms"
+    if values[session] <= values[heartbeat]:
+        raise ConfigError(
+            f"{session} must be greater than {heartbeat}; they are {values[session]} and {values[heartbeat]}"
+        )
+
+
 # ConfigSource of DescribeConfigs: set while the broker runs, set at its start, declared.
 BROKER_SOURCE, ALL_BROKERS_SOURCE, STATIC_SOURCE, DEFAULT_SOURCE = 2, 3, 4, 5
 
@@ -408,6 +440,7 @@ class BrokerConfig:
                     raise unknown_name("broker", name, self.keys)
                 self.keys[name] = replace(family, name=name)
             values[name] = self.keys[name].parse(text)
+        _check_group_times(values)
         self.explicit = explicit
         self._values = values
         self._dynamic = ((BROKER_SOURCE, dict(broker)), (ALL_BROKERS_SOURCE, dict(all_brokers)))

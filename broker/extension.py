@@ -107,6 +107,8 @@ class ApiDeclaration(msgspec.Struct, frozen=True):
     `on_error` builds the response that carries an error; without it the error goes to the fields `error_code`
     and `error_message` of the response, which must then have the former.
 
+    One that is not `advertised` is for clients that send it all the same: it has only a reason to give.
+
     `repeat` is asked after a request was answered at once: how to answer others like it (None: not at all).
     """
 
@@ -119,6 +121,7 @@ class ApiDeclaration(msgspec.Struct, frozen=True):
     cancel_on_disconnect: bool = False
     on_error: Callable[[Any, int, KafkaError], ApiMessage] | None = None
     repeat: Callable[[RequestContext, Any], Repeat | None] | None = None
+    advertised: bool = True
 
     def __post_init__(self) -> None:
         if self.min_version < 0:

@@ -22,6 +22,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from broker.api import not_offered
 from broker.api.api_versions import ApiVersionsApi
 from broker.api.configs import ConfigsApi
 from broker.api.dispatch import Dispatcher
@@ -33,6 +34,7 @@ from broker.api.produce import ProduceApi
 from broker.api.producer_ids import ProducerIdsApi
 from broker.api.quotas import QuotasApi
 from broker.api.replicas import ReplicasApi
+from broker.api.security import SecurityApi
 from broker.api.topics import TopicsApi
 from broker.background import BackgroundTasks
 from broker.cluster.broker_configs import BrokerConfigs
@@ -273,6 +275,8 @@ class Broker:
             *LogDirsApi(context).declarations(),
             *ReplicasApi(context).declarations(),
             *QuotasApi().declarations(),
+            *SecurityApi().declarations(),
+            *not_offered.declarations(),
             *ProducerIdsApi(context, transactions).declarations(),
             *groups.apis(),
             *transactions.apis(),

@@ -27,7 +27,9 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
     "group.consumer.session.timeout.ms": "1500",
+    "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.heartbeat.interval.ms": "200",
+    "group.consumer.min.heartbeat.interval.ms": "100",
     "auto.create.topics.enable": "true",
 }
 

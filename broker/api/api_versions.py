@@ -1,4 +1,5 @@
-"""ApiVersions (18): computed from the declarations, so nothing can be advertised that is not answered.
+"""ApiVersions (18): computed from the declarations, so nothing can be advertised that is not answered. What is declared
+only to be refused (`broker.api.not_offered`) is not among it.
 
 Cheap, because every connection of every client asks: one response per version is made once.
 """
@@ -56,6 +57,7 @@ class ApiVersionsApi:
                     max_version=declaration.max_version,
                 )
                 for declaration in sorted(self._declared(), key=lambda declaration: declaration.key)
+                if declaration.advertised
             ],
             supported_features=[
                 SupportedFeatureKey(name=name, min_version=0, max_version=level)

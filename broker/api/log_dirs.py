@@ -1,7 +1,9 @@
-"""DescribeLogDirs (35): the data directory, what is free on its volume, and how large each partition is.
+"""DescribeLogDirs (35): the data directory, what is free on its volume, and how large each partition is; and
+AlterReplicaLogDirs (34).
 
-There is one directory. The size of a partition is that of its log files, without indexes, as in Kafka; of a log
-that nobody has used since the start it is read from the file system, in a thread, so that asking opens nothing.
+There is one directory, so a replica that is to be there is there already, and to any other it cannot be moved. The
+size of a partition is that of its log files, without indexes, as in Kafka; of a log that nobody has used since the
+start it is read from the file system, in a thread, so that asking opens nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +16,13 @@ from pathlib import Path
 
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
 from protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -30,7 +39,35 @@ class LogDirsApi:
         self._directory = Path(os.path.abspath(context.data_dir))
 
     def declarations(self) -> list[ApiDeclaration]:
-        return [ApiDeclaration(DescribeLogDirsRequest, DescribeLogDirsResponse, self.describe)]
+        return [
+            ApiDeclaration(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, self.alter),
+            ApiDeclaration(DescribeLogDirsRequest, DescribeLogDirsResponse, self.describe),
+        ]
+
+    def alter(
+        self, context: RequestContext, request: AlterReplicaLogDirsRequest
+    ) -> AlterReplicaLogDirsResponse:
+        """LOG_DIR_NOT_FOUND for another directory, whatever the partition is (as in Kafka)."""
+        results: dict[str, AlterReplicaLogDirTopicResult] = {}
+        for wanted in request.dirs:
+            is_own = Path(os.path.abspath(wanted.path)) == self._directory
+            for topic in wanted.topics:
+                result = results.setdefault(
+                    topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name, partitions=[])
+                )
+                for index in topic.partitions:
+                    code: int = ErrorCode.NONE
+                    if not is_own:
+                        code = ErrorCode.LOG_DIR_NOT_FOUND
+                    else:
+                        try:
+                            self._metadata.partition(topic.name, index)
+                        except KafkaError as error:
+                            code = error.code
+                    result.partitions.append(
+                        AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+                    )
+        return AlterReplicaLogDirsResponse(results=list(results.values()))
 
     async def describe(
         self, context: RequestContext, request: DescribeLogDirsRequest

@@ -28,8 +28,10 @@ USABLE = {
     "CreatePartitions": 3, "DeleteGroups": 2, "ElectLeaders": 2, "IncrementalAlterConfigs": 1,
     "AlterPartitionReassignments": 1, "ListPartitionReassignments": 0, "OffsetDelete": 0,
     "DescribeClientQuotas": 1, "DescribeCluster": 2, "ListConfigResources": 1, "DescribeTopicPartitions": 0,
+    "AlterReplicaLogDirs": 2, "DescribeAcls": 3, "CreateAcls": 3, "DeleteAcls": 3, "SaslHandshake": 1,
+    "SaslAuthenticate": 2, "DescribeDelegationToken": 3, "DescribeUserScramCredentials": 0,
 }  # fmt: skip
-NEVER = ["AlterClientQuotas", "AlterReplicaLogDirs", "DescribeQuorum", "UpdateFeatures", "PushTelemetry"]
+NEVER = ["AlterClientQuotas", "AlterUserScramCredentials", "DescribeQuorum", "UpdateFeatures", "PushTelemetry"]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,12 @@ import shutil
 import pytest
 
 from broker.testing.direct import direct_broker
+from protocol.errors import ErrorCode
+from protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from protocol.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 
 
@@ -56,5 +62,40 @@ def test_only_what_is_asked_for_and_exists(tmp_path) -> None:
             ]
             response = await broker.send(DescribeLogDirsRequest(topics=wanted))
             assert sizes_of(response) == {("t", 1): 0}
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_replica_is_where_it_is_and_cannot_be_moved_elsewhere(tmp_path, version) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 3)
+            wanted = {
+                f"{tmp_path}/": [("t", [0, 3]), ("missing", [0])],
+                f"{tmp_path}/t-0": [("t", [1]), ("missing", [1])],
+            }
+            dirs = [
+                AlterReplicaLogDir(
+                    path=path,
+                    topics=[
+                        AlterReplicaLogDirTopic(name=name, partitions=indexes) for name, indexes in topics
+                    ],
+                )
+                for path, topics in wanted.items()
+            ]
+            response = await broker.send(AlterReplicaLogDirsRequest(dirs=dirs), version)
+            assert {
+                (result.topic_name, partition.partition_index): partition.error_code
+                for result in response.results
+                for partition in result.partitions
+            } == {
+                ("t", 0): 0,
+                ("t", 3): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ("missing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ("t", 1): ErrorCode.LOG_DIR_NOT_FOUND,
+                ("missing", 1): ErrorCode.LOG_DIR_NOT_FOUND,
+            }
+            assert [result.topic_name for result in response.results] == ["t", "missing"]
 
     asyncio.run(test())

@@ -41,6 +41,33 @@ def test_an_illegal_value_is_named(name, text, problem) -> None:
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("explicit", "words"),
+    [
+        (
+            {"group.consumer.session.timeout.ms": "1000"},
+            r"group.consumer.session.timeout.ms must be greater than or equal to "
+            r"group.consumer.min.session.timeout.ms; they are 1000 and 45000",
+        ),
+        ({"group.consumer.session.timeout.ms": "60001"}, "less than or equal to group.consumer.max.session"),
+        ({"group.consumer.heartbeat.interval.ms": "4999"}, "or equal to group.consumer.min.heartbeat"),
+        ({"group.consumer.heartbeat.interval.ms": "15001"}, "or equal to group.consumer.max.heartbeat"),
+        ({"group.consumer.max.session.timeout.ms": "44999"}, "must be"),
+        ({"group.min.session.timeout.ms": "1800001"}, "group.max.session.timeout.ms must be greater"),
+        (
+            {
+                "group.consumer.min.session.timeout.ms": "1000",
+                "group.consumer.session.timeout.ms": "5000",
+            },
+            "must be greater than group.consumer.heartbeat.interval.ms; they are 5000 and 5000",
+        ),
+    ],
+)
+def test_group_timeouts_keep_to_their_own_bounds(explicit, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        BrokerConfig(explicit)
+
+
 def test_an_extension_declares_its_own() -> None:
     key = ConfigKey("datalake.warehouse", ConfigType.STRING, None, "Where.")
     assert BrokerConfig({"datalake.warehouse": "/x"}, [key])["datalake.warehouse"] == "/x"

@@ -1,0 +1,84 @@
+"""Requests of Kafka's tools for what this server has not: known and refused, so never advertised.
+
+Clients that go by ApiVersions say so themselves. Those that send all the same (by a configured version of Kafka, as
+Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would look like a broker that is lost.
+
+| key | asks for |
+|---|---|
+| 49 AlterClientQuotas | quotas |
+| 51 AlterUserScramCredentials | users |
+| 55 DescribeQuorum | the Raft log of Kafka's controllers |
+| 57 UpdateFeatures | levels of features, which are fixed here |
+| 64 UnregisterBroker | brokers beside this one |
+"""
+
+from __future__ import annotations
+
+from broker.extension import ApiDeclaration, RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    EntryResult,
+)
+from protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsResult,
+)
+from protocol.messages.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
+from protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
+from protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
+from protocol.schema import ApiMessage
+
+REASONS: dict[type[ApiMessage], str] = {
+    AlterClientQuotasRequest: "there are no quotas here",
+    AlterUserScramCredentialsRequest: "there are no users here, so nobody has SCRAM credentials",
+    DescribeQuorumRequest: "there is no Raft quorum here: metadata are kept by this broker alone",
+    UpdateFeaturesRequest: "the levels of features are fixed here",
+    UnregisterBrokerRequest: "there is one broker here",
+}
+
+
+def declarations() -> list[ApiDeclaration]:
+    return [
+        ApiDeclaration(
+            AlterClientQuotasRequest, AlterClientQuotasResponse, _refuse, on_error=_quotas, advertised=False
+        ),
+        ApiDeclaration(
+            AlterUserScramCredentialsRequest,
+            AlterUserScramCredentialsResponse,
+            _refuse,
+            on_error=_credentials,
+            advertised=False,
+        ),
+        ApiDeclaration(DescribeQuorumRequest, DescribeQuorumResponse, _refuse, advertised=False),
+        ApiDeclaration(UpdateFeaturesRequest, UpdateFeaturesResponse, _refuse, advertised=False),
+        ApiDeclaration(UnregisterBrokerRequest, UnregisterBrokerResponse, _refuse, advertised=False),
+    ]
+
+
+def _refuse(context: RequestContext, request: ApiMessage) -> None:
+    raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, REASONS[type(request)])
+
+
+def _quotas(request: AlterClientQuotasRequest, version: int, error: KafkaError) -> AlterClientQuotasResponse:
+    return AlterClientQuotasResponse(
+        entries=[
+            EntryResult(error_code=error.code, error_message=error.message, entity=entry.entity)
+            for entry in request.entries
+        ]
+    )
+
+
+def _credentials(
+    request: AlterUserScramCredentialsRequest, version: int, error: KafkaError
+) -> AlterUserScramCredentialsResponse:
+    named = [deletion.name for deletion in request.deletions]
+    named += [upsertion.name for upsertion in request.upsertions]
+    return AlterUserScramCredentialsResponse(
+        results=[
+            AlterUserScramCredentialsResult(user=user, error_code=error.code, error_message=error.message)
+            for user in dict.fromkeys(named)
+        ]
+    )

@@ -1,0 +1,107 @@
+"""What clients ask about security, answered as Kafka does where none is set up.
+
+DescribeAcls (29), CreateAcls (30), DeleteAcls (31): there is no authorizer, so everybody may do everything.
+MirrorMaker 2 asks by default and goes on without ACLs when it hears so. SaslHandshake (17), SaslAuthenticate (36):
+connections are not authenticated, so there is nothing to shake hands about. DescribeUserScramCredentials (50): nobody
+has any. Delegation tokens (38-41) stand for a principal, and there are none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.extension import ApiDeclaration, RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
+from protocol.messages.create_delegation_token import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+)
+from protocol.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
+from protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from protocol.messages.describe_delegation_token import (
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+)
+from protocol.messages.describe_user_scram_credentials import (
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+    DescribeUserScramCredentialsResult,
+)
+from protocol.messages.expire_delegation_token import (
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+)
+from protocol.messages.renew_delegation_token import RenewDelegationTokenRequest, RenewDelegationTokenResponse
+from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from protocol.schema import ApiMessage
+
+NO_AUTHORIZER: Final = "No Authorizer is configured on the broker"
+_NEVER: Final = -1
+
+
+class SecurityApi:
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(SaslHandshakeRequest, SaslHandshakeResponse, self.handshake),
+            ApiDeclaration(DescribeAclsRequest, DescribeAclsResponse, self.describe_acls),
+            ApiDeclaration(CreateAclsRequest, CreateAclsResponse, self.create_acls),
+            ApiDeclaration(DeleteAclsRequest, DeleteAclsResponse, self.delete_acls),
+            ApiDeclaration(SaslAuthenticateRequest, SaslAuthenticateResponse, self.authenticate),
+            *(ApiDeclaration(request, response, self.token) for request, response in _OF_TOKENS.items()),
+            ApiDeclaration(
+                DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, self.describe_scram
+            ),
+        ]
+
+    def handshake(self, context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+        return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
+
+    def authenticate(
+        self, context: RequestContext, request: SaslAuthenticateRequest
+    ) -> SaslAuthenticateResponse:
+        raise KafkaError(
+            ErrorCode.ILLEGAL_SASL_STATE,
+            "connections are not authenticated here; use security.protocol=PLAINTEXT",
+        )
+
+    def describe_acls(self, context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+        raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
+
+    def create_acls(self, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+        refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+        return CreateAclsResponse(results=[refused] * len(request.creations))
+
+    def delete_acls(self, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+        refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+        return DeleteAclsResponse(filter_results=[refused] * len(request.filters))
+
+    def token(self, context: RequestContext, request: ApiMessage) -> ApiMessage:
+        response = _OF_TOKENS[type(request)](error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
+        for name in response.FIELDS:
+            if name.endswith("timestamp_ms"):
+                setattr(response, name, _NEVER)
+        return response
+
+    def describe_scram(
+        self, context: RequestContext, request: DescribeUserScramCredentialsRequest
+    ) -> DescribeUserScramCredentialsResponse:
+        """Of all users: nothing; of those who are named: that they have none."""
+        results = [
+            DescribeUserScramCredentialsResult(
+                user=user.name,
+                error_code=ErrorCode.RESOURCE_NOT_FOUND,
+                error_message=f"Attempt to describe a user credential that does not exist: {user.name}",
+            )
+            for user in request.users or ()
+        ]
+        return DescribeUserScramCredentialsResponse(error_message=None, results=results)
+
+
+_OF_TOKENS: Final[dict[type[ApiMessage], type[ApiMessage]]] = {
+    CreateDelegationTokenRequest: CreateDelegationTokenResponse,
+    RenewDelegationTokenRequest: RenewDelegationTokenResponse,
+    ExpireDelegationTokenRequest: ExpireDelegationTokenResponse,
+    DescribeDelegationTokenRequest: DescribeDelegationTokenResponse,
+}
