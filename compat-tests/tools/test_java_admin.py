@@ -31,7 +31,13 @@ USABLE = {
     "AlterReplicaLogDirs": 2, "DescribeAcls": 3, "CreateAcls": 3, "DeleteAcls": 3, "SaslHandshake": 1,
     "SaslAuthenticate": 2, "DescribeDelegationToken": 3, "DescribeUserScramCredentials": 0,
 }  # fmt: skip
-NEVER = ["AlterClientQuotas", "AlterUserScramCredentials", "DescribeQuorum", "UpdateFeatures", "PushTelemetry"]
+NEVER = [
+    "AlterClientQuotas",
+    "AlterUserScramCredentials",
+    "DescribeQuorum",
+    "UpdateFeatures",
+    "PushTelemetry",
+]
 
 
 @pytest.fixture(scope="module")
