@@ -8,10 +8,12 @@ again alone.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +40,7 @@ from tablelayer.client.retry import (
 )
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import buckets_of, split_by_bucket
+from tablelayer.client.state import snapshot_pieces
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.extremes import check_ordered, extremes
 from tablelayer.model.ipc import decode_answer, encode_ipc
@@ -77,6 +80,7 @@ def flat(moment: AnyMoment, path: object) -> Moment:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_limit_numbers = itertools.count(1)
 EARLIEST = -2
 LATEST = -1
 
@@ -119,6 +123,35 @@ class Extremes:
         return cls(
             sum(part.row_count for part in parts), counts, pa.Table.from_batches([extremes(batches, schema)])
         )
+
+
+class _PrefixPlace:
+    """How far a bucket's prefixes are answered; answers have as many rows as there is room for."""
+
+    def __init__(self, prefixes: pa.RecordBatch) -> None:
+        self.counts = np.zeros(prefixes.num_rows, np.int64)
+        self.rows: list[pa.RecordBatch] = []
+        self.after: bytes | None = None
+        self._prefixes = prefixes
+        self._done = 0
+        self.payload = encode_ipc(prefixes)
+
+    @property
+    def finished(self) -> bool:
+        return self._done == len(self.counts)
+
+    def add(self, counts: bytes, rows: pa.RecordBatch, cursor: bytes | None) -> bool:
+        """False for an answer that brings nothing."""
+        found = np.frombuffer(counts, "<i4")
+        self.counts[self._done : self._done + len(found)] += found
+        self.rows.append(rows)
+        before, self.after = (self._done, self.after), cursor
+        self._done += len(found) - (0 if cursor is None else 1)
+        if not self.finished:
+            self.payload = encode_ipc(self._prefixes.slice(self._done))
+        if not len(found):
+            self.after = before[1]
+        return (self._done, self.after) != before
 
 
 class Reader:
@@ -248,6 +281,7 @@ class Reader:
         self, keys: pa.RecordBatch, ids: list[int] | None, answer_schema: pa.Schema, insert_if_absent: bool
     ) -> tuple[np.ndarray, pa.RecordBatch]:
         parts, positions = self._split(keys)
+        left = dict(parts)
         payloads = {bucket: encode_ipc(part) for bucket, part in parts}
 
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
@@ -263,11 +297,28 @@ class Reader:
             raise_for(answer.error_code, answer.error_message, doing=f"look up in {self._topic}")
             return {entry.bucket: entry for entry in answer.buckets}
 
-        answers = await self.ask(
-            [bucket for bucket, _ in parts], send, doing="look up in", changes=insert_if_absent
-        )
-        found = np.concatenate([np.frombuffer(answers[bucket].found, np.uint8) for bucket, _ in parts])
-        rows = [decode_answer(answers[bucket].rows, answer_schema) for bucket, _ in parts]
+        found_in: dict[int, list[np.ndarray]] = {bucket: [] for bucket, _ in parts}
+        rows_of: dict[int, list[pa.RecordBatch]] = {bucket: [] for bucket, _ in parts}
+        while left:
+            answers = await self.ask(list(left), send, doing="look up in", changes=insert_if_absent)
+            got = 0
+            for bucket, answer in answers.items():
+                count = len(answer.found)
+                found_in[bucket].append(np.frombuffer(answer.found, np.uint8))
+                rows_of[bucket].append(decode_answer(answer.rows, answer_schema))
+                got += count
+                if count >= left[bucket].num_rows:
+                    del left[bucket]
+                else:  # the answer has as many rows as there is room for
+                    left[bucket] = left[bucket].slice(count)
+                    payloads[bucket] = encode_ipc(left[bucket])
+            if left and not got:
+                self._no_progress("looking up")
+        found = np.concatenate([each for bucket, _ in parts for each in found_in[bucket]])
+        rows = [
+            rows_of[bucket][0] if len(rows_of[bucket]) == 1 else pa.concat_batches(rows_of[bucket])
+            for bucket, _ in parts
+        ]
         if len(parts) == 1:
             return found.astype(bool), rows[0]
         back = np.empty(len(positions), np.int64)
@@ -292,16 +343,22 @@ class Reader:
         start = 0
         for batch in batches:
             parts, positions = self._split(batch)
-            payloads = {bucket: encode_ipc(part) for bucket, part in parts}
+            places = {bucket: _PrefixPlace(part) for bucket, part in parts}
 
             async def send(
-                leader: int, buckets: list[int], deadline: Deadline, payloads: dict[int, Any] = payloads
+                leader: int,
+                buckets: list[int],
+                deadline: Deadline,
+                places: dict[int, _PrefixPlace] = places,
             ) -> dict[int, Any]:
                 request = PrefixLookupRequest(
                     table_id=self._routes.table_id,
                     columns=ids,
                     buckets=[
-                        PrefixLookupBucket(bucket=bucket, prefixes=payloads[bucket]) for bucket in buckets
+                        PrefixLookupBucket(
+                            bucket=bucket, prefixes=places[bucket].payload, after=places[bucket].after
+                        )
+                        for bucket in buckets
                     ],
                     schema_id=self._schema_id,
                 )
@@ -311,11 +368,18 @@ class Reader:
                 raise_for(answer.error_code, answer.error_message, doing=f"prefix lookup in {self._topic}")
                 return {entry.bucket: entry for entry in answer.buckets}
 
-            answers = await self.ask([bucket for bucket, _ in parts], send, doing="prefix lookup in")
-            counts = np.concatenate([np.frombuffer(answers[bucket].counts, "<i4") for bucket, _ in parts])
-            found = pa.concat_batches(
-                [decode_answer(answers[bucket].rows, answer_schema) for bucket, _ in parts]
-            )
+            while left := [bucket for bucket, _ in parts if not places[bucket].finished]:
+                answers = await self.ask(left, send, doing="prefix lookup in")
+                moved = [
+                    places[bucket].add(
+                        answer.counts, decode_answer(answer.rows, answer_schema), answer.cursor
+                    )
+                    for bucket, answer in answers.items()
+                ]
+                if not any(moved):
+                    self._no_progress("a prefix lookup")
+            counts = np.concatenate([places[bucket].counts for bucket, _ in parts])
+            found = pa.concat_batches([rows for bucket, _ in parts for rows in places[bucket].rows])
             owner = np.repeat(positions, counts)
             if len(parts) > 1:
                 by_prefix = np.argsort(owner, kind="stable")
@@ -324,6 +388,12 @@ class Reader:
             rows.append(found)
             start += batch.num_rows
         return np.concatenate(owners), reorder(pa.Table.from_batches(rows), order)
+
+    def _no_progress(self, doing: str) -> NoReturn:
+        raise_for(
+            ErrorCode.UNKNOWN_SERVER_ERROR, "the answers bring nothing", doing=f"{doing} in {self._topic}"
+        )
+        raise AssertionError("unreachable")
 
     def _split(self, keys: pa.RecordBatch) -> tuple[list[tuple[int, pa.RecordBatch]], np.ndarray]:
         """Keys by bucket, and for each key in the order of the parts its position in `keys`."""
@@ -355,22 +425,62 @@ class Reader:
         ids, _, order = self.project(columns)
         answer_schema = self._answer_schema(ids)
 
+        limit, before = count, -1
+
         async def send(leader: int, buckets: list[int], deadline: Deadline) -> dict[int, Any]:
             request = LimitScanRequest(
                 table_id=self._routes.table_id,
                 columns=ids,
-                limit=count,
+                limit=limit,
                 buckets=buckets,
                 schema_id=self._schema_id,
                 filter=condition,
+                before=before,
             )
             answer = await self._cluster.send(request, LimitScanResponse, node_id=leader, deadline=deadline)
             raise_for(answer.error_code, answer.error_message, doing=f"read rows of {self._topic}")
             return {entry.bucket: entry for entry in answer.buckets}
 
-        answers = await self.ask(range(self._definition.bucket_count), send, doing="read rows of")
-        rows = [decode_answer(answers[bucket].rows, answer_schema) for bucket in sorted(answers)]
+        doing = "read rows of"
+        answers = await self.ask(range(self._definition.bucket_count), send, doing=doing)
+        rows: list[pa.RecordBatch] = []
+        total = 0
+        for bucket in sorted(answers):
+            if total >= count:
+                break
+            answer = answers[bucket]
+            found = [decode_answer(answer.rows, answer_schema)]
+            if answer.has_more and self._definition.is_primary_key_table:
+                found = await self._first_rows(bucket, ids, answer_schema, count - total, condition)
+            while answer.has_more and not self._definition.is_primary_key_table:
+                limit, before = count - sum(each.num_rows for each in found), answer.start_offset
+                if limit <= 0:
+                    break
+                answer = (await self.ask([bucket], send, doing=doing))[bucket]
+                found.insert(0, decode_answer(answer.rows, answer_schema))
+            rows += found
+            total += sum(each.num_rows for each in found)
         return reorder(pa.Table.from_batches(rows, schema=answer_schema).slice(0, count), order)
+
+    async def _first_rows(
+        self, bucket: int, ids: list[int] | None, schema: pa.Schema, count: int, condition: bytes | None
+    ) -> list[pa.RecordBatch]:
+        """The first rows of a bucket of a primary-key table (that match), more than one answer has."""
+        channel = f"limit-{next(_limit_numbers)}"
+        pieces = snapshot_pieces(
+            self._cluster, self._definition, bucket, ids, schema, channel, limit=None, condition=condition
+        )
+        found: list[pa.RecordBatch] = []
+        try:
+            async with aclosing(pieces):
+                async for rows, _ in pieces:
+                    found.append(rows.slice(0, count))
+                    count -= found[-1].num_rows
+                    if count <= 0:
+                        break
+        finally:
+            self._cluster.release(channel)
+        return found
 
     async def count(self, condition: bytes | None = None) -> int:
         """Rows now (that match): of a PK table its keys, of a log table the rows that are kept."""

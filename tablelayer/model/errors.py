@@ -42,6 +42,7 @@ class TableErrorCode(IntEnum):
     TOO_MANY_PARTITIONS = 1026
     OUTSIDE_RETENTION = 1030
     STAGED_ROWS_MISSING = 1040
+    ANSWER_TOO_LARGE = 1050
 
     @property
     def retriable(self) -> bool:

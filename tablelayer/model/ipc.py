@@ -28,9 +28,9 @@ BYTES_PER_MESSAGE_MAX: Final = 100 << 20
 """Bytes of one message of a stranger without its compression: what the largest request can carry without any
 (`socket.request.max.bytes`). Compression saves the network, and buys nothing else."""
 
-_ANSWER_BYTES_MAX: Final = 512 << 20
-"""Of what a server sends, compressed: a changelog has two rows for one that was written, and log of before there were
-bounds is to be read too."""
+STORED_BYTES_MAX: Final = 512 << 20
+"""Bytes of a message in the log without its compression, beyond which it is not read: a changelog has two rows for one
+that was written, and log of before there were bounds is to be read too."""
 
 _CODECS = {ArrowCompression.ZSTD: "zstd", ArrowCompression.LZ4_FRAME: "lz4"}
 _CODEC_NUMBERS = {ArrowCompression.NONE: -1, ArrowCompression.LZ4_FRAME: 0, ArrowCompression.ZSTD: 1}
@@ -147,7 +147,7 @@ def _with_offsets_of_nothing(array: pa.Array) -> pa.Array:
 
 def answer_bytes_max(message: Buffer) -> int:
     """The `bytes_max` for what a server has sent: without compression whatever has arrived, up to 8 values a byte."""
-    return max(_ANSWER_BYTES_MAX, 8 * len(message))
+    return max(STORED_BYTES_MAX, 8 * len(message))
 
 
 def decode_answer(message: Buffer, arrow_schema: pa.Schema) -> pa.RecordBatch:

@@ -246,7 +246,11 @@ class LookupBucket(Struct):
 
 
 class LookupResult(Struct):
-    """``rows`` has one row per key, in their order; nulls where ``found`` (a byte per key) is 0."""
+    """``rows`` has one row per key, in their order; nulls where ``found`` (a byte per key) is 0.
+
+    Since version 2 an answer that would be too large has the first keys only, as many as ``found`` has bytes, maybe
+    none of a bucket's: the reader asks for the others. Before, there was an error then (ANSWER_TOO_LARGE).
+    """
 
     bucket: int = int32()
     error_code: int = int16()
@@ -255,7 +259,7 @@ class LookupResult(Struct):
     rows: Any = records(nullable="0+")
 
 
-class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-1", flexible="0+"):
+class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-2", flexible="0+"):
     """``insert_if_absent`` writes rows of nulls for keys that are not there, and answers when they are stored or
     ``timeout_ms`` have passed.
     """
@@ -268,7 +272,7 @@ class LookupRequest(ApiMessage, key=10012, kind="request", versions="0-1", flexi
     timeout_ms: int = int32(versions="1+", ignorable=True)
 
 
-class LookupResponse(ApiMessage, key=10012, kind="response", versions="0-1", flexible="0+"):
+class LookupResponse(ApiMessage, key=10012, kind="response", versions="0-2", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
@@ -277,15 +281,22 @@ class LookupResponse(ApiMessage, key=10012, kind="response", versions="0-1", fle
 
 
 class PrefixLookupBucket(Struct):
-    """``prefixes``: rows of the bucket-key columns, in the bucket key's order."""
+    """``prefixes``: rows of the bucket-key columns, in the bucket key's order. ``after``: the ``cursor`` of an answer;
+    of the first prefix the rows behind it are wanted.
+    """
 
     bucket: int = int32()
     prefixes: Any = records()
+    after: bytes | None = binary(versions="1+", nullable="1+", default=None)
 
 
 class PrefixLookupResult(Struct):
     """``counts``: an int32, little endian, per prefix; ``rows``: theirs one after the other, each group in
     key order.
+
+    Since version 1 an answer that would be too large has the first prefixes only, as many as ``counts`` says, maybe
+    none of a bucket's: the reader asks for the others. A ``cursor`` says that the last of these has more rows, and
+    where.
     """
 
     bucket: int = int32()
@@ -293,16 +304,17 @@ class PrefixLookupResult(Struct):
     error_message: str | None = string(nullable="0+", default=None)
     counts: bytes = binary()
     rows: Any = records(nullable="0+")
+    cursor: bytes | None = binary(versions="1+", nullable="1+", default=None, ignorable=True)
 
 
-class PrefixLookupRequest(ApiMessage, key=10013, kind="request", versions="0", flexible="0+"):
+class PrefixLookupRequest(ApiMessage, key=10013, kind="request", versions="0-1", flexible="0+"):
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     buckets: list[PrefixLookupBucket] = array(PrefixLookupBucket)
     schema_id: int = int16(default=-1, tag=0)
 
 
-class PrefixLookupResponse(ApiMessage, key=10013, kind="response", versions="0", flexible="0+"):
+class PrefixLookupResponse(ApiMessage, key=10013, kind="response", versions="0-1", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
@@ -359,25 +371,32 @@ class ScanLogResponse(ApiMessage, key=10014, kind="response", versions="0-1", fl
 class LimitScanResult(Struct):
     """Log tables: the last rows below the high watermark. Primary-key tables: the first rows in key order.
 
-    With a filter: of the rows that match.
+    With a filter: of the rows that match. ``has_more``: the answer would be too large with all of them; of a log table
+    those that are missing are below ``start_offset``, of a primary-key table a snapshot scan gives them. Before version
+    2 there was an error then (ANSWER_TOO_LARGE).
     """
 
     bucket: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)
     rows: Any = records(nullable="0+")
+    has_more: bool = boolean(versions="2+", ignorable=True)
+    start_offset: int = int64(versions="2+", default=-1, ignorable=True)
 
 
-class LimitScanRequest(ApiMessage, key=10015, kind="request", versions="0-1", flexible="0+"):
+class LimitScanRequest(ApiMessage, key=10015, kind="request", versions="0-2", flexible="0+"):
+    """``before``: of log tables only rows below this offset; -1 for all."""
+
     table_id: UUID = uuid()
     columns: list[int] | None = array(int32, nullable="0+", default=None)
     limit: int = int32()
     buckets: list[int] = array(int32)
     schema_id: int = int16(default=-1, tag=0)
     filter: bytes | None = binary(versions="1+", nullable="1+", default=None)
+    before: int = int64(versions="2+", default=-1)
 
 
-class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0-1", flexible="0+"):
+class LimitScanResponse(ApiMessage, key=10015, kind="response", versions="0-2", flexible="0+"):
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+", default=None)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tablelayer.model.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.sizes import RowCost
 from tablelayer.model.type_text import parse_type
 from tablelayer.model.types import DataType, check_name
 from tablelayer.model.values import scalar
@@ -109,6 +110,8 @@ class Schema:
     primary_key: tuple[str, ...] = ()
     _by_name: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _arrow: pa.Schema = field(init=False, repr=False, compare=False)
+    row_cost: RowCost = field(init=False, repr=False, compare=False)
+    """What a row takes in Arrow's form."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -116,6 +119,7 @@ class Schema:
         _validate(self)
         object.__setattr__(self, "_by_name", {column.name: i for i, column in enumerate(self.columns)})
         object.__setattr__(self, "_arrow", pa.schema([column.field() for column in self.columns]))
+        object.__setattr__(self, "row_cost", RowCost.of(self.columns))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (self.schema_id, self.columns, self.primary_key)

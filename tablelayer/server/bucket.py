@@ -7,6 +7,7 @@ called on the event loop; what blocks or takes long goes to the executor, once p
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from broker.extension import FetchedRecords
 from broker.log.partition_log import AppendInfo
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
 from tablelayer.model.avro_schema import schema_text
 from tablelayer.model.avro_write import Frame
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.log.region import FileRegion
 
+logger = logging.getLogger("headrace.tables")
+
+_UNREADABLE_TOLD_MAX = 10_000
 _EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
 
 
@@ -51,6 +55,7 @@ class TableBucket:
         self._topic = partition.topic
         self._known = (partition.topic, services.catalog.definition(partition.topic))
         self._transcoding = asyncio.Lock()
+        self._unreadable: set[int] = set()
 
     @property
     def definition(self) -> TableDefinition:
@@ -79,6 +84,22 @@ class TableBucket:
     @property
     def name(self) -> str:
         return f"table {self.definition.path} bucket {self.partition.index}"
+
+    def unreadable(self, header: BatchHeader, error: DecodeError) -> None:
+        """A reader passes over a batch that it cannot read: it was taken in before there were checks, or is damaged.
+        Told once a batch. May be called from any thread."""
+        if header.base_offset in self._unreadable or len(self._unreadable) >= _UNREADABLE_TOLD_MAX:
+            return
+        self._unreadable.add(header.base_offset)
+        logger.error(
+            "%s: the batch at offsets %d to %d cannot be read, readers pass over it: %s",
+            self.name, header.base_offset, header.next_offset - 1, error,
+        )  # fmt: skip
+
+    @property
+    def unreadable_batches(self) -> int:
+        """Found since the bucket was opened, each counted once."""
+        return len(self._unreadable)
 
     def check_open(self) -> None:
         if self.closed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from tablelayer.server.lake import LakeRounds
 from tablelayer.server.lake_machine import Candidate
 from tablelayer.server.lake_subjects import LakeSubjects
 from tablelayer.server.log_bucket import LogBucket
+from tablelayer.server.room import Room
 from tablelayer.server.scan_log import scan_log
 from tablelayer.server.services import Services
 from tablelayer.server.snapshot_scans import SnapshotScans
@@ -48,6 +50,11 @@ Bucket = TypeVar("Bucket", bound=TableBucket)
 Handler = Callable[[RequestContext, Any], Awaitable["ApiMessage | None"]]
 _LAKE_PROPERTIES = "datalake."
 _KNOWS_CLIENT = "knows_client"
+_FIRST_LOOKUP_IN_PARTS = 2
+_FIRST_PREFIX_LOOKUP_IN_PARTS = 1
+_FIRST_LIMIT_SCAN_IN_PARTS = 2
+_QUICK_BUCKETS_MAX = 8  # each takes the event loop for some microseconds
+_PARTS_TOGETHER = 4  # as many as there are threads
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -306,30 +313,38 @@ class Handlers:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    async def _lookup(self, request: m.LookupRequest) -> ApiMessage:
+    @_knowing_its_client
+    async def _lookup(self, context: RequestContext, request: m.LookupRequest) -> ApiMessage:
         definition = self._key_table(request.table_id)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
         limit = self._services.limits.keys_per_lookup_max
         if request.insert_if_absent:
             check_insertable(definition)
+        _check_each_once(definition, [part.bucket for part in request.buckets])
+        quick = reads.lookup_in_memory if len(request.buckets) <= _QUICK_BUCKETS_MAX else None
+        whole = context.api_version < _FIRST_LOOKUP_IN_PARTS
 
-        async def one(part: m.LookupBucket) -> m.LookupResult:
+        async def one(part: m.LookupBucket, room: Room) -> m.LookupResult:
             answer = m.LookupResult(bucket=part.bucket)
             try:
                 bucket = self._bucket(definition, part.bucket, KeyBucket)
                 if request.insert_if_absent:
                     self._check_replicas(definition, part.bucket)
                     await bucket.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
-                answer.found, answer.rows = await bucket.read(
-                    reads.lookup, bucket.versions, part.keys, wanted, limit, quick=reads.lookup_in_memory
+                found = await bucket.read(
+                    reads.lookup, bucket.versions, part.keys, wanted, limit, room, quick=quick
                 )
+                _check_whole(whole, room)
+                answer.found, answer.rows = found
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, part.bucket)
             return answer
 
-        return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=await _each(one, request.buckets))
+        answers = await self._each_with_room(one, request.buckets, wanted)
+        return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
 
-    async def _prefix_lookup(self, request: m.PrefixLookupRequest) -> ApiMessage:
+    @_knowing_its_client
+    async def _prefix_lookup(self, context: RequestContext, request: m.PrefixLookupRequest) -> ApiMessage:
         definition = self._key_table(request.table_id)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
         limit = self._services.limits.keys_per_lookup_max
@@ -339,28 +354,34 @@ class Handlers:
                 f"table {definition.path} has no prefix lookup: its bucket key ({', '.join(definition.bucket_key)}) "
                 f"is not a proper prefix of its primary key ({', '.join(definition.schema.primary_key)})",
             )
-
+        _check_each_once(definition, [part.bucket for part in request.buckets])
+        whole = context.api_version < _FIRST_PREFIX_LOOKUP_IN_PARTS
         prefix_length = len(definition.key_prefix)
 
-        async def one(part: m.PrefixLookupBucket) -> m.PrefixLookupResult:
+        async def one(part: m.PrefixLookupBucket, room: Room) -> m.PrefixLookupResult:
             answer = m.PrefixLookupResult(bucket=part.bucket)
             try:
                 bucket = self._bucket(definition, part.bucket, KeyBucket)
-                answer.counts, answer.rows = await bucket.read(
-                    reads.prefix_lookup, bucket.versions, prefix_length, part.prefixes, wanted, limit
-                )
+                found = await bucket.read(
+                    reads.prefix_lookup, bucket.versions, prefix_length, part.prefixes, wanted, limit, room,
+                    part.after,
+                )  # fmt: skip
+                _check_whole(whole, room)
+                answer.counts, answer.rows, answer.cursor = found
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, part.bucket)
             return answer
 
-        return m.PrefixLookupResponse(
-            schema_id=wanted.schema.schema_id, buckets=await _each(one, request.buckets)
-        )
+        answers = await self._each_with_room(one, request.buckets, wanted)
+        return m.PrefixLookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
 
     async def _scan_log(self, request: m.ScanLogRequest) -> ApiMessage:
-        return await scan_log(self._services, self._with_rows(request.table_id), request)
+        definition = self._with_rows(request.table_id)
+        _check_each_once(definition, [part.bucket for part in request.buckets])
+        return await scan_log(self._services, definition, request)
 
-    async def _limit_scan(self, request: m.LimitScanRequest) -> ApiMessage:
+    @_knowing_its_client
+    async def _limit_scan(self, context: RequestContext, request: m.LimitScanRequest) -> ApiMessage:
         definition = self._with_rows(request.table_id)
         wanted = await self._wanted(definition, request, request.columns)
         limit = request.limit
@@ -369,31 +390,51 @@ class Handlers:
                 TableErrorCode.INVALID_ROW,
                 f"limit is {limit}; it must be from 0 to {self._services.limits.limit_scan_rows_max}",
             )
+        _check_each_once(definition, request.buckets)
+        whole = context.api_version < _FIRST_LIMIT_SCAN_IN_PARTS
 
-        async def one(index: int) -> m.LimitScanResult:
+        async def one(index: int, room: Room) -> m.LimitScanResult:
             answer = m.LimitScanResult(bucket=index)
             try:
-                if definition.is_primary_key_table:
+                if not definition.is_primary_key_table:
+                    log = self._bucket(definition, index, LogBucket)
+                    found = await reads.last_rows(log, limit, wanted, room, request.before)
+                elif wanted.filter is None:
                     bucket = self._bucket(definition, index, KeyBucket)
-                    answer.rows = (
-                        await bucket.read(reads.first_rows, bucket.versions, limit, wanted)
-                        if wanted.filter is None
-                        else await reads.first_matching_rows(bucket, limit, wanted)
-                    )
+                    found = await bucket.read(reads.first_rows, bucket.versions, limit, wanted, room)
                 else:
-                    answer.rows = await reads.last_rows(
-                        self._bucket(definition, index, LogBucket), limit, wanted
-                    )
+                    bucket = self._bucket(definition, index, KeyBucket)
+                    found = await reads.first_matching_rows(bucket, limit, wanted, room)
+                _check_whole(whole, room)
+                answer.rows, answer.has_more = found.rows, found.has_more
+                answer.start_offset = found.start_offset
             except Exception as error:  # noqa: BLE001 - of one bucket
                 _refuse(answer, error, definition, index)
             return answer
 
-        return m.LimitScanResponse(
-            schema_id=wanted.schema.schema_id, buckets=await _each(one, request.buckets)
-        )
+        answers = await self._each_with_room(one, request.buckets, wanted)
+        return m.LimitScanResponse(schema_id=wanted.schema.schema_id, buckets=answers)
+
+    async def _each_with_room(
+        self, work: Callable[[Part, Room], Awaitable[Answer]], parts: Sequence[Part], wanted: reads.Wanted
+    ) -> list[Answer]:
+        """Answer each part, a few at a time, all together with no more bytes than an answer may have. The first one
+        has room for a row in any case."""
+        left, cost = self._services.limits.answer_bytes_max, wanted.schema.row_cost
+        answers: list[Answer] = []
+        for start in range(0, len(parts), _PARTS_TOGETHER):
+            together = parts[start : start + _PARTS_TOGETHER]
+            rooms = [
+                Room(left // len(together), cost, must=start + index == 0) for index in range(len(together))
+            ]
+            answers += await _each(lambda pair: work(*pair), list(zip(together, rooms, strict=True)))
+            left = max(0, left - sum(room.used for room in rooms))
+            await asyncio.sleep(0)
+        return answers
 
     async def _count_rows(self, request: m.CountRowsRequest) -> ApiMessage:
         definition = self._with_rows(request.table_id)
+        _check_each_once(definition, request.buckets)
         wanted = await self._wanted(definition, request, request.extremes)
         if wanted.columns is not None:
             check_ordered([wanted.schema.columns[index] for index in wanted.columns])
@@ -641,6 +682,31 @@ async def _each(work: Callable[[Part], Awaitable[Answer]], parts: Iterable[Part]
     if len(listed) == 1:
         return [await work(listed[0])]
     return list(await asyncio.gather(*map(work, listed)))
+
+
+def _check_each_once(definition: TableDefinition, buckets: Sequence[int]) -> None:
+    """Raise TableError for a read that names a bucket twice: it would cost, and be answered, twice."""
+    if len(set(buckets)) < len(buckets):
+        bucket, times = Counter(buckets).most_common(1)[0]
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"bucket {bucket} of {definition.path} is named {times} times; a read names each bucket once",
+        )
+    if len(buckets) > definition.bucket_count:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"{len(buckets)} buckets of {definition.path} are named, which has {definition.bucket_count}",
+        )
+
+
+def _check_whole(whole: bool, room: Room) -> None:
+    """Raise TableError for a part of an answer that its reader would take for all of it."""
+    if whole and room.is_full:
+        raise TableError(
+            TableErrorCode.ANSWER_TOO_LARGE,
+            f"there is room for {room.max_bytes} bytes of rows in the answer, and there are more: ask for fewer at a "
+            "time, or with a newer client, which asks for the rest by itself",
+        )
 
 
 def _place(part: m.StagedChunk | m.StagedCount) -> Place:

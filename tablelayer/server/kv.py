@@ -17,6 +17,7 @@ import contextlib
 import errno
 import itertools
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,9 @@ from rocksdict import (
     WriteOptions,
 )
 
+from tablelayer.model.sizes import RowCost
 from tablelayer.server.limits import Limits
+from tablelayer.server.room import Room
 
 ROW_PREFIX = b"\x01"
 _META_KEY = b"\x00"
@@ -54,6 +57,7 @@ _SIZE_PROPERTIES = ("rocksdb.live-sst-files-size", "rocksdb.size-all-mem-tables"
 _BLOOM_BITS = 10  # 1 % of the lookups of absent keys read a block
 _BLOCK_BYTES = 16 << 10  # batches of sorted keys meet in blocks of this size
 _BLOCK_HASH_RATIO = 0.75  # RocksDB's own advice
+_MADE_BYTES_MIN = 16 << 20  # a piece of a scan may take so much in Arrow's form, however little was asked for
 _MEMTABLE_BYTES_MIN = 512 << 10
 _MEMTABLE_BLOOM_RATIO = 0.02  # of a memtable: 320 KiB, enough for 250,000 keys
 
@@ -199,14 +203,30 @@ class KeyValueStore:
             return [None] * len(keys)
         return self._database.get(keys) if keys else []
 
-    def get_in_memory(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
-        """The same without reading from a disk, or None if that is not possible. Microseconds a key."""
+    def get_while(self, keys: Sequence[bytes], room: Room) -> list[bytes | None]:
+        """The values of the first keys, as many as there is room for; they are read one by one."""
+        if self._database is None:
+            return room.those_that_fit([None] * len(keys))
+        return room.those_that_fit(map(self._database.get, keys))
+
+    def absent(self, keys: Sequence[bytes]) -> list[bool]:
+        """Of each key whether there is no value."""
+        if self._database is None:
+            return [True] * len(keys)
+        return [value is None for value in map(self._database.get, keys)]
+
+    def get_in_memory(self, keys: Sequence[bytes], bytes_max: int = sys.maxsize) -> list[bytes | None] | None:
+        """As `get` without reading from a disk, or None if that is not possible, or the values are more than
+        `bytes_max`. Microseconds a key."""
         values: list[bytes | None] = []
         if self._database is None:
             return [None] * len(keys)
         for key in keys:
             may_exist, value = self._database.key_may_exist(key, fetch=True)
             if may_exist and value is None:
+                return None
+            bytes_max -= len(value or b"")
+            if bytes_max < 0:
                 return None
             values.append(value)
         return values
@@ -299,6 +319,12 @@ class KeyValueStore:
             return []
         return list(itertools.islice(self._database.values(from_key=first), count))
 
+    def values_while(self, first: bytes, count: int, room: Room) -> list[bytes]:
+        """As `values_from`, as many as there is room for."""
+        if self._database is None:
+            return []
+        return room.those_that_fit(itertools.islice(self._database.values(from_key=first), count))
+
     def keys_from(self, first: bytes, last: bytes, count: int) -> list[bytes]:
         """At most `count` keys from one up to another, in order."""
         found: list[bytes] = []
@@ -314,21 +340,37 @@ class KeyValueStore:
         """Delete keys that no log knows of: what a crash brings back may be removed again."""
         self._write(lambda batch: deque(map(batch.delete, keys), maxlen=0), _STALL_SECONDS_MAX)
 
-    def values_by_prefix(self, prefixes: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
-        """How many rows each prefix has, and the values of all of them, each prefix in key order."""
+    def values_by_prefix(
+        self, prefixes: Sequence[bytes], room: Room, after: bytes | None = None
+    ) -> tuple[list[int], list[bytes], bytes | None]:
+        """How many rows each of the first prefixes has, the values of all of them, each prefix in key order, as many as
+        there is room for, and the key of the last value if its prefix has more.
+
+        `after`: such a key, of the first prefix, of which only the rows behind it count.
+        """
         if self._database is None:
-            return [0] * len(prefixes), []
+            return [0] * len(prefixes), [], None
         iterator = self._database.iter(ReadOptions())
         counts: list[int] = []
         values: list[bytes] = []
+        last: bytes | None = None
         for prefix in prefixes:
+            if room.is_full:
+                break
             before = len(values)
-            iterator.seek(prefix)
-            while iterator.valid() and iterator.key().startswith(prefix):
-                values.append(iterator.value())
+            iterator.seek(prefix if after is None else max(prefix, after + b"\x00"))
+            after = None
+            while iterator.valid() and (key := iterator.key()).startswith(prefix):
+                value = iterator.value()
+                if not room.admits(value):
+                    if len(values) > before:
+                        counts.append(len(values) - before)
+                    return counts, values, last if len(values) > before else None
+                values.append(value)
+                last = key
                 iterator.next()
             counts.append(len(values) - before)
-        return counts, values
+        return counts, values, None
 
     def snapshot(self) -> StoreSnapshot:
         return StoreSnapshot(None if self._database is None else self._database.snapshot())
@@ -428,22 +470,23 @@ class StoreSnapshot:
         self._items = iter(())
         self._snapshot = None
 
-    def next_rows(self, max_bytes: int, max_rows: int) -> tuple[list[bytes], bytes | None, bool]:
-        """(values in key order, about `max_bytes` or `max_rows` of them; the last one's key; whether there may be
-        more)."""
+    def next_rows(
+        self, max_bytes: int, max_rows: int, cost: RowCost
+    ) -> tuple[list[bytes], bytes | None, bool]:
+        """(values in key order, at most `max_rows`, at least one if there is one, and none more once they have
+        `max_bytes`, or 16 MiB and `max_bytes` by their `cost`; the last one's key; whether there may be more)."""
         values: list[bytes] = []
         last: bytes | None = None
-        size = 0
-        while size < max_bytes and len(values) < max_rows:
-            wanted = min(1024, max_rows - len(values))
-            piece = list(itertools.islice(self._items, wanted))
-            if piece:
-                last = piece[-1][0]
-                fresh = [value for _, value in piece]
-                values.extend(fresh)
-                size += sum(map(len, fresh))
-            if len(piece) < wanted:
+        width, factor = cost.width, cost.expansion
+        size, made, made_max = 0, 0, max(_MADE_BYTES_MIN, max_bytes)
+        while size < max_bytes and made < made_max and len(values) < max_rows:
+            item = next(self._items, None)
+            if item is None:
                 return values, last, False
+            last, value = item
+            values.append(value)
+            size += len(value)
+            made += width + factor * len(value)
         return values, last, True
 
 

@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import DecodeError
+from protocol.records.header import BatchHeader
 from tablelayer.model import messages as m
 from tablelayer.model.arrays import validity
 from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters import Filter, Verdict
-from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.ipc import STORED_BYTES_MAX, decode_ipc, encode_ipc
 from tablelayer.model.rows import decode_few_rows
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import TableDefinition
@@ -32,8 +33,10 @@ from tablelayer.server.batch_filter import BatchFilter
 from tablelayer.server.bucket import headers_of
 from tablelayer.server.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
 from tablelayer.server.merge import few_row_keys, row_keys
+from tablelayer.server.room import Room
 
 if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
     from broker.log.region import FileRegion
     from tablelayer.server.key_bucket import KeyBucket
     from tablelayer.server.log_bucket import LogBucket
@@ -43,7 +46,11 @@ Rows = bytes | memoryview
 _PIECE_BYTES = 4 << 20
 _FEW_KEYS = 8  # up to here values one by one are quicker than columns
 _FEW_KEYS_BYTES = 4 << 10
+_FEW_ROWS_BYTES = 64 << 10  # some ten microseconds of the event loop
 _SORT_KEYS_FROM = 4096  # below, sorting costs more than it saves
+_REACH_MIN = 1024  # offsets that are looked through at once for few rows
+_REACH_MAX = 1 << 18
+_REGION_BYTES = 8 << 20
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -138,33 +145,40 @@ def _decoded(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> pa.R
 
 
 def lookup(
-    store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int
+    store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int, room: Room
 ) -> tuple[bytes, Rows]:
-    """(a byte for each key: found or not, rows in the order of the keys). Raises TableError(INVALID_KEY)."""
+    """(a byte for each of the first keys, as many as there is room for: found or not, rows in the order of the keys).
+    Raises TableError(INVALID_KEY)."""
     schema = wanted.schema
     rows = _key_rows(schema, schema.primary_key, keys, keys_max)
     if rows.num_rows <= _FEW_KEYS:
-        return _few_found(store.get(few_row_keys(schema, rows)), versions, wanted)
-    values = _values_of(store, row_keys(schema, rows))
+        return _few_found(store.get_while(few_row_keys(schema, rows), room), versions, wanted)
+    values = _values_of(store, row_keys(schema, rows), room)
     valid = validity(values)
     found = np.ones(len(values), np.uint8) if valid is None else valid.astype(np.uint8)
     return found.tobytes(), _rows(values, versions, wanted)
 
 
 def lookup_in_memory(
-    store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int
+    store: KeyValueStore, versions: Versions, keys: memoryview, wanted: Wanted, keys_max: int, room: Room
 ) -> tuple[bytes, Rows] | None:
-    """As `lookup`, but None at once for more than a few keys and for rows that are not in memory. Does not block."""
+    """As `lookup`, but None at once for more than a few keys or bytes, and for rows that are not in memory. Does not
+    block."""
     if len(keys) > _FEW_KEYS_BYTES:
         return None
     try:
         rows = _key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max, bytes_max=_FEW_KEYS_BYTES)
     except TableError:
         return None  # of keys that are larger than they look, or wrong: `lookup` says it
-    if rows.num_rows > _FEW_KEYS:
+    cost = wanted.schema.row_cost
+    few_bytes = _FEW_ROWS_BYTES // cost.expansion
+    if rows.num_rows > _FEW_KEYS or rows.num_rows * cost.width > _FEW_ROWS_BYTES:
         return None
-    values = store.get_in_memory(few_row_keys(wanted.schema, rows))
-    return None if values is None else _few_found(values, versions, wanted)
+    values = store.get_in_memory(few_row_keys(wanted.schema, rows), few_bytes)
+    if values is None or len(room.again().those_that_fit(values)) < len(values):
+        return None
+    room.those_that_fit(values)
+    return _few_found(values, versions, wanted)
 
 
 def _few_found(values: list[bytes | None], versions: Versions, wanted: Wanted) -> tuple[bytes, Rows]:
@@ -182,19 +196,23 @@ def _few_found(values: list[bytes | None], versions: Versions, wanted: Wanted) -
 def absent_keys(store: KeyValueStore, schema: Schema, keys: memoryview, keys_max: int) -> pa.RecordBatch:
     """Those of the keys that are not there, in the primary key's columns. Raises TableError(INVALID_KEY)."""
     rows = _key_rows(schema, schema.primary_key, keys, keys_max)
-    return rows.filter(_values_of(store, row_keys(schema, rows)).is_null())
+    return rows.filter(pa.array(store.absent(row_keys(schema, rows).to_pylist()), pa.bool_()))
 
 
-def _values_of(store: KeyValueStore, keys: pa.BinaryArray) -> pa.BinaryArray:
-    """The stored rows of keys, null where there is none. Many keys are looked up in their order: then
-    neighbours share blocks."""
+def _values_of(store: KeyValueStore, keys: pa.BinaryArray, room: Room) -> pa.BinaryArray:
+    """The stored rows of the first keys, null where there is none, as many as there is room for. Many keys are looked
+    up in their order: then neighbours share blocks."""
     if len(keys) < _SORT_KEYS_FROM:
-        return pa.array(store.get(keys.to_pylist()), pa.binary())
+        return pa.array(store.get_while(keys.to_pylist(), room), pa.binary())
     order = pc.sort_indices(keys)
-    values = pa.array(store.get(keys.take(order).to_pylist()), pa.binary())
+    sorted_room = room.again()
+    values = store.get_while(keys.take(order).to_pylist(), sorted_room)
+    if sorted_room.is_full:  # there is room for some, which have to be the first ones
+        return pa.array(store.get_while(keys.to_pylist(), room), pa.binary())
+    room.used = sorted_room.used
     back = np.empty(len(keys), np.int64)
     back[order.to_numpy()] = np.arange(len(keys))
-    return values.take(pa.array(back))
+    return pa.array(values, pa.binary()).take(pa.array(back))
 
 
 def prefix_lookup(
@@ -204,32 +222,56 @@ def prefix_lookup(
     prefixes: memoryview,
     wanted: Wanted,
     keys_max: int,
-) -> tuple[bytes, Rows]:
-    """(rows per prefix as int32, little endian, rows one after the other). `prefix_length`: columns of the
-    primary key that a prefix has. Raises TableError(INVALID_KEY)."""
+    room: Room,
+    after: bytes | None = None,
+) -> tuple[bytes, Rows, bytes | None]:
+    """(rows per prefix as int32, little endian, of the first prefixes, rows one after the other, as many as there is
+    room for, and where the last prefix goes on if it has more). `prefix_length`: columns of the primary key that a
+    prefix has. `after`: where the first prefix goes on. Raises TableError(INVALID_KEY)."""
     # The columns of the primary key are the same in every schema, maybe renamed.
     names = wanted.schema.primary_key[:prefix_length]
     sought = row_keys(wanted.schema, _key_rows(wanted.schema, names, prefixes, keys_max), names)
-    counts, values = store.values_by_prefix(sought.to_pylist())
-    return np.array(counts, "<i4").tobytes(), _rows(pa.array(values, pa.binary()), versions, wanted)
+    counts, values, cursor = store.values_by_prefix(sought.to_pylist(), room, after)
+    rows = _rows(pa.array(values, pa.binary()), versions, wanted)
+    return np.array(counts, "<i4").tobytes(), rows, cursor
 
 
-def first_rows(store: KeyValueStore, versions: Versions, limit: int, wanted: Wanted) -> Rows:
+class LimitedRows(msgspec.Struct, frozen=True):
+    """What a limit scan gives of a bucket. `has_more`: there was no room for all; of a log table those that are left
+    are below `start_offset`."""
+
+    rows: Rows
+    has_more: bool = False
+    start_offset: int = -1
+
+
+def first_rows(
+    store: KeyValueStore, versions: Versions, limit: int, wanted: Wanted, room: Room
+) -> LimitedRows:
     """The first rows in key order."""
-    return _rows(pa.array(store.values_from(ROW_PREFIX, limit), pa.binary()), versions, wanted)
+    values = store.values_while(ROW_PREFIX, limit, room)
+    return LimitedRows(_rows(pa.array(values, pa.binary()), versions, wanted), room.is_full)
 
 
-async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted) -> Rows:
+async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted, room: Room) -> LimitedRows:
     """The first rows in key order that match the filter; the bucket is read piece by piece until there are enough."""
     found: list[pa.RecordBatch] = []
     total = 0
     async with aclosing(pieces(bucket, wanted)) as state:
         async for rows, _ in state:
-            found.append(rows.slice(0, limit - total))
-            total += found[-1].num_rows
-            if total >= limit:
+            fitting = fitting_rows(rows.slice(0, limit - total), room)
+            found.append(fitting)
+            total += fitting.num_rows
+            if room.is_full or total >= limit:
                 break
-    return encode_ipc(pa.concat_batches(found))
+    return LimitedRows(await bucket.services.run(_joined, found, _selected(wanted)), room.is_full)
+
+
+def fitting_rows(rows: pa.RecordBatch, room: Room) -> pa.RecordBatch:
+    """The first of the rows, as many as there is room for, or a half, a quarter ... of them."""
+    while rows.num_rows and not room.takes(rows.nbytes, rows.num_rows):
+        rows = rows.slice(0, rows.num_rows // 2)
+    return rows
 
 
 async def count_matching_rows(bucket: KeyBucket, wanted: Wanted) -> tuple[int, int]:
@@ -258,7 +300,7 @@ async def pieces(bucket: KeyBucket, wanted: Wanted) -> AsyncGenerator[tuple[pa.R
 
 
 def _next_rows(snapshot: StoreSnapshot, versions: Versions, wanted: Wanted) -> tuple[pa.RecordBatch, bool]:
-    values, _, has_more = snapshot.next_rows(_PIECE_BYTES, sys.maxsize)
+    values, _, has_more = snapshot.next_rows(_PIECE_BYTES, sys.maxsize, wanted.schema.row_cost)
     return _decoded(pa.array(values, pa.binary()), versions, wanted), has_more
 
 
@@ -284,30 +326,55 @@ def _key_rows(
 # -- log tables --------------------------------------------------------------------------------------------
 
 
-async def last_rows(bucket: LogBucket, limit: int, wanted: Wanted) -> Rows:
-    """The last rows below the high watermark (that match the filter), in log order."""
+async def last_rows(
+    bucket: LogBucket, limit: int, wanted: Wanted, room: Room, before: int = -1
+) -> LimitedRows:
+    """The last rows below the high watermark, or below the offset `before` (that match the filter), in log order.
+
+    The log is gone through backwards, a region of batches at a time.
+    """
     partition = bucket.partition
-    end = partition.high_watermark
-    reach = limit
-    while True:
-        start = max(partition.log.log_start_offset, end - reach)
-        batches: list[pa.RecordBatch] = []
-        offset = start
-        while offset < end:
-            found = partition.read(offset, 8 << 20)
-            if found.region is None:
-                break
-            rows, offset = await bucket.services.run(
-                _rows_of, found.region, bucket.versions, start, end, wanted
+    start = partition.high_watermark if before < 0 else min(before, partition.high_watermark)
+    found: list[pa.RecordBatch] = []
+    total, reach = 0, max(limit, _REACH_MIN)
+    while total < limit and start > partition.log.log_start_offset and not room.is_full:
+        top, start = start, max(partition.log.log_start_offset, start - reach)
+        for place in reversed(await _regions_between(partition, start, top)):
+            bucket.check_open()
+            place = max(place, partition.log.log_start_offset)
+            region = partition.read(place, _REGION_BYTES, True).region
+            if region is None:
+                continue  # the log's start has moved on
+            rows, at = await bucket.services.run(
+                _last_of, region, bucket, (place, top), wanted, limit - total, room
             )
-            batches.extend(rows)
-        total = sum(batch.num_rows for batch in batches)
-        if total >= limit or start <= partition.log.log_start_offset:
+            found.extend(rows)
+            total += sum(each.num_rows for each in rows)
+            if room.is_full or total >= limit:
+                start = at
+                break
+            top = place
+        reach = min(4 * reach, _REACH_MAX)  # batches without rows take offsets too
+    joined = await bucket.services.run(_joined, found[::-1], _selected(wanted))
+    return LimitedRows(joined, room.is_full, start)
+
+
+async def _regions_between(partition: Partition, start: int, end: int) -> list[int]:
+    """Where regions of batches begin that have all offsets from `start` on and below `end`."""
+    places: list[int] = []
+    while start < end:
+        found = partition.read(start, _REGION_BYTES, True)
+        if found.region is None:
             break
-        reach *= 4  # batches without rows take offsets too
-    table = pa.Table.from_batches(batches, schema=_selected(wanted))
-    tail = table.slice(max(0, total - limit)).combine_chunks().to_batches()
-    return encode_ipc(tail[0] if tail else pa.RecordBatch.from_pylist([], schema=table.schema))
+        places.append(start)
+        start = found.end_offset
+        if len(places) % 16 == 0:
+            await asyncio.sleep(0)
+    return places
+
+
+def _joined(found: Sequence[pa.RecordBatch], schema: pa.Schema) -> Rows:
+    return encode_ipc(pa.concat_batches(found) if found else pa.RecordBatch.from_pylist([], schema=schema))
 
 
 def _selected(wanted: Wanted) -> pa.Schema:
@@ -315,32 +382,57 @@ def _selected(wanted: Wanted) -> pa.Schema:
     return arrow if wanted.columns is None else pa.schema([arrow.field(index) for index in wanted.columns])
 
 
-def _rows_of(
-    region: FileRegion, versions: Versions, start: int, end: int, wanted: Wanted
+def _last_of(
+    region: FileRegion, bucket: LogBucket, offsets: tuple[int, int], wanted: Wanted, limit: int, room: Room
 ) -> tuple[list[pa.RecordBatch], int]:
-    """Rows with start <= offset < end of whole log batches, and where the batches end."""
-    rows = []
-    next_offset = start
-    data = memoryview(region.read())
-    known = versions()
-    chosen = None if wanted.filter is None else BatchFilter(wanted.filter, known)
-    for position, header in headers_of(region):
-        next_offset = header.next_offset
-        if chosen is not None and chosen.verdict(region, position, header) is Verdict.NONE:
-            continue
-        stored = ArrowBatch.parse(data[position : position + header.size])
-        batch = stored.to_record_batch(known.get(stored.schema_id).arrow())
-        first, last = max(0, start - header.base_offset), min(batch.num_rows, end - header.base_offset)
-        if first < last:
-            part, source = batch.slice(first, last - first), stored.schema_id
-            rows.append(
-                wanted.rows(
-                    lambda columns, source=source, part=part: (  # type: ignore[misc]
-                        known.conversion(source, wanted.schema, columns).of(part)
-                    )
-                )
+    """(the last of the wanted rows with offsets[0] <= offset < offsets[1] of a region's batches, the last batch first,
+    as many as there is room for and at most `limit`; what was looked at begins at this offset)."""
+    found: list[pa.RecordBatch] = []
+    at = offsets[1]
+    for position, header in reversed(list(headers_of(region))):
+        try:
+            rows, at = _last_of_batch(
+                region, position, header, bucket.versions(), offsets, wanted, limit, room
             )
-    return rows, next_offset
+        except DecodeError as error:
+            bucket.unreadable(header, error)
+            continue
+        found.append(rows)
+        limit -= rows.num_rows
+        if room.is_full or not limit:
+            break
+    return found, at
+
+
+def _last_of_batch(
+    region: FileRegion,
+    position: int,
+    header: BatchHeader,
+    versions: SchemaVersions,
+    offsets: tuple[int, int],
+    wanted: Wanted,
+    limit: int,
+    room: Room,
+) -> tuple[pa.RecordBatch, int]:
+    nothing = pa.RecordBatch.from_pylist([], schema=_selected(wanted))
+    first = max(0, offsets[0] - header.base_offset)
+    last = min(header.record_count, offsets[1] - header.base_offset)
+    chosen = None if wanted.filter is None else BatchFilter(wanted.filter, versions)
+    if first >= last or (chosen is not None and chosen.verdict(region, position, header) is Verdict.NONE):
+        return nothing, header.base_offset + first
+    stored = ArrowBatch.parse(region.read_at(position, header.size))
+    source = stored.schema_id
+    batch = stored.to_record_batch(versions.get(source).arrow(), bytes_max=STORED_BYTES_MAX)
+    if wanted.filter is None:
+        first = max(first, last - limit)
+    while first < last:
+        part = batch.slice(first, last - first)
+        rows = wanted.rows(lambda columns: versions.conversion(source, wanted.schema, columns).of(part))  # noqa: B023
+        rows = rows.slice(max(0, rows.num_rows - limit))
+        if room.takes(rows.nbytes, rows.num_rows):
+            return rows, header.base_offset + first
+        first += max(1, (last - first) // 2)
+    return nothing, header.base_offset + last
 
 
 async def count_log_rows(bucket: LogBucket) -> tuple[int, int]:
@@ -448,7 +540,9 @@ class SnapshotScan:
                 f"the scan is at piece {self.next_piece}, not at {piece}; begin again",
             )
         keys, left = self._place
-        values, last, has_more = self._snapshot.next_rows(max_bytes, sys.maxsize if left is None else left)
+        values, last, has_more = self._snapshot.next_rows(
+            max_bytes, sys.maxsize if left is None else left, self.wanted.schema.row_cost
+        )
         rows = _decoded(pa.array(values, pa.binary()), self.bucket.versions, self.wanted)
         if left is not None:
             left -= rows.num_rows

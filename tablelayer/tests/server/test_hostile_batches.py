@@ -30,6 +30,7 @@ from tablelayer.model.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, de
 from tablelayer.model.options import ArrowCompression
 from tablelayer.model.types import TypeKind
 from tablelayer.server import reads
+from tablelayer.server.room import Room
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
 from tablelayer.tests.model.random_rows import array_of
 from tablelayer.tests.server.tables import Table, run, tables
@@ -459,10 +460,10 @@ def test_keys_that_are_larger_than_they_look_are_left_to_a_thread(tmp_path: Path
                 key = pa.record_batch([pa.array(["a" * size])], schema.arrow())
                 keys = memoryview(bytes(encode_ipc(key, ArrowCompression.ZSTD)))
                 assert len(keys) < 400
-                wanted = reads.Wanted(schema, None)
-                quick = reads.lookup_in_memory(bucket.tablet.kv, bucket.versions, keys, wanted, 10)
+                wanted, room = reads.Wanted(schema, None), Room(1 << 20, schema.row_cost)
+                quick = reads.lookup_in_memory(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)
                 assert (quick is not None) is is_quick
-                found, _ = reads.lookup(bucket.tablet.kv, bucket.versions, keys, wanted, 10)
+                found, _ = reads.lookup(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)
                 assert found == b"\0"
 
     run(work)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tablelayer.model.sizes import RowCost
 from tablelayer.server.kv import KeyRange, KeyValueStore, SharedMemory
 from tablelayer.server.limits import Limits
+from tablelayer.server.room import Room
 from tablelayer.server.services import _and_pause
 from tablelayer.tests.server.tables import run, tables
 
@@ -43,16 +45,20 @@ def test_a_store_that_is_not_made_yet_is_an_empty_one(tmp_path: Path) -> None:
     store = KeyValueStore.unmade(tmp_path / "s", SharedMemory(Limits()), 4096)
     assert store.get([b"\x01a"]) == store.get_in_memory([b"\x01a"]) == [None]
     assert store.values_from(b"\x01", 5) == store.keys_from(b"\x01", b"\x02", 5) == []
-    assert store.values_by_prefix([b"\x01a", b"\x01b"]) == ([0, 0], [])
+    room = Room(1 << 20, RowCost(1, 1))
+    assert store.values_by_prefix([b"\x01a", b"\x01b"], room) == ([0, 0], [], None)
+    assert store.values_while(b"\x01", 5, room) == []
+    assert store.get_while([b"\x01a"], room) == [None]
+    assert store.absent([b"\x01a"]) == [True]
     assert (store.size_bytes(), store.row_count, store.durable_offset) == (0, 0, 0)
     snapshot = store.snapshot()
     snapshot.seek(KeyRange())
-    assert snapshot.next_rows(1 << 20, 10) == ([], None, False)
+    assert snapshot.next_rows(1 << 20, 10, RowCost(1, 1)) == ([], None, False)
     store.flush()
     assert not store.path.exists()
     store.write([([b"\x01a"], [b"one"])], 1, 1)
     assert store.get([b"\x01a"]) == [b"one"]
-    assert snapshot.next_rows(1 << 20, 10) == ([], None, False)
+    assert snapshot.next_rows(1 << 20, 10, RowCost(1, 1)) == ([], None, False)
     store.close()
     again = KeyValueStore.open(store.path, SharedMemory(Limits()))
     assert (again.get([b"\x01a"]), again.applied_offset) == ([b"one"], 1)
