@@ -8,13 +8,16 @@ import random
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from broker.cluster.partition import Partition, TopicImage
 from broker.config import BrokerConfig
+from broker.log.config import LogConfig
 from broker.log.errors import CorruptLogError
-from broker.log.partition_log import AppendOrigin
+from broker.log.partition_log import AppendOrigin, PartitionLog
+from broker.log.segment import Segment
 from broker.testing.direct import direct_broker, values_of
 from broker.testing.disk import Fault, SimulatedDisk, Tear
 from broker.testing.log import LogWorld, batches_of
@@ -165,6 +168,55 @@ def test_the_name_of_a_segment_made_during_a_commit_is_durable_after_the_next(po
     log.commit()
     assert not log.must_commit
     assert len(power.survivors(power.disk)) == 4
+
+
+@pytest.mark.parametrize("moment", ["its fsync", "the sync of its folder"])
+def test_what_is_appended_during_a_commit_is_durable_after_the_next_only(power, moment) -> None:
+    log = power.open(durability="power", segment_bytes=300)
+    sync, sync_directory = Segment.sync, power.disk.sync_directory
+
+    def append_meanwhile() -> None:
+        with pytest.MonkeyPatch.context() as undone:
+            undone.setattr(Segment, "sync", sync)
+            undone.setattr(power.disk, "sync_directory", sync_directory)
+            log.append(power.batch(1, value=b"x" * 200), leader_epoch=0)  # into a segment of its own
+
+    def sync_and_append(segment: Segment) -> None:
+        sync(segment)
+        append_meanwhile()
+
+    def sync_directory_and_append(path: Path) -> None:
+        sync_directory(path)
+        if path == power.directory:
+            append_meanwhile()
+
+    log.append(power.batch(1, value=b"x" * 200), leader_epoch=0)
+    with pytest.MonkeyPatch.context() as patched:
+        if moment == "its fsync":
+            patched.setattr(Segment, "sync", sync_and_append)
+        else:
+            patched.setattr(power.disk, "sync_directory", sync_directory_and_append)
+        log.commit()
+    assert (log.recovery_point, log.log_end_offset) == (1, 2)
+    assert log.must_commit
+    log.commit()
+    assert len(power.survivors(power.disk)) == 2
+
+
+def test_the_name_of_whose_a_folder_is_is_as_durable_as_the_log_in_it(power) -> None:
+    power.disk.make_directory(power.directory)
+    power.disk.open(power.directory / "partition.metadata", create=True).write([b"mine"], 0)
+    log = PartitionLog.open(
+        power.directory,
+        LogConfig(durability="power"),
+        clock=power.clock,
+        disk=power.disk,
+        is_new=True,
+        companions=["partition.metadata"],
+    )
+    power.append(log)
+    after = power.disk.restart(Tear.LOST)
+    assert after.contents(power.directory / "partition.metadata") == b"mine"
 
 
 def test_flush_messages_holds_every_nth_acknowledgement(power) -> None:

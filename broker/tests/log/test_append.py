@@ -8,6 +8,7 @@ from broker.config_key import ConfigError
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin
 from broker.log.topic_configs import TOPIC_CONFIGS
+from broker.testing.log import batches_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import read_header, verify_crc, write_crc
@@ -99,6 +100,18 @@ def test_b4_sizes(world):
     assert "segment.bytes" in refused(log, batch, ErrorCode.RECORD_LIST_TOO_LARGE)
 
 
+def test_a_segment_ends_before_its_offsets_no_longer_fit_into_an_index(world):
+    log = world.open(index_interval_bytes=0)
+    batch = bytearray(world.batch())
+    batch[23:27] = (1 << 30).to_bytes(4, "big")  # its last offset delta: offsets without records
+    write_crc(batch)
+    for _ in range(3):
+        log.append(batch, leader_epoch=0, origin=AppendOrigin.EXTENSION)
+    assert log.segment_count == 3
+    log.close()
+    assert [offset for offset, _ in batches_of(world.open())] == [0, (1 << 30) + 1, (2 << 30) + 2]
+
+
 def test_b5_timestamps(world):
     now = world.clock.now_ms
     log = world.open(message_timestamp_after_max_ms=1000)
@@ -106,6 +119,8 @@ def test_b5_timestamps(world):
     world.append(log, at=0)
     world.append(log, at=-1)
     assert "timestamp.after" in refused(log, world.batch(at=now + 1001), ErrorCode.INVALID_TIMESTAMP)
+    late = [Record(b"k", b"v", (), stamp) for stamp in (now, now + 1001)]
+    refused(log, build_batch(late), ErrorCode.INVALID_TIMESTAMP)
     refused(log, world.batch(attributes=8), ErrorCode.INVALID_TIMESTAMP)
     log.reconfigure(LogConfig(message_timestamp_before_max_ms=500))
     records = [Record(b"k", b"v", (), stamp) for stamp in (now, now - 501, -1)]

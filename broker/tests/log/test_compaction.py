@@ -5,12 +5,13 @@ import logging
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.log.compaction_plan import CleaningAbandoned, CleaningError, Step, cleanable
+from broker.log.compaction_plan import CleaningAbandoned, CleaningError, Step, cleanable, groups
 from broker.log.compaction_run import Cleaning
 from broker.log.errors import CorruptLogError
 from broker.log.partition_log import AppendOrigin
@@ -281,6 +282,7 @@ def test_a_map_that_is_full_cleans_a_part_and_goes_on_next_time(world):
     while (following := clean_log(log, world.clock, at, memory_bytes=1)) > at:
         at = following
     assert dict(pair[1:] for pair in pairs_of(log)) == before
+    assert len(pairs_of(log)) == len(before), "no part was left out in between"
     many = put(world, log, *[(f"n{i}", "") for i in range(90)])
     put(world, log, ("filler", "f" * 3900))
     put(world, log, ("filler", "f" * 3900))
@@ -308,6 +310,88 @@ def test_what_changes_meanwhile_is_left_alone(world):
     assert [pair[2] for pair in pairs_of(log)] == ["3", "4"]
     names = world.disk.names(world.directory)
     assert not [name for name in names if name.endswith((".cleaned", ".swap"))]
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_log_that_was_closed_meanwhile_is_left_alone(world, when):
+    """Another one may have been opened in its place."""
+    log = world.open(**CONFIG)
+    put(world, log, ("a", "1"), ("a", "2"))
+    roll(world, log)
+    put(world, log, ("a", "3"))
+    log.flush()
+    part = cleanable(log, 0, log.log_end_offset, world.clock.now_ms)
+    steps = Cleaning(log, part, now_ms=world.clock.now_ms, memory_bytes=1 << 16, secret=bytes(16)).steps()
+    owner_steps = (step for step in steps if step is Step.OWNER)
+    for _ in range(when):
+        next(owner_steps)
+    log.close()
+    with pytest.raises(CleaningAbandoned):
+        next(owner_steps)
+    again = world.open(**CONFIG)
+    assert [pair[2] for pair in pairs_of(again)] == ["1", "2", "3"]
+    assert not [name for name in world.disk.names(world.directory) if name.endswith((".cleaned", ".swap"))]
+
+
+def test_a_log_does_not_end_before_what_was_compacted(world):
+    """Whatever is left of it: an offset is never given again."""
+    log = world.open(**CONFIG)
+    put(world, log, ("a", "1"), ("a", "2"))
+    log.flush()
+    log.note_compaction(7)
+    for tear in (Tear.LOST, Tear.KEPT):
+        again = world.open(world.disk.restart(tear), **CONFIG)
+        assert again.log_end_offset == 7
+        assert put(world, again, ("a", "3")).base_offset == 7
+        assert [pair[0] for pair in pairs_of(again)] == [0, 1, 7]
+
+
+def test_a_segment_that_did_not_reach_the_disk_as_it_was_written_replaces_nothing(world, monkeypatch):
+    log = world.open(**CONFIG)
+    put(world, log, ("a", "1"), ("a", "2"))
+    roll(world, log)
+    before, open_read_only = pairs_of(log), world.disk.open_read_only
+
+    def open_damaged(path):
+        if path.name.endswith(".log.cleaned"):
+            world.disk.corrupt(path, 65, 1)
+        return open_read_only(path)
+
+    monkeypatch.setattr(world.disk, "open_read_only", open_damaged)
+    with pytest.raises(CleaningError, match="is not what was written"):
+        clean_log(log, world.clock)
+    assert pairs_of(log) == before
+
+
+def test_a_decided_segment_that_cannot_be_read_is_reported_and_what_it_replaces_stays(world):
+    log = world.open(**CONFIG)
+    put(world, log, ("a", "1"), ("a", "2"))
+    log.flush()
+    path = log._segments[0].path
+    content = bytearray(world.disk.contents(path))
+    content[70] ^= 1
+    world.disk.replace(path.with_name(path.name + ".swap"), bytes(content), sync=True)
+    with pytest.raises(CorruptLogError, match=r"\.log\.swap is damaged"):
+        world.open(**CONFIG)
+    assert path.name in world.disk.names(world.directory)
+
+
+def test_neighbours_are_joined_up_to_the_size_of_a_segment():
+    sizes = [40, 40, 20, 90, 10, 10, 100, 1]
+    segments = [
+        SimpleNamespace(size=size, base_offset=at, end_offset=at + 1) for at, size in enumerate(sizes)
+    ]
+    assert [[segment.size for segment in group] for group in groups(segments, 100)] == [
+        [40, 40, 20],
+        [90, 10],
+        [10],
+        [100],
+        [1],
+    ]
+    far = [
+        SimpleNamespace(size=1, base_offset=at, end_offset=at + 1) for at in (0, 1 << 30, 1 << 31, 1 << 32)
+    ]
+    assert [len(group) for group in groups(far, 100)] == [2, 1, 1]
 
 
 def test_a_full_disk_stops_the_cleaning_and_nothing_else(world):

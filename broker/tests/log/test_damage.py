@@ -52,6 +52,15 @@ def test_d5_a_failed_write_leaves_the_log_as_it_was_and_the_next_may_succeed(wor
     assert batches_of(world.open(world.disk.restart(Tear.KEPT), **SEGMENTS)) == batches_of(log)
 
 
+def test_d5_a_failed_write_that_cannot_be_taken_back_stops_the_partition(world):
+    log = filled(world, 5)
+    world.disk.fail(Fault("write", errno.EIO, suffix=".log", partial=True))
+    world.disk.fail(Fault("truncate", errno.EIO, suffix=".log"))
+    storage_error(world.append, log, value=b"x" * 100)
+    assert "could not be undone" in storage_error(world.append, log)
+    assert log.log_end_offset == 10
+
+
 def test_d5_a_disk_that_fills_up_serves_reads_and_recovers_when_space_returns(world):
     log = filled(world, 8)
     world.disk.capacity = sum(
@@ -107,6 +116,14 @@ def test_d4_a_failed_fsync_stops_the_partition_and_is_never_retried_into_an_ackn
     log.close()
     survived = batches_of(world.open(world.disk.restart(Tear.LOST)))
     assert len(survived) <= 1
+
+
+def test_d4_a_log_whose_fsync_failed_is_not_marked_clean(world):
+    log = filled(world, 5)
+    world.disk.fail(Fault("sync", errno.EIO, suffix=".log"))
+    storage_error(log.flush)
+    log.close()
+    assert not world.open(**SEGMENTS).recovered.was_clean
 
 
 def test_a_background_flush_that_fails_stops_the_partition_too(world):
@@ -186,6 +203,21 @@ def test_d2_everything_but_the_log_itself_can_be_lost(world, suffix, damage, cle
         assert again.max_timestamp() == (0, world.clock.now_ms, 0)
         assert again.offset_for_timestamp(world.clock.now_ms + 1) is None
     assert world.append(again, epoch=9).base_offset == 60
+
+
+def test_e1_the_epoch_of_a_torn_tail_is_forgotten_with_it(world):
+    log = world.open()
+    world.append(log, epoch=1)
+    world.append(log, epoch=3)
+    log.close()
+    world.disk.remove(world.directory / "clean-shutdown")
+    path = log_path(log, 0)
+    world.disk.replace(path, world.disk.contents(path)[:-1], sync=False)
+    again = world.open()
+    assert again.epoch_end_offset(1) == (1, 1)
+    assert again.epoch_end_offset(3) == (-1, -1)
+    world.append(again, epoch=2)
+    assert again.epoch_end_offset(1) == (1, 1)
 
 
 def test_d2_a_torn_tail_is_cut_at_every_length(world):
@@ -304,6 +336,20 @@ def test_d6_the_remedy_that_the_message_names_works(world):
     again = world.open(disk, **SEGMENTS)
     assert batches_of(again) == batches_of(log)[: again.log_end_offset // 2]
     assert again.log_end_offset > log._segments[1].base_offset
+
+
+def test_d6_what_is_appended_where_synced_records_were_given_up_is_synced_again(world):
+    """Otherwise it would be acknowledged without an fsync until the log is as long as it was."""
+    log = filled(world, 30)
+    log.flush()
+    end_offset = log._segments[1].end_offset
+    for segment in log._segments[2:]:
+        world.disk.remove(segment.path)
+    world.disk.remove(world.directory / "leader-epoch-checkpoint")
+    again = world.open(**SEGMENTS, durability="power")
+    assert again.log_end_offset == again.recovery_point == end_offset
+    again.append(world.batch(), leader_epoch=9)
+    assert again.must_commit
 
 
 def test_damage_found_by_a_read_stops_the_partition_loudly(world):

@@ -1,11 +1,12 @@
 """Rule I1: sparse indexes while a segment is written, and what a crash leaves of them."""
 
+import errno
 import struct
 from itertools import pairwise
 
 import pytest
 
-from broker.testing.disk import Tear
+from broker.testing.disk import Fault, Tear
 from broker.testing.log import batches_of
 
 INTERVAL = 4096
@@ -50,6 +51,57 @@ def test_i1_an_index_entry_every_interval_and_a_monotone_time_index(world):
     log = filled(world)
     log.close()
     check(world, world.disk)
+
+
+def test_i1_a_truncation_cuts_the_indexes_too(world):
+    log = filled(world)
+    offset = log._segments[1].base_offset + 60
+    log.truncate_to(offset)
+    segment = log._segments[-1]
+    assert len(segment.index)
+    assert max(last_offset for last_offset, _ in segment.index) < offset
+    assert max(last_offset for _, last_offset in segment.time_index) < offset
+
+
+def test_i1_indexes_of_a_sealed_segment_are_as_durable_as_it_is(world):
+    """Half a time index looks whole, and would hide the largest timestamp from retention."""
+    log = filled(world)
+    log.flush()
+    after = world.disk.restart(Tear.LOST)
+    sealed = [segment.base_offset for segment in log._segments[:-1]]
+    for suffix in (".index", ".timeindex"):
+        kept = files(world, after, suffix)
+        assert {base: kept.get(base) for base in sealed} == {
+            base: files(world, world.disk, suffix)[base] for base in sealed
+        }
+
+
+def test_i1_indexes_that_could_not_be_written_are_not_those_of_before(world):
+    log = world.open(index_interval_bytes=INTERVAL, segment_bytes=40_000)
+    for number in range(20):
+        world.append(log, 2, value=b"v" * 300, at=number)
+    log.close()
+    log = world.open(index_interval_bytes=INTERVAL, segment_bytes=40_000)
+    world.append(log, 2, value=b"v" * 300, at=1000)
+    world.disk.fail(Fault("write", errno.ENOSPC, suffix=".timeindex.tmp"))
+    world.append(log, value=b"v" * 39_000, at=5)
+    assert log.segment_count == 2
+    log.flush()
+    again = world.open(world.disk.restart(Tear.KEPT), index_interval_bytes=INTERVAL)
+    assert again.max_timestamp()[:2] == (40, 1000)
+
+
+def test_the_largest_timestamp_is_that_of_the_first_record_that_has_it(world):
+    log = world.open(index_interval_bytes=INTERVAL, segment_bytes=40_000)
+    now_ms = world.clock.now_ms
+    for number in range(BATCHES):
+        world.append(log, 2, value=b"v" * 300, at=now_ms + (5 if number in (7, 8, 80) else 0))
+    assert log.segment_count > 2
+    assert log.max_timestamp() == (14, now_ms + 5, 0)
+    log.delete_records(16)
+    assert log.max_timestamp() == (16, now_ms + 5, 0)
+    log.delete_records(18)
+    assert log.max_timestamp() == (160, now_ms + 5, 0)
 
 
 @pytest.mark.parametrize("tear", list(Tear))

@@ -134,6 +134,15 @@ def test_p5_a_producer_silent_for_a_day_is_forgotten_whatever_the_wall_clock_say
     assert not send(world, log, 0).duplicate
 
 
+def test_p5_a_producer_is_silent_since_its_last_batch(world):
+    log = world.open()
+    for sequence in range(3):
+        send(world, log, sequence)
+        world.clock.seconds += DAY_SECONDS - 1
+        log.delete_old_segments(0, 0)
+        assert send(world, log, sequence).duplicate
+
+
 def test_a_refused_or_failed_append_leaves_the_state_as_it_was(world):
     log = world.open()
     send(world, log, 0)

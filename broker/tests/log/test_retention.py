@@ -83,6 +83,13 @@ def test_r1_by_size_keeps_at_least_that_much(world):
     assert log.log_start_offset == 4
 
 
+def test_r1_by_size_a_segment_stays_that_what_is_kept_needs_a_byte_of(world):
+    log = three_segments(world, retention_ms=-1, retention_bytes=4 * len(world.batch()) + 1)
+    assert log.delete_old_segments(world.clock.now_ms, 6) == 0
+    log.reconfigure(LogConfig(retention_ms=-1, retention_bytes=4 * len(world.batch())))
+    assert log.delete_old_segments(world.clock.now_ms, 6) == 1
+
+
 def test_records_without_a_timestamp_age_from_their_arrival(world):
     log = world.open(retention_ms=HOUR_MS)
     world.append(log, at=-1)
@@ -102,6 +109,18 @@ def test_segments_roll_by_record_time(world):
         world.clock.now_ms = at
         world.append(log)
     assert log.segment_count == 2
+
+
+def test_jitter_closes_segments_earlier_and_never_later(world):
+    log = world.open(segment_ms=HOUR_MS, segment_jitter_ms=HOUR_MS // 2)
+    start, spans = world.clock.now_ms, []
+    for minute in range(12 * 60):
+        world.clock.now_ms = start + minute * 60_000
+        world.append(log)
+        if log.segment_count > len(spans) + 1:
+            spans.append(log._segments[-1].first_timestamp - log._segments[-2].first_timestamp)
+    assert len(set(spans)) > 3
+    assert HOUR_MS // 2 <= min(spans) < max(spans) <= HOUR_MS + 60_000
 
 
 def test_segments_roll_when_the_index_is_full(world):
@@ -164,6 +183,57 @@ def test_opening_a_cleanly_closed_log_reads_two_small_files_and_nothing_of_the_l
         assert world.disk.calls["names"] == 1
         log.close()
         assert sum(world.disk.calls.get(kind, 0) for kind in ("write", "sync", "rename", "create")) == 0
+
+
+def written_back(world):
+    """The disk on which everything has arrived in time, as a system does it by itself after a while."""
+    for name in world.disk.names(world.directory):
+        world.disk.open_read_only(world.directory / name).sync()
+    world.disk.sync_directory(world.directory)
+
+
+@pytest.mark.parametrize("change", ["another file", "a longer file", "a missing file"])
+def test_a_mark_of_a_clean_close_is_believed_with_the_files_and_sizes_that_it_lists(world, change):
+    log = three_segments(world)
+    last = log._segments[-1].path
+    log.close()
+    assert world.open().recovered.was_clean
+    if change == "another file":
+        world.disk.replace(last.with_name(f"{6:020d}.log"), batch_at(world, 6), sync=True)
+    elif change == "a longer file":
+        world.disk.replace(last, world.disk.contents(last) + batch_at(world, 6), sync=True)
+    else:
+        world.disk.remove(last)
+    again = world.open()
+    assert not again.recovered.was_clean
+    assert again.log_end_offset == (4 if change == "a missing file" else 7)
+
+
+def batch_at(world, offset):
+    return offset.to_bytes(8, "big") + world.batch()[8:]
+
+
+def test_a_mark_of_a_clean_close_that_comes_back_with_the_power_hides_nothing(world):
+    log = three_segments(world)
+    log.close()
+    written_back(world)
+    log = world.open()
+    world.append(log)
+    log.commit()
+    disk = world.disk.restart(Tear.LOST)
+    assert "clean-shutdown" in disk.names(world.directory)
+    assert world.open(disk).log_end_offset == 7
+
+
+def test_a_mark_of_a_clean_close_that_comes_back_with_the_power_brings_nothing_back(world):
+    log = three_segments(world)
+    log.close()
+    written_back(world)
+    log = world.open()
+    log.delete_records(1)
+    disk = world.disk.restart(Tear.LOST)
+    assert "clean-shutdown" in disk.names(world.directory)
+    assert world.open(disk).log_start_offset == 1
 
 
 def test_an_empty_log_costs_no_file(world):
@@ -269,6 +339,12 @@ def test_flushing_from_another_thread_while_appending(tmp_path):
     again = PartitionLog.open(tmp_path / "t-0", config, clock=clock)
     assert batches_of(again) == expected
     assert again.epoch_end_offset(4) == (4, 500) if again.log_start_offset < 500 else True
+
+
+@pytest.mark.parametrize("text", ["0\n2\n1 5\n2 5\n", "0\n2\n2 5\n2 6\n", "0\n1\n-1 5\n", "0\n2\n1 5\n"])
+def test_epochs_that_make_no_sense_are_no_checkpoint(text):
+    with pytest.raises(ValueError):
+        LeaderEpochs.decode(text.encode())
 
 
 def test_epochs_answer_as_kafka_does():

@@ -78,6 +78,15 @@ def test_t5_what_is_stable_ends_where_the_earliest_open_transaction_begins(world
     assert pairs(log.aborted_transactions(0, 5)) == []
 
 
+def test_t5_what_was_deleted_of_an_open_transaction_is_not_waited_for(world):
+    log = world.open()
+    writer = Writer(world, log, 1)
+    writer.send(2)
+    writer.send(2)
+    log.delete_records(2)
+    assert log.first_unstable_offset == 2
+
+
 def test_t6_an_end_without_data_leaves_no_entry_and_repeated_markers_are_tolerated(world):
     log = world.open()
     writer = Writer(world, log, 1)
@@ -123,6 +132,22 @@ def test_t4_markers_of_an_older_coordinator_are_fenced(world):
     writer.end(commit=True, coordinator_epoch=4)
 
 
+@pytest.mark.parametrize("sends", [True, False])
+def test_t4_a_restart_does_not_forget_the_coordinator(world, sends):
+    log = world.open(segment_bytes=300)
+    writer = Writer(world, log, 1)
+    writer.send()
+    writer.end(commit=True, coordinator_epoch=5)
+    if sends:
+        writer.send()
+    world.append(log, value=b"v" * 200)  # into another segment, so that there is a snapshot
+    log.close()
+    again = world.open(segment_bytes=300)
+    assert again.recovered.was_clean
+    writer.log = again
+    refused(ErrorCode.TRANSACTION_COORDINATOR_FENCED, writer.end, commit=True, coordinator_epoch=4)
+
+
 def test_t4_a_late_marker_of_version_2_does_not_end_the_next_transaction(world):
     log = world.open()
     writer = Writer(world, log, 1)
@@ -166,6 +191,23 @@ def test_the_file_is_kafkas(world):
     log.close()
     content = world.disk.contents(log.directory / "00000000000000000000.txnindex")
     assert content == struct.pack(">hqqqq", 0, 7, 0, 2, 3)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("entries", [0, 1])
+def test_an_index_that_lost_entries_is_made_again(world, entries, clean):
+    log = world.open(segment_bytes=600)
+    for producer_id in (1, 2):
+        writer = Writer(world, log, producer_id)
+        writer.send()
+        writer.end(commit=False)
+    world.append(log, value=b"v" * 500)
+    assert log.segment_count == 2
+    log.flush()
+    log.close(clean=clean)
+    path = log.directory / "00000000000000000000.txnindex"
+    world.disk.replace(path, world.disk.contents(path)[: 34 * entries], sync=True)
+    assert pairs(world.open(segment_bytes=600).aborted_transactions(0, 9)) == [(1, 0), (2, 2)]
 
 
 def test_a_segment_without_aborts_has_no_file(world):
