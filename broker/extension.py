@@ -197,13 +197,13 @@ class Extension(Protocol):
 
     def topic_configs(self) -> Sequence[ConfigKey]: ...
 
-    def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+    async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         """At creation: the configuration in its normal form, or KafkaError. Others' names are passed through.
 
-        Runs before anything is written; must not keep state.
+        Runs before anything is written, while no topic can change; nothing may depend on its having been called.
         """
 
-    def validate_change(
+    async def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
         """Like `validate_topic` for a topic that exists and is to get this configuration or partition count."""

@@ -240,7 +240,7 @@ class TopicManager:
             taken = {_metric_name(name): name for name in self._topics} if check_collisions else {}
             for topic in topics:
                 try:
-                    image = self._new_image(topic, images)
+                    image = await self._new_image(topic, images)
                     if check_collisions:
                         _check_collision(image.name, taken.setdefault(_metric_name(image.name), image.name))
                 except KafkaError as error:
@@ -263,7 +263,7 @@ class TopicManager:
                 )
         return created
 
-    def _new_image(self, topic: NewTopic, others: Mapping[str, TopicImage]) -> TopicImage:
+    async def _new_image(self, topic: NewTopic, others: Mapping[str, TopicImage]) -> TopicImage:
         name = topic.name
         check_topic_name(name)
         count = self._default_partitions if topic.partitions == -1 else topic.partitions
@@ -274,7 +274,7 @@ class TopicManager:
             )
         if name in self._topics or name in others:
             raise already_exists(name)
-        normal = self._validated(name, count, dict(topic.config))
+        normal = await self._validated(name, count, dict(topic.config))
         return TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
 
     async def delete_topic(self, name: str) -> None:
@@ -310,7 +310,7 @@ class TopicManager:
         async with self._change:
             old = self._existing(name)
             check_growth(old, total)
-            config = self._revalidated(old, total, dict(old.config))
+            config = await self._revalidated(old, total, dict(old.config))
             image = TopicImage(name, old.topic_id, total, config, old.internal)
             if validate_only:
                 return image
@@ -335,7 +335,7 @@ class TopicManager:
             for key, value in changes.items():
                 if value is None:
                     config.pop(key, None)
-            normal = self._revalidated(old, old.partition_count, config)
+            normal = await self._revalidated(old, old.partition_count, config)
             image = TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)
             if validate_only:
                 return image
@@ -444,16 +444,16 @@ class TopicManager:
         self._topics_by_id[image.topic_id] = image
         self.version += 1
 
-    def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:
+    async def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=name in INTERNAL_TOPICS)
         for extension in self._extensions:
-            config = extension.validate_topic(name, partitions, config)
+            config = await extension.validate_topic(name, partitions, config)
         return config
 
-    def _revalidated(self, old: TopicImage, partitions: int, config: dict[str, str]) -> dict[str, str]:
+    async def _revalidated(self, old: TopicImage, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=old.internal)
         for extension in self._extensions:
-            config = extension.validate_change(old, partitions, config)
+            config = await extension.validate_change(old, partitions, config)
         return config
 
     async def _serve(self, image: TopicImage, indexes: Iterable[int], *, open_all: bool = False) -> None:

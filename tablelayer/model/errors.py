@@ -55,10 +55,22 @@ class TableErrorCode(IntEnum):
         return self in (TableErrorCode.SCHEMA_CHANGED, TableErrorCode.UNKNOWN_SCHEMA_ID)
 
 
+MESSAGE_LENGTH_MAX = 8_000
+"""Characters of a message. It may quote what a client sent, which may be a megabyte; a person reads it."""
+
+
+def _clipped(message: str) -> str:
+    if len(message) <= MESSAGE_LENGTH_MAX:
+        return message
+    half = MESSAGE_LENGTH_MAX // 2
+    return f"{message[:half]} [...] {message[-half:]}"
+
+
 class TableError(Exception):
-    """A table request that cannot be carried out; it had no effect."""
+    """A table request that cannot be carried out; it had no effect. A message that is too long loses its middle."""
 
     def __init__(self, code: TableErrorCode, message: str) -> None:
+        message = _clipped(message)
         super().__init__(message)
         self.code = code
         self.message = message

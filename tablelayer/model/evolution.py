@@ -26,7 +26,8 @@ from msgspec.structs import fields
 from tablelayer.model import options as table_options
 from tablelayer.model.aggregates import is_aggregate_option, parse_options
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.schema import MAX_SCHEMA_ID, Column, Schema
+from tablelayer.model.schema import MAX_COLUMNS, MAX_SCHEMA_ID, Column, Schema
+from tablelayer.model.strict_json import loads
 from tablelayer.model.table import (
     HISTORY_CONFIG,
     PRIMARY_KEY_CONFIG,
@@ -38,6 +39,8 @@ from tablelayer.model.table import (
 from tablelayer.model.type_text import parse_type
 from tablelayer.model.types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind
 from tablelayer.model.values import normal, widened
+
+MAX_CHANGES: Final = 2 * MAX_COLUMNS  # of one statement: all columns replaced
 
 FIRST: Final = ""
 """The place in front of all columns; None is the place behind them, or no change of place."""
@@ -108,6 +111,10 @@ _KINDS: Final = {
     "reset": ResetOptions,
     "comment": SetTableComment,
 }
+_VALUES: Final[Mapping[str, Any]] = {
+    "name": str, "new_name": str, "type": DataType, "nullable": bool, "comment": str | None, "default": str,
+    "after": str, "if_not_exists": bool, "if_exists": bool, "drop_default": bool, "options": dict, "names": tuple,
+}  # fmt: skip
 _WORDS: Final = {kind: word for word, kind in _KINDS.items()}
 
 
@@ -127,23 +134,28 @@ def changes_to_json(changes: Sequence[Change]) -> str:
 def changes_from_json(text: str) -> tuple[Change, ...]:
     """Raises TableError(INVALID_TABLE) when the text is no list of changes."""
     try:
-        return tuple(_change_from_dict(dict(entry)) for entry in json.loads(text))
+        listed = loads(text)
+        if len(listed) > MAX_CHANGES:
+            raise _invalid(f"{len(listed)} changes in one statement are too many; the limit is {MAX_CHANGES}")
+        return tuple(_change_from_dict(dict(entry)) for entry in listed)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise _invalid(f"this is not a list of changes in JSON: {error!r}") from error
 
 
 def _change_from_dict(entry: dict[str, Any]) -> Change:
     kind: type[Any] = _KINDS[entry.pop("change")]
-    if "type" in entry:
+    if entry.get("type") is not None:
         entry["type"] = parse_type(entry["type"])
     if kind is ResetOptions:
-        entry["names"] = tuple(str(name) for name in entry.get("names", ()))
+        entry["names"] = tuple(str(name) for name in entry.get("names") or ())
     if kind is SetTableComment:
         entry.setdefault("comment", None)
+    entry = {name: value for name, value in entry.items() if value is not None or name == "comment"}
     for name, value in entry.items():
-        expected = (bool, str, DataType, tuple, dict, type(None))
-        if not isinstance(value, expected):
+        if not isinstance(value, _VALUES[name]):
             raise TypeError(f"{name} is {value!r}")
+    if kind is SetOptions:
+        table_options.check_texts(entry.get("options", {}))
     change: Change = kind(**entry)
     return change
 
@@ -494,11 +506,11 @@ def _check_option(
         )
 
 
-def changed_topic_config(
+def changed_table(
     path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
-) -> dict[str, str]:
-    """The canonical configuration after a change from ``old`` to ``new``, both complete explicit
-    configurations. Raises TableError as `check_successor`.
+) -> TableDefinition:
+    """The table after a change from ``old`` to ``new``, both complete explicit configurations. Raises TableError as
+    `check_successor`.
     """
     wanted = dict(new)
     if wanted.get(table_options.TTL) != old.get(table_options.TTL) and wanted.get(
@@ -518,7 +530,7 @@ def changed_topic_config(
         wanted.pop(PRIMARY_KEY_CONFIG, None)
     after = TableDefinition.from_topic_config(path, None, partitions, wanted)
     check_successor(before, after)
-    return after.to_topic_config()
+    return after
 
 
 def _default(name: str, text: str, data_type: DataType) -> str:

@@ -594,10 +594,9 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
     parse, and an option of primary-key tables on a log table.
     """
     normal: dict[str, str] = {}
+    check_texts(options)
     for name in sorted(options):
         value = options[name]
-        if not isinstance(value, str):
-            raise _invalid(f"option '{name}': the value {value!r} must be a text")
         if not is_table_option(name):
             normal[name] = value
             continue
@@ -613,6 +612,13 @@ def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict
         # Recorded at creation: the format has chosen the bucket function from here on.
         normal.setdefault(DATALAKE_FORMAT, DatalakeFormat.ICEBERG.value)
     return dict(sorted(normal.items()))
+
+
+def check_texts(options: Mapping[str, Any]) -> None:
+    """Raises TableError(INVALID_TABLE) for a value that is no text."""
+    for name, value in options.items():
+        if not isinstance(value, str):
+            raise _invalid(f"option '{name}': the value {value!r} must be a text")
 
 
 def find(name: str) -> TableOption:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from tablelayer.model.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.sizes import RowCost
+from tablelayer.model.strict_json import loads, whole_number
 from tablelayer.model.type_text import parse_type
 from tablelayer.model.types import DataType, check_name
 from tablelayer.model.values import scalar
@@ -26,6 +27,7 @@ MAX_SCHEMA_ID = 2**15 - 1  # it travels as int16 in batches and in stored rows
 MAX_COLUMNS = (
     1000  # keeps projections, null bitmaps and Arrow metadata small; widest known tables have some hundreds
 )
+MAX_SCHEMA_FIELDS = 10_000  # columns and the types inside of them; reading so many takes a third of a second
 
 NO_NESTED_KEY = "an ARRAY, MAP or ROW cannot be a key"
 
@@ -86,7 +88,7 @@ class Column:
         ValueError and TableError.
         """
         return cls(
-            id=int(value.get("id", index)),
+            id=whole_number(value.get("id", index)),
             name=_string(value["name"]),
             type=parse_type(_string(value["type"])),
             nullable=bool(value.get("nullable", True)),
@@ -133,10 +135,10 @@ class Schema:
         schema_id: int = FIRST_SCHEMA_ID,
     ) -> Schema:
         """A new table's schema: columns numbered from 0 in their order, key columns made NOT NULL."""
-        numbered = []
+        numbered, keys = [], set(primary_key)
         for index, given in enumerate(columns):
             column = given if isinstance(given, Column) else Column(index, given[0], given[1])
-            nullable = column.nullable and column.name not in primary_key
+            nullable = column.nullable and column.name not in keys
             numbered.append(replace(column, id=index, nullable=nullable, initial=None))
         return cls(schema_id, tuple(numbered), tuple(primary_key))
 
@@ -200,12 +202,15 @@ class Schema:
         """The schema of a JSON form. Raises TableError(INVALID_TABLE) if it is not one."""
         try:
             primary_key = tuple(_string(name) for name in value.get("primary_key", ()))
-            columns = [Column.from_dict(entry, index) for index, entry in enumerate(value["columns"])]
-            columns = [
-                replace(column, nullable=column.nullable and column.name not in primary_key)
-                for column in columns
-            ]
-            schema_id = int(value.get("schema_id", FIRST_SCHEMA_ID))
+            keys = set(primary_key)
+            columns: list[Column] = []
+            count = 0
+            for index, entry in enumerate(value["columns"]):
+                column = Column.from_dict(entry, index)
+                columns.append(replace(column, nullable=column.nullable and column.name not in keys))
+                count += 1 + column.type.field_count
+                check_size(len(columns), count)
+            schema_id = whole_number(value.get("schema_id", FIRST_SCHEMA_ID))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
@@ -221,7 +226,7 @@ class Schema:
     def from_json(cls, text: str) -> Schema:
         """The schema of a JSON text. Raises TableError(INVALID_TABLE) if it is not one."""
         try:
-            value = json.loads(text)
+            value = loads(text)
         except (ValueError, RecursionError) as error:
             raise TableError(
                 TableErrorCode.INVALID_TABLE, f"the schema is not valid JSON: {error}"
@@ -259,8 +264,7 @@ def _validate(schema: Schema) -> None:
         raise _invalid(f"schema id {schema.schema_id} is not between 0 and {MAX_SCHEMA_ID}")
     if not schema.columns:
         raise _invalid("a table needs at least one column")
-    if len(schema.columns) > MAX_COLUMNS:
-        raise _invalid(f"{len(schema.columns)} columns are too many; the limit is {MAX_COLUMNS}")
+    check_size(len(schema.columns), sum(1 + column.type.field_count for column in schema.columns))
     names: set[str] = set()
     ids: set[int] = set()
     for column in schema.columns:
@@ -279,15 +283,25 @@ def _validate(schema: Schema) -> None:
         ids.add(column.id)
     nullable = {column.name: column.nullable for column in schema.columns}
     nested = {column.name for column in schema.columns if column.type.is_nested}
-    for position, name in enumerate(schema.primary_key):
+    seen: set[str] = set()
+    for name in schema.primary_key:
         if name in nested:
             raise _invalid(f"primary key column '{name}' is nested: {NO_NESTED_KEY}")
         if name not in nullable:
             raise _invalid(f"primary key column '{name}' is not a column of the table")
-        if name in schema.primary_key[:position]:
+        if name in seen:
             raise _invalid(f"column '{name}' is twice in the primary key")
+        seen.add(name)
         if nullable[name]:
             raise _invalid(f"primary key column '{name}' must be NOT NULL")
+
+
+def check_size(column_count: int, field_count: int) -> None:
+    """Raise TableError(INVALID_TABLE) for too many columns, or too many of them and of the types inside of them."""
+    if column_count > MAX_COLUMNS:
+        raise _invalid(f"more than {MAX_COLUMNS} columns are too many")
+    if field_count > MAX_SCHEMA_FIELDS:
+        raise _invalid(f"more than {MAX_SCHEMA_FIELDS} columns and fields inside of them are too many")
 
 
 def check_column_name(name: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +30,7 @@ from tablelayer.model.partitions import (
     values_of,
 )
 from tablelayer.model.schema import NO_NESTED_KEY, Column, Schema
+from tablelayer.model.strict_json import loads, whole_number
 from tablelayer.model.types import FLOAT_KINDS, TIMESTAMP_KINDS, TypeKind
 from tablelayer.model.versions import SchemaVersions
 
@@ -147,6 +148,7 @@ class TableDefinition:
 
     def __post_init__(self) -> None:
         given = dict(self.options)
+        table_options.check_texts(given)
         bucket_count, bucket_key = self.bucket_count, tuple(self.bucket_key)
         count_text = given.pop(table_options.BUCKET_COUNT, None)
         if count_text is not None:
@@ -177,7 +179,7 @@ class TableDefinition:
         return hash((self.path, self.schema, self.bucket_key, self.bucket_count, self.table_id))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (
+        first = (
             self.path,
             self.schema,
             self.bucket_key,
@@ -185,7 +187,7 @@ class TableDefinition:
             dict(self.options),
             self.comment,
         )
-        return TableDefinition, (*fields, self.table_id, self.history, self.partition_keys)
+        return TableDefinition, (*first, self.table_id, self.history, self.partition_keys)
 
     @property
     def is_primary_key_table(self) -> bool:
@@ -203,12 +205,9 @@ class TableDefinition:
 
     def of_partition(self, name: str, table_id: UUID | None, bucket_count: int = 0) -> TableDefinition:
         """One partition as a table. ``bucket_count`` 0: as many as the table says."""
-        return replace(
-            self,
-            path=self.path.of_partition(name),
-            table_id=table_id,
-            bucket_count=bucket_count or self.bucket_count,
-        )
+        path = self.path.of_partition(name)
+        _check_path(path, self.partition_keys)
+        return self._copy(path=path, table_id=table_id, bucket_count=bucket_count or self.bucket_count)
 
     @property
     def default_bucket_key(self) -> tuple[str, ...]:
@@ -237,7 +236,14 @@ class TableDefinition:
 
     def with_id(self, table_id: UUID | None) -> TableDefinition:
         """The same definition with another table id."""
-        return replace(self, table_id=table_id)
+        return self._copy(table_id=table_id)
+
+    def _copy(self, **changed: Any) -> TableDefinition:
+        """Another definition, of which only the place is changed: there is nothing to check again."""
+        new = object.__new__(TableDefinition)
+        for each in fields(self):
+            object.__setattr__(new, each.name, changed.get(each.name, getattr(self, each.name)))
+        return new
 
     def as_created(self) -> TableDefinition:
         """The definition of a new table like this one: what its CREATE TABLE statement says, without id and
@@ -268,11 +274,11 @@ class TableDefinition:
     def from_json(cls, text: str) -> TableDefinition:
         """Raises TableError(INVALID_TABLE) when the text is not a valid definition."""
         try:
-            value = json.loads(text)
+            value = loads(text)
             path = TablePath(str(value["database"]), str(value["table"]))
             schema = value["schema"]
             bucket_key = tuple(str(name) for name in value.get("bucket_key", ()))
-            bucket_count = int(value.get("bucket_count", table_options.DEFAULT_BUCKET_COUNT))
+            bucket_count = whole_number(value.get("bucket_count", table_options.DEFAULT_BUCKET_COUNT))
             given = dict(value.get("options", {}))
             comment = value.get("comment")
             table_id = None if value.get("table_id") is None else UUID(value["table_id"])
@@ -372,8 +378,8 @@ def _history_from_dict(value: Any) -> tuple[Schema, ...]:
         columns = [Column.from_dict(entry) for entry in value["columns"]]
         return tuple(
             Schema(
-                int(version["schema_id"]),
-                tuple(columns[int(place)] for place in version["columns"]),
+                whole_number(version["schema_id"]),
+                tuple(columns[whole_number(place)] for place in version["columns"]),
                 tuple(str(name) for name in version["primary_key"]),
             )
             for version in value["versions"]
@@ -386,7 +392,7 @@ def _parse_history(text: str | None) -> tuple[Schema, ...]:
     if text is None:
         return ()
     try:
-        return _history_from_dict(json.loads(text))
+        return _history_from_dict(loads(text))
     except (ValueError, RecursionError) as error:
         raise _invalid(f"'{HISTORY_CONFIG}' is not valid JSON: {error}") from error
 
@@ -413,15 +419,19 @@ def _parse_schema(text: str | None, primary_key: str | None) -> Schema:
 _NO_ICEBERG_BUCKETS = FLOAT_KINDS | {TypeKind.BOOLEAN}
 
 
-def _validate(definition: TableDefinition) -> None:
-    name = definition.path.partition
-    if name is not None and len(values_of(name)) != len(definition.partition_keys):
-        by = ", ".join(definition.partition_keys)
+def _check_path(path: TablePath, partition_keys: Sequence[str]) -> None:
+    name = path.partition
+    if name is not None and len(values_of(name)) != len(partition_keys):
+        by = ", ".join(partition_keys)
         raise _invalid(
-            f"'{definition.path}' cannot name a table: write 'database.table'"
+            f"'{path}' cannot name a table: write 'database.table'"
             if not by
-            else f"'{definition.path}' is no partition of a table that is partitioned by ({by})"
+            else f"'{path}' is no partition of a table that is partitioned by ({by})"
         )
+
+
+def _validate(definition: TableDefinition) -> None:
+    _check_path(definition.path, definition.partition_keys)
     if not 1 <= definition.bucket_count <= table_options.MAX_BUCKET_COUNT:
         raise _invalid(
             f"table {definition.path}: {definition.bucket_count} buckets: the number must be between 1 and "

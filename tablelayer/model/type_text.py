@@ -9,6 +9,8 @@
 Parentheses may stand for the angle brackets of a ROW, as in SQL. Case does not matter but in names; names that
 are not plain words stand in backticks or double quotes; comments may stand between the words. Without sqlglot,
 which takes a third of a second to load: stored schemas are read by clients and servers that parse no statement.
+
+Reading takes time in proportion to the text, and ends where a limit is passed: of depth, or of types in a column.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.types import (
     ELEMENT,
     KEY,
+    MAX_NESTED_FIELDS,
     MAX_NESTING_DEPTH,
     VALUE,
     DataType,
@@ -28,7 +31,7 @@ from tablelayer.model.types import (
 )
 
 _TOKEN = re.compile(
-    r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
+    r"(?:\s++|--[^\n]*+(?:\n|$)|/\*.*?\*/)*+"
     r"(?:(?P<word>[^\W\d]\w*)|(?P<name>`[^`]*`|\"[^\"]*\")|(?P<text>'(?:[^']|'')*')|(?P<number>[0-9]+)|(?P<sign>\S))",
     re.DOTALL,
 )
@@ -86,19 +89,25 @@ class _Reader:
     def __init__(self, text: str, position: int) -> None:
         self.text = text
         self.position = position
+        self.count = 0
+        """Types inside of the one that is read."""
+        self._next: re.Match[str] | None = None
+        self._next_at = -1
 
     def peek(self) -> re.Match[str] | None:
-        return _TOKEN.match(self.text, self.position)
+        if self._next_at != self.position:
+            self._next, self._next_at = _TOKEN.match(self.text, self.position), self.position
+        return self._next
 
     def at(self, *words: str) -> int:
         """Where these words end if they come next, else -1."""
-        position = self.position
-        for word in words:
-            match = _TOKEN.match(self.text, position)
+        match = self.peek()
+        for index, word in enumerate(words):
+            if index and match is not None:
+                match = _TOKEN.match(self.text, match.end())
             if match is None or (match["word"] or "").upper() != word:
                 return -1
-            position = match.end()
-        return position
+        return self.position if match is None else match.end()
 
     def accept(self, *words: str) -> bool:
         end = self.at(*words)
@@ -131,6 +140,9 @@ class _Reader:
             raise self.error(f"'{self.text[self.position :].strip()}' is not a type", match)
         if depth > MAX_NESTING_DEPTH:
             raise self.error(f"more than {MAX_NESTING_DEPTH} types inside of each other are too many", match)
+        self.count += depth > 1
+        if self.count > MAX_NESTED_FIELDS:
+            raise self.error(f"more than {MAX_NESTED_FIELDS} types in one column are too many", match)
         word = match["word"].upper()
         if word in _REFUSED:
             raise self.error(f"type {word}: {_REFUSED[word]}", match)
@@ -170,11 +182,13 @@ class _Reader:
             self.expect_sign("<", "'<' and the fields, such as ROW<name STRING, age INT>")
         closing = ")" if round_brackets else ">"
         fields: list[Field] = []
+        names: set[str] = set()
         while True:
             match = self.peek()
             name = self.name()
-            if any(name == field.name for field in fields):
+            if name in names:
                 raise self.error(f"field '{name}' is given twice", match)
+            names.add(name)
             field = self.part(name, depth)
             has_word = self.accept("COMMENT")
             text = self.peek()

@@ -137,6 +137,11 @@ class DataType:
         """How many types are inside of each other: 1 for one that is not nested."""
         return 1 + max((field.type.depth for field in self.fields), default=0)
 
+    @property
+    def field_count(self) -> int:
+        """How many types are inside of it, all in all: 0 for one that is not nested."""
+        return len(self.fields) + sum(field.type.field_count for field in self.fields)
+
     def contains(self, kinds: frozenset[TypeKind]) -> bool:
         """Whether it, or a type inside of it, is of one of these kinds."""
         return self.kind in kinds or any(field.type.contains(kinds) for field in self.fields)
@@ -171,7 +176,7 @@ def _check_nested(data_type: DataType) -> None:
         key = fields[0]
         _check(not key.type.is_nested, f"type MAP: a key cannot be {_article(key.type.kind)}")
         _check(not key.nullable, "type MAP: a key is never null")
-    depth, count = data_type.depth, _count(data_type)
+    depth, count = data_type.depth, data_type.field_count
     _check(depth <= MAX_NESTING_DEPTH, f"type {kind.value}: {depth} types inside of each other are too many; "
            f"the limit is {MAX_NESTING_DEPTH}")  # fmt: skip
     _check(count <= MAX_NESTED_FIELDS, f"type {kind.value}: {count} types in one column are too many; "
@@ -180,10 +185,6 @@ def _check_nested(data_type: DataType) -> None:
 
 def _article(kind: TypeKind) -> str:
     return f"an {kind.value}" if kind is TypeKind.ARRAY else f"a {kind.value}"
-
-
-def _count(data_type: DataType) -> int:
-    return len(data_type.fields) + sum(_count(field.type) for field in data_type.fields)
 
 
 def check_name(name: str, what: str) -> None:

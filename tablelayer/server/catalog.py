@@ -12,8 +12,9 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -23,7 +24,7 @@ from broker.ports import CreateNode, DeleteNode, SetNode
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.evolution import Change, changed_topic_config, evolve
+from tablelayer.model.evolution import Change, changed_table, changes_from_json, evolve
 from tablelayer.model.kafka_formats import AVRO_REGISTRY, AVRO_SCHEMA, AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.options import AUTO_PARTITION_PRECREATE, DATALAKE_ENABLED, is_table_option
 from tablelayer.model.partitions import check_partitioned, spec_texts, values_of
@@ -47,10 +48,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.tables")
 
+Result = TypeVar("Result")
+
 MAX_PARTITIONS_CONFIG = "max.partition.num"
 PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
 """A topic with more than one dot in its name: its table would be the first group."""
 
+DEFINITION_BYTES_MAX = 1_000_000
+"""Of a table's configuration, its earlier schemas too, and of a statement in JSON: what a node of ZooKeeper holds."""
 DATABASE_BYTES_MAX = 64 << 10
 """Of a database's comment and properties: a node of a coordination store is small."""
 
@@ -99,6 +104,18 @@ class Database(msgspec.Struct, frozen=True):
             )
 
 
+class DefinitionReader:
+    """Where definitions are read, one after the other: the largest take seconds, which nobody else may wait for."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="table-definitions")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
 class Catalog:
     def __init__(self) -> None:
         self._altering = asyncio.Lock()
@@ -107,6 +124,7 @@ class Catalog:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._not_understood: dict[UUID, TopicImage] = {}
         self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
+        self.reader = DefinitionReader()
 
     @property
     def max_partitions(self) -> int:
@@ -129,7 +147,7 @@ class Catalog:
 
     # -- validation of topics (called by the broker) -------------------------------------------------------
 
-    def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+    async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         """The configuration of a new topic in its normal form. Raises KafkaError(INVALID_CONFIG)."""
         if PARTITION_OF_CONFIG in config:
             return self._validate_partition(topic, partitions, config)
@@ -143,17 +161,12 @@ class Catalog:
             _refuse_topic_lake(config)
             _refuse_record_options(config)
             self._check_database(path.database)
-            definition = TableDefinition.from_topic_config(path, None, partitions, config)
-            if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
-                raise TableError(
-                    TableErrorCode.INVALID_TABLE,
-                    f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
-                )
-            self._check_registry(definition)
-            self._check_precreated(definition)
+            normal = await self.reader.run(_read_new, path, partitions, config)
+            self._check_registry(normal.definition)
+            self._check_precreated(normal.definition)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
-        return definition.to_topic_config()
+        return normal
 
     def _check_registry(self, definition: TableDefinition) -> None:
         """Avro values by a registry's ids need a registry."""
@@ -227,7 +240,7 @@ class Catalog:
                 f"PARTITION, or produce to {table.name}",
             )
 
-    def validate_change(
+    async def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
         """The configuration that an existing topic is to get. Raises KafkaError."""
@@ -252,11 +265,11 @@ class Catalog:
             _refuse_record_options(config)
             _refuse_topic_lake(config)
             path = TablePath.parse(topic.name)
-            changed = changed_topic_config(path, partitions, topic.config, config)
-            self._check_precreated(TableDefinition.from_topic_config(path, None, partitions, changed))
-            return changed
+            normal = await self.reader.run(_read_changed, path, partitions, topic.config, config)
+            self._check_precreated(normal.definition)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
+        return normal
 
     def _validate_partition_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
@@ -412,8 +425,12 @@ class Catalog:
             return known[2]
         path = TablePath.parse(topic.name)
         if table is topic:
-            definition = TableDefinition.from_topic_config(
-                path, topic.topic_id, topic.partition_count, topic.config
+            definition = (
+                topic.config.definition.with_id(topic.topic_id)
+                if isinstance(topic.config, _ReadConfig)
+                else TableDefinition.from_topic_config(
+                    path, topic.topic_id, topic.partition_count, topic.config
+                )
             )
         else:
             assert path.partition is not None
@@ -454,9 +471,9 @@ class Catalog:
             )
         return self.definition(topic)
 
-    async def create_table(self, definition: TableDefinition, *, ignore_if_exists: bool) -> UUID:
-        """Create a table; its id. Raises TableError."""
-        path = definition.path
+    async def create_table(self, text: str, *, ignore_if_exists: bool) -> UUID:
+        """Create the table of a definition in JSON; its id. Raises TableError."""
+        path, buckets, config = await self.reader.run(_read_definition, text)
         self._check_database(path.database)
         if path.partition is not None:
             raise TableError(
@@ -464,9 +481,7 @@ class Catalog:
                 f"{path} is a partition: add it with ALTER TABLE {path.whole} ADD PARTITION",
             )
         try:
-            topic = await self.context.metadata.create_topic(
-                path.topic, definition.bucket_count, definition.to_topic_config()
-            )
+            topic = await self.context.metadata.create_topic(path.topic, buckets, config)
         except KafkaError as error:
             if error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
                 existing = self.context.metadata.topic(path.topic)
@@ -485,14 +500,15 @@ class Catalog:
         return topic.topic_id
 
     async def alter_table(
-        self, path: TablePath, changes: Sequence[Change], *, expected_schema_id: int = -1
+        self, path: TablePath, text: str, *, expected_schema_id: int = -1
     ) -> TableDefinition:
-        """Carry out all changes, or none; the table as it is then. Raises TableError.
+        """Carry out all changes of a list in JSON, or none; the table as it is then. Raises TableError.
 
         Two ALTERs at once are carried out one after the other. Whoever else changes the topic's configuration
         meanwhile is found out by the metadata, which accepts a change of the schema only if it was made from
         the one that the table has at that moment; then it is worked out again.
         """
+        changes = await self.reader.run(_read_changes, text)
         async with self._altering:
             if path.partition is not None:
                 raise TableError(
@@ -514,11 +530,7 @@ class Catalog:
                     TableErrorCode.SCHEMA_CHANGED,
                     f"table {path} has schema {before.schema.schema_id} by now, not {expected_schema_id}",
                 )
-            new = evolve(before, changes).to_topic_config()
-            old = before.to_topic_config()
-            changed: dict[str, str | None] = {
-                name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)
-            }
+            changed = await self.reader.run(_changed_configs, before, changes)
             if not changed:
                 return before
             try:
@@ -663,6 +675,68 @@ class Catalog:
                 except KafkaError as error:
                     if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                         raise
+
+
+def _read_definition(text: str) -> tuple[TablePath, int, dict[str, str]]:
+    _check_size("the definition", text)
+    definition = TableDefinition.from_json(text)
+    return definition.path, definition.bucket_count, definition.to_topic_config()
+
+
+def _read_changes(text: str) -> tuple[Change, ...]:
+    _check_size("the list of changes", text)
+    return changes_from_json(text)
+
+
+def _changed_configs(before: TableDefinition, changes: Sequence[Change]) -> dict[str, str | None]:
+    new, old = evolve(before, changes).to_topic_config(), before.to_topic_config()
+    return {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}
+
+
+class _ReadConfig(dict[str, str]):
+    """A table's configuration in its normal form, and what it says: reading it again takes as long."""
+
+    def __init__(self, definition: TableDefinition) -> None:
+        super().__init__(definition.to_topic_config())
+        _check_config_size(definition.path, self)
+        self.definition = definition
+
+
+def _read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> _ReadConfig:
+    _check_config_size(path, config)
+    definition = TableDefinition.from_topic_config(path, None, partitions, config)
+    if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
+        )
+    return _ReadConfig(definition)
+
+
+def _read_changed(
+    path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
+) -> _ReadConfig:
+    _check_config_size(path, new)
+    return _ReadConfig(changed_table(path, partitions, old, new))
+
+
+def _check_size(what: str, text: str) -> None:
+    size = len(text.encode(errors="replace"))
+    if size > DEFINITION_BYTES_MAX:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE, f"{what} has {size} bytes; {DEFINITION_BYTES_MAX} are the most"
+        )
+
+
+def _check_config_size(path: TablePath, config: Mapping[str, str]) -> None:
+    sizes = {name: len(name) + len(text.encode(errors="replace")) for name, text in config.items()}
+    size = sum(sizes.values())
+    if size > DEFINITION_BYTES_MAX:
+        raise TableError(
+            TableErrorCode.INVALID_TABLE,
+            f"the definition of table {path} has {size} bytes, its earlier schemas {sizes.get(HISTORY_CONFIG, 0)} of "
+            f"them; {DEFINITION_BYTES_MAX} are the most",
+        )
 
 
 def _table_path(topic: str) -> TablePath:

@@ -206,13 +206,13 @@ class TableExtension:
         hooks.check_open()
         return hooks
 
-    def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
-        return self.catalog.validate_topic(topic, partitions, config)
+    async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        return await self.catalog.validate_topic(topic, partitions, config)
 
-    def validate_change(
+    async def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
-        return self.catalog.validate_change(topic, partitions, config)
+        return await self.catalog.validate_change(topic, partitions, config)
 
     # -- life ----------------------------------------------------------------------------------------------
 

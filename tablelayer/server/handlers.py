@@ -21,7 +21,6 @@ from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.evolution import changes_from_json
 from tablelayer.model.extremes import check_ordered
 from tablelayer.model.ipc import encode_ipc
 from tablelayer.model.lake_offsets import in_order
@@ -119,8 +118,9 @@ class Handlers:
         return m.ListDatabasesResponse(databases=self._catalog.databases())
 
     async def _create_table(self, request: m.CreateTableRequest) -> ApiMessage:
-        definition = TableDefinition.from_json(request.definition)
-        table_id = await self._catalog.create_table(definition, ignore_if_exists=request.ignore_if_exists)
+        table_id = await self._catalog.create_table(
+            request.definition, ignore_if_exists=request.ignore_if_exists
+        )
         return m.CreateTableResponse(table_id=table_id)
 
     async def _drop_table(self, request: m.DropTableRequest) -> ApiMessage:
@@ -134,15 +134,16 @@ class Handlers:
     async def _describe_table(self, request: m.DescribeTableRequest) -> ApiMessage:
         definition = self._catalog.by_path(TablePath(request.database, request.table))
         assert definition.table_id is not None
-        return m.DescribeTableResponse(table_id=definition.table_id, definition=definition.to_json())
+        text = await self._services.run(definition.to_json)
+        return m.DescribeTableResponse(table_id=definition.table_id, definition=text)
 
     async def _alter_table(self, request: m.AlterTableRequest) -> ApiMessage:
         definition = await self._catalog.alter_table(
             TablePath(request.database, request.table),
-            changes_from_json(request.changes),
+            request.changes,
             expected_schema_id=request.expected_schema_id,
         )
-        return m.AlterTableResponse(definition=definition.to_json())
+        return m.AlterTableResponse(definition=await self._services.run(definition.to_json))
 
     async def _describe_database(self, request: m.DescribeDatabaseRequest) -> ApiMessage:
         database = self._catalog.database(request.name)

@@ -127,7 +127,7 @@ class ShoutExtension:
     def topic_configs(self) -> list[ConfigKey]:
         return [ConfigKey("shout", ConfigType.BOOLEAN, "false", "Whether to shout.")]
 
-    def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+    async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         normal = dict(config)
         if "shout" in normal:
             normal["shout"] = normal["shout"].lower()
@@ -135,12 +135,12 @@ class ShoutExtension:
                 raise KafkaError(ErrorCode.INVALID_CONFIG, "four partitions are loud enough")
         return normal
 
-    def validate_change(
+    async def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
         if topic.config.get("shout") != config.get("shout"):
             raise KafkaError(ErrorCode.INVALID_CONFIG, "shout cannot be changed")
-        return self.validate_topic(topic.name, partitions, config)
+        return await self.validate_topic(topic.name, partitions, config)
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> Shouting | None:
         if topic.config.get("shout") != "true":

@@ -42,7 +42,7 @@ from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.errors import TableError
 from tablelayer.model.evolution import Change, ModifyColumn, SetTableComment
-from tablelayer.model.schema import NO_NESTED_KEY, Column, Schema, check_column_name
+from tablelayer.model.schema import NO_NESTED_KEY, Column, Schema, check_column_name, check_size
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath, check_name
 from tablelayer.model.types import DataType
 from tablelayer.model.values import Value, canonical
@@ -371,6 +371,8 @@ class Parser:
     def column_list(self) -> Schema:
         first = self.stream.token
         columns: list[Column] = []
+        names_seen: set[str] = set()
+        count = 0
         primary_key: list[str] = []
         key_tokens: dict[str, Token] = {}
         while True:
@@ -390,9 +392,15 @@ class Parser:
                     primary_key = [column.name]
                     assert self.previous_name is not None
                     key_tokens = {column.name: self.previous_name}
-                if any(column.name == other.name for other in columns):
+                if column.name in names_seen:
                     raise self.stream.error(f"column '{column.name}' is given twice", self.previous_name)
+                names_seen.add(column.name)
                 columns.append(column)
+                count += 1 + column.type.field_count
+                try:
+                    check_size(len(columns), count)
+                except TableError as error:
+                    raise self.stream.error(error.message, self.previous_name) from error
             if not self.stream.accept_kind(TokenType.COMMA):
                 break
         self.named = key_tokens
@@ -429,7 +437,7 @@ class Parser:
         self.named = {}
         while True:
             token = self.stream.name("the name of a column")
-            if token.text in names:
+            if token.text in self.named:
                 raise self.stream.error(f"column '{token.text}' is given twice", token)
             names.append(token.text)
             self.named[token.text] = token

@@ -16,12 +16,16 @@ from sqlglot.errors import TokenError
 
 from tablelayer.model.errors import TableError, TableErrorCode
 
+_SHOWN = 200
+"""Characters of a line that an error shows."""
+
 
 class DdlError(TableError):
     """A statement that cannot be understood or is not allowed.
 
     ``line`` and ``column`` count from 1 and say where ``word`` stands ('' at the end of the text);
-    ``reason`` is the sentence alone, ``message`` has the place and shows the line with the word marked.
+    ``reason`` is the sentence alone, ``message`` has the place and shows the line with the word marked, of a long
+    line what is around the word.
     """
 
     def __init__(self, reason: str, sql: str, start: int, length: int) -> None:
@@ -32,9 +36,11 @@ class DdlError(TableError):
         line_start = sql.rfind("\n", 0, start) + 1
         self.column = start - line_start + 1
         line_end = sql.find("\n", start)
-        text = sql[line_start : line_end if line_end >= 0 else len(sql)]
-        marked = max(1, min(length, len(text) - (start - line_start)))
-        blank = "".join("\t" if character == "\t" else " " for character in text[: start - line_start])
+        line_end = line_end if line_end >= 0 else len(sql)
+        shown = line_start if line_end - line_start <= _SHOWN else max(line_start, start - _SHOWN // 2)
+        text = sql[shown : min(line_end, shown + _SHOWN)]
+        marked = max(1, min(length, len(text) - (start - shown)))
+        blank = "".join("\t" if character == "\t" else " " for character in text[: start - shown])
         super().__init__(
             TableErrorCode.INVALID_STATEMENT,
             f"line {self.line}, column {self.column}: {reason}\n  {text}\n  {blank}{'^' * marked}",

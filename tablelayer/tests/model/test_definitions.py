@@ -15,7 +15,7 @@ from tablelayer.model import types as t
 from tablelayer.model.aggregates import Aggregate, AggregateFunction
 from tablelayer.model.ddl import CreateTable, create_table_sql, parse
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
-from tablelayer.model.evolution import changed_topic_config
+from tablelayer.model.evolution import changed_table
 from tablelayer.model.options import DECLARED, ChangelogImage, DatalakeFormat, DeleteBehavior
 from tablelayer.model.schema import Column, Schema
 from tablelayer.model.table import TableDefinition, TablePath
@@ -358,10 +358,10 @@ def test_topic_configuration_as_a_kafka_client_writes_it():
 def test_time_to_live_drives_retention():
     config = orders(table__log__ttl="2 h").to_topic_config()
     assert config["retention.ms"] == "7200000"
-    changed = changed_topic_config(PATH, 1, config, {**config, "table.log.ttl": "3 h"})
+    changed = changed_table(PATH, 1, config, {**config, "table.log.ttl": "3 h"}).to_topic_config()
     assert (changed["retention.ms"], changed["table.log.ttl"]) == ("10800000", "3 h")
     without = {name: value for name, value in config.items() if name != "table.log.ttl"}
-    assert "retention.ms" not in changed_topic_config(PATH, 1, config, without)
+    assert "retention.ms" not in changed_table(PATH, 1, config, without).to_topic_config()
 
 
 @pytest.mark.parametrize(
@@ -378,18 +378,18 @@ def test_what_is_fixed_at_creation_cannot_be_changed(change, reason):
     if "table.datalake.enabled" in change:
         old = orders(bucket_count=2).to_topic_config()
     with pytest.raises(TableError, match=reason):
-        changed_topic_config(PATH, 2, old, {**old, **change})
+        changed_table(PATH, 2, old, {**old, **change})
 
 
 def test_what_can_be_changed():
     old = orders().to_topic_config()
-    new = changed_topic_config(
+    new = changed_table(
         PATH, 1, old, {**old, "table.datalake.enabled": "true", "segment.bytes": "2097152"}
-    )
+    ).to_topic_config()
     assert new["table.datalake.format"] == "iceberg"
     assert new["segment.bytes"] == "2097152"
     lake = orders(bucket_count=4, table__datalake__format="iceberg").to_topic_config()
-    assert changed_topic_config(PATH, 4, lake, {**lake, "table.datalake.enabled": "true"})
+    assert changed_table(PATH, 4, lake, {**lake, "table.datalake.enabled": "true"})
 
 
 def test_every_option_has_a_sound_default_and_documentation():

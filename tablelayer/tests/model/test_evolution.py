@@ -23,7 +23,7 @@ from tablelayer.model.evolution import (
     ResetOptions,
     SetOptions,
     SetTableComment,
-    changed_topic_config,
+    changed_table,
     changes_from_json,
     changes_to_json,
     evolve,
@@ -173,13 +173,13 @@ def test_only_the_next_schema_of_the_one_that_is_there_is_accepted():
     first = table()
     second, other = altered(first, "ADD c INT"), altered(first, "ADD d2 INT")
     configs = [each.to_topic_config() for each in (first, second, other)]
-    assert changed_topic_config(PATH, 1, configs[0], configs[1]) == configs[1]
+    assert changed_table(PATH, 1, configs[0], configs[1]).to_topic_config() == configs[1]
     with pytest.raises(TableError) as caught:
-        changed_topic_config(PATH, 1, configs[1], configs[2])
+        changed_table(PATH, 1, configs[1], configs[2])
     assert caught.value.code is TableErrorCode.INVALID_TABLE
     third = altered(other, "ADD e INT").to_topic_config()
     with pytest.raises(TableError) as caught:
-        changed_topic_config(PATH, 1, configs[1], third)
+        changed_table(PATH, 1, configs[1], third)
     assert caught.value.code is TableErrorCode.SCHEMA_CHANGED
     assert not caught.value.retriable
     assert caught.value.code.needs_refresh
