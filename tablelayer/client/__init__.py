@@ -36,8 +36,9 @@ from tablelayer.client.errors import (
 )
 from tablelayer.client.kafka_admin import KafkaRecord
 from tablelayer.client.metrics import ClientMetrics, RequestMetrics
+from tablelayer.client.part_scan import ScanBatch
 from tablelayer.client.reader import Extremes, LookupResult
-from tablelayer.client.scan import AsyncScan, ScanBatch
+from tablelayer.client.scan import AsyncScan
 from tablelayer.client.table import AsyncTable
 from tablelayer.client.writer import WriteResult
 from tablelayer.model.batch import ChangeType

@@ -11,44 +11,35 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from protocol.schema import ApiMessage
-from tablelayer.client.admin import AsyncAdmin, DatabaseDescription
+from tablelayer.client.admin import AsyncAdmin
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.conform import Data
 from tablelayer.client.connection import connect_async
 from tablelayer.client.kafka_admin import (
     AsyncKafkaAdmin,
-    GroupDescription,
-    GroupListing,
-    KafkaRecord,
-    LogSizes,
-    TopicDescription,
 )
 from tablelayer.client.metrics import ClientMetrics
-from tablelayer.client.reader import LATEST, AnyMoment, Extremes, LookupResult, Moment
-from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until
-from tablelayer.client.staging import AsyncStagedWriter, Receipt
+from tablelayer.client.part_scan import ScanBatch
+from tablelayer.client.reader import AnyMoment
+from tablelayer.client.scan import AsyncScan, PartitionPositions, Start, Until
+from tablelayer.client.staging import AsyncStagedWriter
 from tablelayer.client.table import AsyncTable
-from tablelayer.client.writer import WriteResult
-from tablelayer.model.evolution import Change
 from tablelayer.model.filters import FilterLike
-from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.values import Value
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import polars as pl
+    pass
 
 T = TypeVar("T")
+P = ParamSpec("P")
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
 
@@ -103,6 +94,29 @@ class _LoopThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
         await self._loop.shutdown_default_executor()
+
+
+class _Waiting:
+    """What a loop thread does for others: `inner` is the asynchronous object."""
+
+    def __init__(self, inner: Any, loop: _LoopThread) -> None:
+        self._inner = inner
+        self._loop = loop
+
+
+def _waits(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """An asynchronous method as one that waits: the same arguments, answer and errors."""
+    name = method.__name__
+
+    @wraps(method)
+    def wait(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
+        coroutine: Coroutine[Any, Any, T] = getattr(self._inner, name)(*args, **named)
+        loop: _LoopThread = self._loop
+        return loop.run(coroutine)
+
+    return wait
 
 
 class Connection:
@@ -203,62 +217,54 @@ class TableRef:
         return Connection(self.bootstrap, self.config)
 
 
-class Table:
+class Table(_Waiting):
     """A table. See `AsyncTable`, whose methods these are, for what each takes, returns and raises."""
 
+    _inner: AsyncTable
+
     def __init__(self, table: AsyncTable, loop: _LoopThread) -> None:
-        self._table = table
-        self._loop = loop
+        super().__init__(table, loop)
 
     @property
     def definition(self) -> TableDefinition:
-        return self._table.definition
+        return self._inner.definition
 
     @property
     def path(self) -> TablePath:
-        return self._table.path
+        return self._inner.path
 
     @property
     def arrow_schema(self) -> pa.Schema:
         """The Arrow schema of the table's rows."""
-        return self._table.arrow_schema
+        return self._inner.arrow_schema
 
-    def refresh(self) -> TableDefinition:
-        """Read the table's definition again, so that later calls see the columns it has now."""
-        return self._loop.run(self._table.refresh())
-
-    def append(self, data: Data) -> WriteResult:
-        """Append rows to a log table; returns when all are acknowledged, each exactly once in the log."""
-        return self._loop.run(self._table.append(data))
-
-    def upsert(self, data: Data, *, overwrite: bool = False) -> WriteResult:
-        """Insert whole rows, or replace those with the same primary key; the last of equal keys wins."""
-        return self._loop.run(self._table.upsert(data, overwrite=overwrite))
-
-    def delete(
-        self, keys: Data, columns: Sequence[str] | None = None, *, overwrite: bool = False
-    ) -> WriteResult:
-        """Delete the rows with these primary keys (absent keys are no error), or only these columns of them."""
-        return self._loop.run(self._table.delete(keys, columns, overwrite=overwrite))
-
-    def partial(self, data: Data, columns: Sequence[str], *, overwrite: bool = False) -> WriteResult:
-        """Write only these columns (the primary key among them); the others keep their values."""
-        return self._loop.run(self._table.partial(data, columns, overwrite=overwrite))
-
-    def write_rows(
-        self,
-        rows: pa.Table,
-        *,
-        definition: TableDefinition,
-        change_type: int | None = None,
-        target_columns: tuple[int, ...] | None = None,
-    ) -> WriteResult:
-        """Write rows that conform to `definition` already; see `tablelayer.client.writer.Writer.write`."""
-        return self._loop.run(
-            self._table.write_rows(
-                rows, definition=definition, change_type=change_type, target_columns=target_columns
-            )
-        )
+    refresh = _waits(AsyncTable.refresh)
+    append = _waits(AsyncTable.append)
+    upsert = _waits(AsyncTable.upsert)
+    delete = _waits(AsyncTable.delete)
+    partial = _waits(AsyncTable.partial)
+    write_rows = _waits(AsyncTable.write_rows)
+    commit_staged = _waits(AsyncTable.commit_staged)
+    abort_staged = _waits(AsyncTable.abort_staged)
+    lookup = _waits(AsyncTable.lookup)
+    lookup_one = _waits(AsyncTable.lookup_one)
+    prefix_lookup = _waits(AsyncTable.prefix_lookup)
+    prefix_lookup_grouped = _waits(AsyncTable.prefix_lookup_grouped)
+    partitions = _waits(AsyncTable.partitions)
+    limit = _waits(AsyncTable.limit)
+    count = _waits(AsyncTable.count)
+    extremes = _waits(AsyncTable.extremes)
+    offsets = _waits(AsyncTable.offsets)
+    offsets_as_of = _waits(AsyncTable.offsets_as_of)
+    partition_offsets = _waits(AsyncTable.partition_offsets)
+    partition_offsets_as_of = _waits(AsyncTable.partition_offsets_as_of)
+    to_arrow = _waits(AsyncTable.to_arrow)
+    to_pandas = _waits(AsyncTable.to_pandas)
+    to_polars = _waits(AsyncTable.to_polars)
+    range_scan = _waits(AsyncTable.range_scan)
+    commit = _waits(AsyncTable.commit)
+    committed = _waits(AsyncTable.committed)
+    partition_committed = _waits(AsyncTable.partition_committed)
 
     def staged_writer(
         self,
@@ -272,85 +278,17 @@ class Table:
         """A writer of rows that become part of the table with `commit_staged`; see `tablelayer.client.staging`."""
 
         async def make() -> AsyncStagedWriter:
-            return self._table.staged_writer(writer, batch_id, attempt, target_columns, definition=definition)
+            return self._inner.staged_writer(writer, batch_id, attempt, target_columns, definition=definition)
 
         return StagedWriter(self._loop.run(make()), self._loop)
 
-    def commit_staged(
-        self, writer: str, batch_id: int, receipts: Sequence[Receipt], *, single: bool = False
-    ) -> None:
-        """Write what these attempts have staged, exactly once however often this is called."""
-        self._loop.run(self._table.commit_staged(writer, batch_id, receipts, single=single))
-
-    def abort_staged(self, writer: str, batch_id: int, receipts: Sequence[Receipt]) -> None:
-        """Drop what these attempts have staged, unless it is committed."""
-        self._loop.run(self._table.abort_staged(writer, batch_id, receipts))
-
-    def lookup(
-        self, keys: Data, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
-    ) -> LookupResult:
-        """Look up many primary keys at once: `found, rows = table.lookup(keys)`, in the keys' order."""
-        return self._loop.run(self._table.lookup(keys, columns, insert_if_absent=insert_if_absent))
-
-    def lookup_one(
-        self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
-    ) -> dict[str, Any] | None:
-        """One row as a dict, or None: `table.lookup_one({"order_key": 7})`."""
-        return self._loop.run(self._table.lookup_one(key, columns, insert_if_absent=insert_if_absent))
-
-    def prefix_lookup(self, prefix: Data, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows whose primary key begins with these values of the bucket key, in key order."""
-        return self._loop.run(self._table.prefix_lookup(prefix, columns))
-
-    def prefix_lookup_grouped(
-        self, prefixes: Data, columns: Sequence[str] | None = None
-    ) -> tuple[np.ndarray, pa.Table]:
-        """As `prefix_lookup`, and for each row the index of the prefix it answers."""
-        return self._loop.run(self._table.prefix_lookup_grouped(prefixes, columns))
-
-    def partitions(self) -> list[Partition]:
-        """The partitions that there are now, in order of name."""
-        return self._loop.run(self._table.partitions())
-
     def partition(self, name: str) -> Table:
         """One partition as a table: its name is the values of the partition columns, joined by dots."""
-        return Table(self._loop.run(self._table.partition(name)), self._loop)
+        return Table(self._loop.run(self._inner.partition(name)), self._loop)
 
     def only(self, spec: Mapping[str, Any]) -> Table:
         """The same table, whose reads see only the partitions with these values of partition columns."""
-        return Table(self._table.only(spec), self._loop)
-
-    def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
-        """`offsets` of every partition."""
-        return self._loop.run(self._table.partition_offsets(at))
-
-    def limit(self, count: int, columns: Sequence[str] | None = None, filter: FilterLike = None) -> pa.Table:
-        """At most `count` rows, quickly: a PK table's first by key in each bucket, a log table's latest."""
-        return self._loop.run(self._table.limit(count, columns, filter))
-
-    def count(self, filter: FilterLike = None, *, as_of: AnyMoment | None = None) -> int:
-        """How many rows there are now (that match), without reading them; or were, reading one column."""
-        return self._loop.run(self._table.count(filter, as_of=as_of))
-
-    def extremes(self, columns: Sequence[str], filter: FilterLike = None) -> Extremes:
-        """Least and greatest values of columns, and how many rows and values there are now (that match):
-        `table.extremes(["at"]).maximum("at")`.
-        """
-        return self._loop.run(self._table.extremes(columns, filter))
-
-    def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
-        """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
-        milliseconds.
-        """
-        return self._loop.run(self._table.offsets(at, buckets))
-
-    def offsets_as_of(self, moment: Moment) -> dict[int, int]:
-        """The offsets that the log had reached at a time, what was written then included: what `as_of` means."""
-        return self._loop.run(self._table.offsets_as_of(moment))
-
-    def partition_offsets_as_of(self, moment: Moment) -> dict[str, dict[int, int]]:
-        """`offsets_as_of` of every partition."""
-        return self._loop.run(self._table.partition_offsets_as_of(moment))
+        return Table(self._inner.only(spec), self._loop)
 
     def scan(
         self,
@@ -368,7 +306,7 @@ class Table:
         `for batch in table.scan(until="latest"): ...` reads the state and stops; `until=None` follows the
         changes for ever.
         """
-        scan = self._table.scan(columns, start, until, buckets, poll_timeout, as_of, filter, row_filter)
+        scan = self._inner.scan(columns, start, until, buckets, poll_timeout, as_of, filter, row_filter)
         return Scan(scan, self._loop)
 
     def snapshot(
@@ -378,106 +316,31 @@ class Table:
         filter: FilterLike = None,
         *,
         as_of: int | None = None,
+        partition: str | None = None,
     ) -> Generator[tuple[pa.RecordBatch, int], None, None]:
         """One bucket of a PK table as it is now, or at an offset, piece by piece, each with the log offset of that
         moment."""
-        pieces = self._table.snapshot(bucket, columns, filter, as_of=as_of)
+        pieces = self._inner.snapshot(bucket, columns, filter, as_of=as_of, partition=partition)
         try:
             while (piece := self._loop.run(_next_piece(pieces))) is not None:
                 yield piece
         finally:
             self._loop.start(pieces.aclose())
 
-    def to_arrow(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike = None,
-        *,
-        as_of: AnyMoment | None = None,
-    ) -> pa.Table:
-        """The whole table (the rows that match) as it is now, or was at a time (milliseconds, datetime) or at offsets
-        by bucket."""
-        return self._loop.run(self._table.to_arrow(columns, filter, as_of=as_of))
 
-    def to_pandas(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike = None,
-        *,
-        as_of: AnyMoment | None = None,
-    ) -> pd.DataFrame:
-        """`to_arrow` as a pandas DataFrame. ClientError if pandas is not installed."""
-        return self._loop.run(self._table.to_pandas(columns, filter, as_of=as_of))
-
-    def to_polars(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: FilterLike = None,
-        *,
-        as_of: AnyMoment | None = None,
-    ) -> pl.DataFrame:
-        """`to_arrow` as a polars DataFrame. ClientError if polars is not installed."""
-        return self._loop.run(self._table.to_polars(columns, filter, as_of=as_of))
-
-    def range_scan(
-        self,
-        lower: Any = None,
-        upper: Any = None,
-        columns: Sequence[str] | None = None,
-        *,
-        include_lower: bool = True,
-        include_upper: bool = False,
-        limit: int | None = None,
-        as_of: AnyMoment | None = None,
-        filter: FilterLike = None,
-    ) -> pa.Table:
-        """The rows of a PK table between two keys, in key order; see `AsyncTable.range_scan`."""
-        return self._loop.run(
-            self._table.range_scan(
-                lower, upper, columns,
-                include_lower=include_lower, include_upper=include_upper, limit=limit, as_of=as_of,
-                filter=filter,
-            )
-        )  # fmt: skip
-
-    def commit(self, group: str, positions: Mapping[int, int] | PartitionPositions) -> None:
-        """Keep positions (`scan.positions`) on the server under a consumer group's name, as Kafka's consumers
-        do.
-        """
-        self._loop.run(self._table.commit(group, positions))
-
-    def partition_committed(self, group: str) -> dict[str, dict[int, int]]:
-        """`committed` of every partition that there is."""
-        return self._loop.run(self._table.partition_committed(group))
-
-    def committed(self, group: str) -> dict[int, int]:
-        """The positions kept under this name; buckets without one are absent."""
-        return self._loop.run(self._table.committed(group))
-
-
-class StagedWriter:
+class StagedWriter(_Waiting):
     """`AsyncStagedWriter`, each call of which waits."""
 
-    def __init__(self, writer: AsyncStagedWriter, loop: _LoopThread) -> None:
-        self._writer = writer
-        self._loop = loop
+    _inner: AsyncStagedWriter
 
     @property
     def decided(self) -> bool:
         """The batch is committed already: what is written is counted and dropped."""
-        return self._writer.decided
+        return self._inner.decided
 
-    def write(self, rows: pa.Table, *, change_type: int | None = None) -> None:
-        """Stage conformed rows."""
-        self._loop.run(self._writer.write(rows, change_type=change_type))
-
-    def finish(self) -> Receipt:
-        """Stage what is left and wait for all of it."""
-        return self._loop.run(self._writer.finish())
-
-    def close(self) -> None:
-        """Give up what is on its way."""
-        self._loop.run(self._writer.close())
+    write = _waits(AsyncStagedWriter.write)
+    finish = _waits(AsyncStagedWriter.finish)
+    close = _waits(AsyncStagedWriter.close)
 
 
 async def _next_piece(pieces: AsyncGenerator[T, None]) -> T | None:
@@ -551,151 +414,35 @@ class Scan:
         self.close()
 
 
-class Admin:
-    """Databases and tables. See `AsyncAdmin` for what each method raises."""
+class Admin(_Waiting):
+    """Databases and tables. See `AsyncAdmin` for what each method takes, returns and raises."""
 
-    def __init__(self, admin: AsyncAdmin, loop: _LoopThread) -> None:
-        self._admin = admin
-        self._loop = loop
-
-    def create_database(
-        self,
-        name: str,
-        *,
-        if_not_exists: bool = False,
-        comment: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        """Create a database."""
-        self._loop.run(
-            self._admin.create_database(
-                name, if_not_exists=if_not_exists, comment=comment, properties=properties
-            )
-        )
-
-    def alter_database(
-        self,
-        name: str,
-        *,
-        set_properties: Mapping[str, str] | None = None,
-        reset_properties: Sequence[str] = (),
-        comment: str | None = None,
-    ) -> None:
-        """Change a database's properties and comment ('' takes it away)."""
-        self._loop.run(
-            self._admin.alter_database(
-                name, set_properties=set_properties, reset_properties=reset_properties, comment=comment
-            )
-        )
-
-    def describe_database(self, name: str) -> DatabaseDescription:
-        """What is known of a database."""
-        return self._loop.run(self._admin.describe_database(name))
-
-    def drop_database(self, name: str, *, if_exists: bool = False, cascade: bool = False) -> None:
-        """Drop a database; `cascade` drops its tables too."""
-        self._loop.run(self._admin.drop_database(name, if_exists=if_exists, cascade=cascade))
-
-    def list_databases(self) -> list[str]:
-        """The names of all databases, sorted."""
-        return self._loop.run(self._admin.list_databases())
-
-    def create_table(self, definition: TableDefinition, *, if_not_exists: bool = False) -> TableDefinition:
-        """Create a table and return its definition with its id."""
-        return self._loop.run(self._admin.create_table(definition, if_not_exists=if_not_exists))
-
-    def alter_table(
-        self, path: TablePath | str, changes: Sequence[Change], *, expected_schema_id: int | None = None
-    ) -> TableDefinition:
-        """Carry out changes (`tablelayer.model.evolution`), all or none; the table as it is then."""
-        return self._loop.run(self._admin.alter_table(path, changes, expected_schema_id=expected_schema_id))
-
-    def drop_table(self, path: TablePath | str, *, if_exists: bool = False) -> None:
-        """Drop a table and its data."""
-        self._loop.run(self._admin.drop_table(path, if_exists=if_exists))
-
-    def list_tables(self, database: str) -> list[str]:
-        """The names of a database's tables, sorted."""
-        return self._loop.run(self._admin.list_tables(database))
-
-    def describe_table(self, path: TablePath | str) -> TableDefinition:
-        """A table's definition, id included."""
-        return self._loop.run(self._admin.describe_table(path))
-
-    def list_partitions(
-        self, path: TablePath | str, spec: Mapping[str, Value] | None = None
-    ) -> list[Partition]:
-        """A table's partitions in order of name; with `spec` those with these values."""
-        return self._loop.run(self._admin.list_partitions(path, spec))
-
-    def add_partition(
-        self, path: TablePath | str, spec: Mapping[str, Value], *, if_not_exists: bool = False
-    ) -> Partition:
-        """Add a partition: `add_partition("db.t", {"dt": "2024-09-19"})`."""
-        return self._loop.run(self._admin.add_partition(path, spec, if_not_exists=if_not_exists))
-
-    def drop_partition(
-        self, path: TablePath | str, spec: Mapping[str, Value], *, if_exists: bool = False
-    ) -> None:
-        """Drop a partition and its data."""
-        self._loop.run(self._admin.drop_partition(path, spec, if_exists=if_exists))
-
-    def table_exists(self, path: TablePath | str) -> bool:
-        """Whether there is such a table."""
-        return self._loop.run(self._admin.table_exists(path))
+    create_database = _waits(AsyncAdmin.create_database)
+    alter_database = _waits(AsyncAdmin.alter_database)
+    describe_database = _waits(AsyncAdmin.describe_database)
+    drop_database = _waits(AsyncAdmin.drop_database)
+    list_databases = _waits(AsyncAdmin.list_databases)
+    create_table = _waits(AsyncAdmin.create_table)
+    alter_table = _waits(AsyncAdmin.alter_table)
+    drop_table = _waits(AsyncAdmin.drop_table)
+    list_tables = _waits(AsyncAdmin.list_tables)
+    describe_table = _waits(AsyncAdmin.describe_table)
+    list_partitions = _waits(AsyncAdmin.list_partitions)
+    add_partition = _waits(AsyncAdmin.add_partition)
+    drop_partition = _waits(AsyncAdmin.drop_partition)
+    table_exists = _waits(AsyncAdmin.table_exists)
 
 
-class KafkaAdmin:
-    """Topics and groups. See `AsyncKafkaAdmin` for what each method raises."""
+class KafkaAdmin(_Waiting):
+    """Topics and groups. See `AsyncKafkaAdmin` for what each method takes, returns and raises."""
 
-    def __init__(self, admin: AsyncKafkaAdmin, loop: _LoopThread) -> None:
-        self._admin = admin
-        self._loop = loop
-
-    def list_topics(self) -> list[TopicDescription]:
-        """All topics by name."""
-        return self._loop.run(self._admin.list_topics())
-
-    def create_topic(
-        self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
-    ) -> TopicDescription:
-        """Create a topic; -1 partitions: as many as the server gives by default."""
-        return self._loop.run(self._admin.create_topic(name, partitions=partitions, configs=configs))
-
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic and its data."""
-        self._loop.run(self._admin.delete_topic(name))
-
-    def describe_topic(self, name: str) -> TopicDescription:
-        """A topic with its explicit configuration."""
-        return self._loop.run(self._admin.describe_topic(name))
-
-    def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
-        """Offsets of all partitions: -1 the end (with `committed`: of what transactions have decided), -2 the
-        beginning, or a time in milliseconds.
-        """
-        return self._loop.run(self._admin.offsets(topic, at, committed=committed))
-
-    def log_sizes(self, topic: str | None = None) -> LogSizes:
-        """Bytes of log files by topic (None: all) and partition, and what the servers' disks have left."""
-        return self._loop.run(self._admin.log_sizes(topic))
-
-    def brokers(self) -> dict[int, tuple[str, int]]:
-        """The addresses that the servers advertise, by their ids."""
-        return self._loop.run(self._admin.brokers())
-
-    def read(
-        self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
-    ) -> tuple[list[KafkaRecord], dict[int, int]]:
-        """One fetch: records from these positions on, and the positions behind them."""
-        return self._loop.run(
-            self._admin.read(topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes)
-        )
-
-    def list_groups(self) -> list[GroupListing]:
-        """All consumer groups, by name."""
-        return self._loop.run(self._admin.list_groups())
-
-    def describe_group(self, group: str) -> GroupDescription:
-        """A group's members and committed positions."""
-        return self._loop.run(self._admin.describe_group(group))
+    list_topics = _waits(AsyncKafkaAdmin.list_topics)
+    create_topic = _waits(AsyncKafkaAdmin.create_topic)
+    delete_topic = _waits(AsyncKafkaAdmin.delete_topic)
+    describe_topic = _waits(AsyncKafkaAdmin.describe_topic)
+    offsets = _waits(AsyncKafkaAdmin.offsets)
+    log_sizes = _waits(AsyncKafkaAdmin.log_sizes)
+    brokers = _waits(AsyncKafkaAdmin.brokers)
+    read = _waits(AsyncKafkaAdmin.read)
+    list_groups = _waits(AsyncKafkaAdmin.list_groups)
+    describe_group = _waits(AsyncKafkaAdmin.describe_group)

@@ -9,7 +9,6 @@ from tablelayer.client.cluster import Cluster
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.kafka_admin import AsyncKafkaAdmin
 from tablelayer.client.metrics import ClientMetrics
-from tablelayer.client.partitioned import AsyncPartitionedTable
 from tablelayer.client.table import AsyncTable
 from tablelayer.model.table import TableDefinition, TablePath
 
@@ -31,8 +30,7 @@ class AsyncConnection:
 
     def open_table(self, definition: TableDefinition) -> AsyncTable:
         """Open a table whose definition is known already, without a question; ValueError if it has no id."""
-        kind = AsyncPartitionedTable if definition.is_partitioned else AsyncTable
-        table = kind(self.cluster, definition)
+        table = AsyncTable(self.cluster, definition)
         self._tables.add(table)
         return table
 

@@ -67,18 +67,6 @@ AnyMoment = Moment | Mapping[str, Mapping[int, int]]
 """Of a partitioned table offsets are by partition and bucket."""
 
 
-def flat(moment: AnyMoment, path: object) -> Moment:
-    """The moment of a table without partitions. ValueError for offsets by partition."""
-    if not isinstance(moment, Mapping):
-        return moment
-    found: dict[int, int] = {}
-    for bucket, offset in moment.items():
-        if not isinstance(bucket, int) or not isinstance(offset, int):
-            raise ValueError(f"{path} is one partition, or has none: offsets are by bucket")
-        found[bucket] = offset
-    return found
-
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _limit_numbers = itertools.count(1)
 EARLIEST = -2

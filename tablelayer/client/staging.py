@@ -17,6 +17,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from tablelayer.client.cluster import Cluster
+from tablelayer.client.parts import WHOLE, Parts
 from tablelayer.client.retry import Deadline, raise_for, retrying
 from tablelayer.client.routes import TableRoutes
 from tablelayer.client.split import Spread, buckets_of, split_by_bucket
@@ -66,6 +67,7 @@ class AsyncStagedWriter:
     def __init__(
         self,
         cluster: Cluster,
+        parts: Parts,
         definition: TableDefinition,
         *,
         writer: str,
@@ -75,6 +77,7 @@ class AsyncStagedWriter:
     ) -> None:
         self._cluster = cluster
         self._config = cluster.config
+        self._parts = parts
         self._definition = definition
         self._routes: dict[UUID, TableRoutes] = {}
         self._spreads: dict[UUID, Spread] = {}
@@ -95,7 +98,10 @@ class AsyncStagedWriter:
         OutcomeUnknown."""
         self._row_count += rows.num_rows
         if not self.decided:
-            await self._write(self._definition, ITSELF, rows, change_type)
+            for name, definition, theirs in await self._parts.to_stage(self._definition, rows, change_type):
+                partition = ITSELF if name == WHOLE else definition.table_id
+                assert partition is not None
+                await self._write(definition, partition, theirs, change_type)
 
     async def _write(
         self, definition: TableDefinition, partition: UUID, rows: pa.Table, change_type: int | None

@@ -1,5 +1,8 @@
 """One table, asynchronously: write, look up, scan. `tablelayer.client.blocking.Table` is the same without
 `await`.
+
+A table is its partitions, or the one part that a table without partitions is (`tablelayer.client.parts`): rows go to
+their parts, questions to all that may have an answer.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,7 +21,8 @@ from tablelayer.client.cluster import Cluster
 from tablelayer.client.conform import Data, as_rows, conform
 from tablelayer.client.errors import DataError
 from tablelayer.client.frames import to_pandas, to_polars
-from tablelayer.client.lane import WHOLE_ROWS, WriteMode
+from tablelayer.client.lane import WriteMode
+from tablelayer.client.parts import DELETE, Part, Parts
 from tablelayer.client.positions import commit_positions, fetch_positions
 from tablelayer.client.reader import (
     AnyMoment,
@@ -26,28 +31,22 @@ from tablelayer.client.reader import (
     Moment,
     Reader,
     first_row,
-    flat,
     nullable_schema,
     reorder,
 )
 from tablelayer.client.retry import Deadline, retrying, together
 from tablelayer.client.routes import TableRoutes
-from tablelayer.client.scan import (
-    AsyncScan,
-    PartitionPositions,
-    Start,
-    Until,
-    offsets_by_bucket,
-)
+from tablelayer.client.scan import AsyncScan, PartitionPositions, Start, Until
 from tablelayer.client.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from tablelayer.client.state import KeyBound, snapshot_pieces
-from tablelayer.client.writer import Writer, WriteResult
+from tablelayer.client.writer import WriteResult
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.conditions import filter_of_sql
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.extremes import check_ordered
 from tablelayer.model.filters import FilterLike, encode_filter
 from tablelayer.model.ipc import encode_ipc
-from tablelayer.model.partitions import Partition, check_partitioned
+from tablelayer.model.partitions import Partition, check_partitioned, spec_texts
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition, TablePath
 
@@ -57,12 +56,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SNAPSHOT_ATTEMPTS = 3
-_SNAPSHOTS_AT_ONCE = 4
 _FEW_KEYS = 8
 _snapshot_numbers = itertools.count(1)
 _UPSERT = int(ChangeType.UPDATE_AFTER)
-DELETE = int(ChangeType.DELETE)
 
 
 class AsyncTable:
@@ -72,11 +68,11 @@ class AsyncTable:
     schema (DataError names the column that does not). Safe to use from many tasks at once.
     """
 
-    def __init__(self, cluster: Cluster, definition: TableDefinition) -> None:
+    def __init__(self, cluster: Cluster, definition: TableDefinition, parts: Parts | None = None) -> None:
         self._cluster = cluster
         self.definition = definition
+        self._parts = parts or Parts(cluster, definition)
         self._reader = Reader(cluster, definition)
-        self._writer = Writer(cluster, definition)
 
     @property
     def path(self) -> TablePath:
@@ -107,6 +103,7 @@ class AsyncTable:
         """Go on with this definition of the same table."""
         self.definition = definition
         self._reader = Reader(self._cluster, definition)
+        self._parts.adopt(definition)
 
     async def _with_fresh_schema(self, work: Callable[[], Awaitable[T]]) -> T:
         """`work`, which sends no writes; once more if it fails and the table has another schema by now."""
@@ -126,8 +123,8 @@ class AsyncTable:
         return await work()
 
     async def close(self) -> None:
-        """Stop this table's writer; writes that are waiting fail."""
-        await self._writer.close()
+        """Stop this table's writers; writes that are waiting fail."""
+        await self._parts.close()
 
     # -- writing
     # ----------------------------------------------------------------------------------------------
@@ -140,7 +137,7 @@ class AsyncTable:
         """
         self._must_be(log_table=True, doing="append")
         rows, definition = await self._whole_rows(data)
-        return await self._write(rows, definition)
+        return await self._parts.write(rows, definition)
 
     async def upsert(self, data: Data, *, overwrite: bool = False) -> WriteResult:
         """Insert rows, or replace the rows that have the same primary key; the last of equal keys wins.
@@ -151,7 +148,7 @@ class AsyncTable:
         """
         self._must_be(log_table=False, doing="upsert")
         rows, definition = await self._whole_rows(data)
-        return await self._write(rows, definition, _UPSERT, WriteMode(None, overwrite))
+        return await self._parts.write(rows, definition, _UPSERT, WriteMode(None, overwrite))
 
     async def delete(
         self, keys: Data, columns: Sequence[str] | None = None, *, overwrite: bool = False
@@ -175,7 +172,7 @@ class AsyncTable:
             for column in chosen
         ]
         rows = pa.table(arrays, schema=nullable_schema(chosen))
-        return await self._write(rows, definition, DELETE, WriteMode(targets, overwrite))
+        return await self._parts.write(rows, definition, DELETE, WriteMode(targets, overwrite))
 
     async def partial(self, data: Data, columns: Sequence[str], *, overwrite: bool = False) -> WriteResult:
         """Write only these columns, the primary key among them; the others keep their values.
@@ -192,17 +189,7 @@ class AsyncTable:
             return await self._conformed(data, chosen, fill_missing=False), definition, targets
 
         rows, definition, targets = await self._with_fresh_schema(prepare)
-        return await self._write(rows, definition, _UPSERT, WriteMode(targets, overwrite))
-
-    async def _write(
-        self,
-        rows: pa.Table,
-        definition: TableDefinition,
-        change_type: int | None = None,
-        mode: WriteMode = WHOLE_ROWS,
-    ) -> WriteResult:
-        """Write rows that conform to a definition of this table."""
-        return await self._writer.write(rows, definition=definition, change_type=change_type, mode=mode)
+        return await self._parts.write(rows, definition, _UPSERT, WriteMode(targets, overwrite))
 
     async def write_rows(
         self,
@@ -213,7 +200,7 @@ class AsyncTable:
         target_columns: tuple[int, ...] | None = None,
     ) -> WriteResult:
         """Write rows that conform to `definition` already; see `tablelayer.client.writer.Writer.write`."""
-        return await self._write(rows, definition, change_type, WriteMode(target_columns, False))
+        return await self._parts.write(rows, definition, change_type, WriteMode(target_columns, False))
 
     def staged_writer(
         self,
@@ -227,6 +214,7 @@ class AsyncTable:
         """A writer of rows that become part of the table with `commit_staged`; see `tablelayer.client.staging`."""
         return AsyncStagedWriter(
             self._cluster,
+            self._parts,
             definition or self.definition,
             writer=writer,
             batch_id=batch_id,
@@ -338,7 +326,32 @@ class AsyncTable:
     async def _lookup(
         self, keys: pa.Table, columns: Sequence[str] | None, insert_if_absent: bool
     ) -> LookupResult:
-        return await self._reader.lookup(keys, columns, insert_if_absent=insert_if_absent)
+        schema = self._reader.answer_schema(columns)
+        if not keys.num_rows:
+            return LookupResult(np.zeros(0, bool), schema.empty_table())
+        parts = await self._parts.split(keys)
+
+        async def look(name: str, part_keys: pa.Table) -> LookupResult:
+            result = await self._parts.ask(
+                name,
+                lambda part: part.reader.lookup(part_keys, columns, insert_if_absent=insert_if_absent),
+                making=insert_if_absent,
+            )
+            if result is not None:
+                return result
+            nothing = [pa.nulls(part_keys.num_rows, field.type) for field in schema]
+            return LookupResult(np.zeros(part_keys.num_rows, bool), pa.table(nothing, schema=schema))
+
+        if len(parts) == 1:
+            return await look(*parts[0][:2])
+        results = await together(look(name, part_keys) for name, part_keys, _ in parts)
+        back = np.empty(keys.num_rows, np.int64)
+        back[np.concatenate([positions for _, _, positions in parts if positions is not None])] = np.arange(
+            keys.num_rows
+        )
+        found = np.concatenate([result.found for result in results])
+        rows = pa.concat_tables([result.rows for result in results])
+        return LookupResult(found[back], rows.take(pa.array(back)))
 
     async def lookup_one(
         self, key: Any, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
@@ -383,33 +396,56 @@ class AsyncTable:
     async def _prefix_lookup(
         self, prefixes: pa.Table, columns: Sequence[str] | None
     ) -> tuple[np.ndarray, pa.Table]:
-        return await self._reader.prefix_lookup(prefixes, columns)
+        schema = self._reader.answer_schema(columns)
+        parts = await self._parts.split(prefixes)
+
+        async def look(name: str, theirs: pa.Table) -> tuple[np.ndarray, pa.Table]:
+            result = await self._parts.ask(
+                name,
+                lambda part: part.reader.prefix_lookup(
+                    theirs.select(list(part.definition.key_prefix)), columns
+                ),
+            )
+            return (np.zeros(0, np.int64), schema.empty_table()) if result is None else result
+
+        if len(parts) == 1 and parts[0][2] is None:
+            return await look(*parts[0][:2])
+        results = await together(look(name, theirs) for name, theirs, _ in parts)
+        owners = [np.zeros(0, np.int64)]
+        owners += [
+            positions[owner]
+            for (_, _, positions), (owner, _) in zip(parts, results, strict=True)
+            if positions is not None
+        ]
+        owner = np.concatenate(owners)
+        rows = pa.concat_tables([schema.empty_table(), *(found for _, found in results)])
+        order = np.argsort(owner, kind="stable")
+        return owner[order], rows.take(pa.array(order))
 
     # -- partitions
     # -------------------------------------------------------------------------------------------
 
     async def partitions(self) -> list[Partition]:
         """The partitions that there are now, in order of name. TableError NOT_PARTITIONED for other tables."""
-        check_partitioned(self.definition)
-        raise AssertionError("a partitioned table has its own class")
+        return await self._parts.partitions()
 
     async def partition(self, name: str) -> AsyncTable:
         """One partition as a table: its name is the values of the partition columns, joined by dots.
 
         TableError PARTITION_NOT_FOUND, NOT_PARTITIONED.
         """
-        check_partitioned(self.definition)
-        raise AssertionError("a partitioned table has its own class")
+        part = await self._parts.named(name)
+        parts = Parts(self._cluster, part.definition, whole=part)
+        return AsyncTable(self._cluster, part.definition, parts)
 
     def only(self, spec: Mapping[str, Any]) -> AsyncTable:
-        """The same table, whose reads see only the partitions with these values of partition columns."""
-        check_partitioned(self.definition)
-        raise AssertionError("a partitioned table has its own class")
+        """The same table, whose reads see only the partitions with these values of partition columns.
 
-    async def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
-        """`offsets` of every partition."""
+        TableError NOT_PARTITIONED, INVALID_PARTITION.
+        """
         check_partitioned(self.definition)
-        raise AssertionError("a partitioned table has its own class")
+        texts = {**self._parts.only, **spec_texts(self.definition, spec)}
+        return AsyncTable(self._cluster, self.definition, Parts(self._cluster, self.definition, texts))
 
     # -- numbers and samples
     # ----------------------------------------------------------------------------------
@@ -425,13 +461,25 @@ class AsyncTable:
         self, count: int, columns: Sequence[str] | None = None, filter: FilterLike = None
     ) -> pa.Table:
         """At most `count` rows (of those that match), quickly: a PK table's first in key order of each bucket, a
-        log table's latest.
+        log table's latest; of the first partitions, or of a log table's last.
         """
         if count < 0:
             raise ValueError(f"a limit of {count} rows makes no sense")
-        return await self._with_fresh_schema(
-            lambda: self._reader.limit(count, columns, self._condition(filter))
-        )
+
+        async def look() -> pa.Table:
+            condition = self._condition(filter)
+            rows = self._reader.answer_schema(columns).empty_table()
+            parts = await self._parts.all()
+            for part in parts if self.definition.is_primary_key_table else reversed(parts):
+                more = await self._parts.ask_part(
+                    part, partial(_limit, count - rows.num_rows, columns, condition)
+                )
+                rows = rows if more is None else pa.concat_tables([rows, more])
+                if rows.num_rows >= count:
+                    break
+            return rows
+
+        return await self._with_fresh_schema(look)
 
     async def count(self, filter: FilterLike = None, *, as_of: AnyMoment | None = None) -> int:
         """How many rows there are now (that match), without reading them; or were, reading one column (`to_arrow`)."""
@@ -441,7 +489,8 @@ class AsyncTable:
             return int((await self.to_arrow([column], filter, as_of=as_of)).num_rows)
 
         async def count() -> int:
-            return await self._reader.count(self._condition(filter))
+            condition = self._condition(filter)
+            return sum((await self._parts.ask_all(lambda part: part.reader.count(condition))).values())
 
         return await self._with_fresh_schema(count)
 
@@ -453,28 +502,38 @@ class AsyncTable:
         """
 
         async def look() -> Extremes:
-            return await self._reader.extremes(columns, self._condition(filter))
+            condition = self._condition(filter)
+            names = list(dict.fromkeys(columns))
+            schema = self._reader.answer_schema(names)
+            check_ordered(self.definition.schema.select(names))
+            found = await self._parts.ask_all(lambda part: part.reader.extremes(names, condition))
+            return Extremes.of_all(list(found.values()), schema)
 
         return await self._with_fresh_schema(look)
 
-    async def offsets(self, at: str | int, buckets: Sequence[int] | None = None) -> dict[int, int]:
+    async def offsets(
+        self, at: str | int, buckets: Sequence[int] | None = None, *, partition: str | None = None
+    ) -> dict[int, int]:
         """Offsets by bucket: "earliest", "latest" (the end), or the first at or after a time in
-        milliseconds.
+        milliseconds; of a partitioned table those of one partition (else TableError PARTITION_NEEDED).
         """
-        return await self._reader.offsets(
-            at, range(self.definition.bucket_count) if buckets is None else buckets
-        )
+        part = await self._parts.one(partition, "offsets")
+        return await part.reader.offsets(at, part.buckets if buckets is None else buckets)
 
-    async def offsets_as_of(self, moment: Moment) -> dict[int, int]:
+    async def offsets_as_of(self, moment: Moment, *, partition: str | None = None) -> dict[int, int]:
         """The offsets that the log had reached at a time (milliseconds or datetime), what was written at that time
         included: what `as_of` means. TableError (OUTSIDE_RETENTION) for a time before what the log still has.
         """
-        return await self._reader.offsets_as_of(moment, range(self.definition.bucket_count))
+        part = await self._parts.one(partition, "offsets_as_of")
+        return await part.reader.offsets_as_of(moment, part.buckets)
+
+    async def partition_offsets(self, at: str | int) -> dict[str, dict[int, int]]:
+        """`offsets` of every partition; of a table without partitions `{"": offsets}`."""
+        return await self._parts.ask_all(lambda part: part.reader.offsets(at, part.buckets))
 
     async def partition_offsets_as_of(self, moment: Moment) -> dict[str, dict[int, int]]:
-        """`offsets_as_of` of every partition."""
-        check_partitioned(self.definition)
-        raise AssertionError("a partitioned table has its own class")
+        """`offsets_as_of` of every partition; of a table without partitions `{"": offsets}`."""
+        return await self._parts.ask_all(lambda part: part.reader.offsets_as_of(moment, part.buckets))
 
     # -- scans
     # ------------------------------------------------------------------------------------------------
@@ -496,7 +555,7 @@ class AsyncTable:
           "latest", a time in milliseconds, or offsets by bucket.
         - `until`: "latest" (what was there when the scan began), offsets by bucket (exclusive), or None: for
           ever.
-        - `columns`: the server reads and sends only these. `buckets`: only these.
+        - `columns`: the server reads and sends only these. `buckets`: only these, of every partition.
         - `poll_timeout`: seconds without a row after which the iteration ends; None waits for ever.
         - `as_of`: the state of a PK table is that of an earlier moment (a time in milliseconds, a datetime, or offsets
           by bucket), and the changes follow from there.
@@ -505,16 +564,22 @@ class AsyncTable:
           columns need not be among `columns`. Null is not true, as in SQL. Of a changelog each image is judged by
           itself: a row that stops matching shows as a -U alone (and not at all with 'table.changelog.image' = 'WAL').
           With `row_filter` false the server only skips batches, and the caller drops rows.
+
+        All partitions are read, new ones included: one that is added while the scan goes on is read from its beginning;
+        one that is dropped ends. Offsets for `start`, `until` and `as_of` are by partition and bucket then; partitions
+        that `start` does not name are read from their beginning (a PK table's with their state), and not at all when
+        `until` names others; those that `as_of` does not name, or that came later, were empty then, and their rows come
+        as changes. Of each partition rows come in log order.
         """
         return AsyncScan(
             self._cluster,
-            self.definition,
+            self._parts,
             columns=columns,
             start=start,
             until=until,
             buckets=buckets,
             poll_timeout=poll_timeout,
-            as_of=None if as_of is None else flat(as_of, self.path),
+            as_of=as_of,
             condition=self._condition(filter),
             row_filter=row_filter,
         )
@@ -526,18 +591,21 @@ class AsyncTable:
         filter: FilterLike = None,
         *,
         as_of: int | None = None,
+        partition: str | None = None,
     ) -> AsyncGenerator[tuple[pa.RecordBatch, int], None]:
-        """One bucket of a PK table as it is now, or at an offset, piece by piece, each with the offset of that moment.
+        """One bucket of a PK table (of one partition) as it is now, or at an offset, piece by piece, each with the
+        offset of that moment.
 
         There is at least one piece, perhaps an empty one. Close the iteration (`aclosing`) if it ends early. Lost
         connections and restarts of the server do not show, unless retention has meanwhile taken what that moment needs:
         then it ends with TableError(SCAN_EXPIRED).
         """
         self._must_be(log_table=False, doing="snapshot")
+        part = await self._parts.one(partition, "a snapshot")
         ids, schema, order = self._reader.project(columns)
         channel = f"snapshot-of-one-{next(_snapshot_numbers)}"
         pieces = snapshot_pieces(
-            self._cluster, self.definition, bucket, ids, schema, channel,
+            self._cluster, part.definition, bucket, ids, schema, channel,
             as_of=as_of, condition=self._condition(filter),
         )  # fmt: skip
         try:
@@ -562,17 +630,37 @@ class AsyncTable:
         when log and snapshots do not reach back so far.
         """
         ids, schema, order = self._reader.project(columns)
-        buckets = range(self.definition.bucket_count)
-        moments = None if as_of is None else await self._reader.offsets_as_of(flat(as_of, self.path), buckets)
-        if self.definition.is_primary_key_table:
-            batches = await self._states(ids, schema, moments, condition=self._condition(filter))
-            return reorder(pa.Table.from_batches(batches, schema=schema), order)
-        until: Until = "latest" if moments is None else moments
-        async with self.scan(columns, start="earliest", until=until, filter=filter) as scan:
-            batches = [piece.batch async for piece in scan]
-        return pa.Table.from_batches(
-            batches, schema=schema if order is None else pa.schema(map(schema.field, order))
-        )
+        condition = self._condition(filter)
+
+        async def read(part: Part, moment: Moment | None) -> pa.Table:
+            moments = None if moment is None else await part.reader.offsets_as_of(moment, part.buckets)
+            if self.definition.is_primary_key_table:
+                batches = await part.states(ids, schema, moments, condition=condition)
+                return reorder(pa.Table.from_batches(batches, schema=schema), order)
+            until: Until = "latest" if moments is None else moments
+            whole = Parts(self._cluster, part.definition, whole=part)
+            scan = AsyncScan(
+                self._cluster, whole, columns=columns, start="earliest", until=until, condition=condition
+            )
+            async with scan:
+                batches = [piece.batch async for piece in scan]
+            return pa.Table.from_batches(batches, schema=answer)
+
+        answer = schema if order is None else pa.schema([schema.field(name) for name in order])
+        found = await self._read_parts(as_of, read)
+        return found[0] if len(found) == 1 else pa.concat_tables([answer.empty_table(), *found])
+
+    async def _read_parts(
+        self, as_of: AnyMoment | None, read: Callable[[Part, Moment | None], Awaitable[pa.Table]]
+    ) -> list[pa.Table]:
+        """What every part has now or had at a time, or those that offsets are given for, in the order of names."""
+        if not isinstance(as_of, Mapping):
+            return list((await self._parts.ask_all(lambda part: read(part, as_of))).values())
+        moments = self._parts.by_part(as_of, "reading at offsets")
+        return [
+            await read(await self._parts.one(name or None, "reading at offsets"), moments[name])
+            for name in sorted(moments)
+        ]
 
     async def to_pandas(
         self,
@@ -615,20 +703,25 @@ class AsyncTable:
         self._must_be(log_table=False, doing="range scan")
         if limit is not None and limit < 0:
             raise ValueError(f"a limit of {limit} rows makes no sense")
-        buckets = range(self.definition.bucket_count)
         primary_key = self.definition.schema.primary_key
+        is_sorted = not self.definition.is_partitioned and self.definition.bucket_count == 1
         wanted = columns
-        if columns is not None and len(buckets) > 1:
+        if columns is not None and not is_sorted:
             wanted = list(dict.fromkeys([*columns, *primary_key]))
         ids, schema, _ = self._reader.project(wanted)
-        moments = None if as_of is None else await self._reader.offsets_as_of(flat(as_of, self.path), buckets)
-        batches = await self._states(
-            ids, schema, moments, limit=limit if filter is None else None, condition=self._condition(filter),
-            lower=await self._bound(lower, inclusive=include_lower),
-            upper=await self._bound(upper, inclusive=include_upper),
-        )  # fmt: skip
-        rows = pa.Table.from_batches(batches, schema=schema)
-        if len(buckets) > 1:
+        asked: dict[str, Any] = {
+            "limit": limit if filter is None else None,
+            "condition": self._condition(filter),
+            "lower": await self._bound(lower, inclusive=include_lower),
+            "upper": await self._bound(upper, inclusive=include_upper),
+        }
+
+        async def read(part: Part, moment: Moment | None) -> pa.Table:
+            moments = None if moment is None else await part.reader.offsets_as_of(moment, part.buckets)
+            return pa.Table.from_batches(await part.states(ids, schema, moments, **asked), schema=schema)
+
+        rows = pa.concat_tables([schema.empty_table(), *await self._read_parts(as_of, read)])
+        if not is_sorted:
             rows = rows.sort_by([(name, "ascending") for name in primary_key])
         rows = rows if limit is None else rows.slice(0, limit)
         return rows if columns is None else rows.select(list(columns))
@@ -648,30 +741,6 @@ class AsyncTable:
         (row,) = rows.combine_chunks().to_batches()
         return KeyBound(bytes(encode_ipc(row)), len(columns), inclusive)
 
-    async def _states(
-        self, ids: list[int] | None, schema: pa.Schema, moments: Mapping[int, int] | None, **asked: Any
-    ) -> list[pa.RecordBatch]:
-        gate = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
-
-        async def one(bucket: int) -> list[pa.RecordBatch]:
-            as_of = None if moments is None else moments[bucket]
-            async with gate:
-                for attempt in range(_SNAPSHOT_ATTEMPTS):
-                    try:
-                        pieces = snapshot_pieces(
-                            self._cluster, self.definition, bucket, ids, schema, f"snapshot-{bucket % 4}",
-                            as_of=as_of, **asked,
-                        )  # fmt: skip
-                        async with aclosing(pieces):
-                            return [rows async for rows, _ in pieces]
-                    except TableError as error:
-                        if error.code is not TableErrorCode.SCAN_EXPIRED or attempt == _SNAPSHOT_ATTEMPTS - 1:
-                            raise
-                raise AssertionError("unreachable")
-
-        parts = await together(map(one, range(self.definition.bucket_count)))
-        return [batch for part in parts for batch in part]
-
     # -- committed positions
     # ----------------------------------------------------------------------------------
 
@@ -679,18 +748,26 @@ class AsyncTable:
         """Keep positions (`scan.positions`, or `scan.partition_positions`) on the server under a consumer group's
         name, as Kafka's consumers do.
         """
-        await commit_positions(self._cluster, group, self.path.topic, offsets_by_bucket(positions))
+        for name, offsets in self._parts.by_part(positions, "commit").items():
+            await commit_positions(self._cluster, group, self._topic_of(name), offsets)
 
     async def partition_committed(self, group: str) -> dict[str, dict[int, int]]:
-        """`committed` of every partition that there is."""
-        check_partitioned(self.definition)
-        raise AssertionError("a partitioned table has its own class")
+        """`committed` of every partition that there is; of a table without partitions `{"": positions}`."""
+        topics = {part.topic: part.name for part in await self._parts.all()}
+        found: dict[str, dict[int, int]] = {}
+        for (topic, bucket), offset in sorted((await fetch_positions(self._cluster, group)).items()):
+            if topic in topics:
+                found.setdefault(topics[topic], {})[bucket] = offset
+        return found
 
-    async def committed(self, group: str) -> dict[int, int]:
-        """The positions kept under this name; buckets without one are absent."""
-        positions = await fetch_positions(self._cluster, group)
-        return {
-            partition: offset
-            for (topic, partition), offset in sorted(positions.items())
-            if topic == self.path.topic
-        }
+    async def committed(self, group: str, *, partition: str | None = None) -> dict[int, int]:
+        """The positions kept under this name (of one partition); buckets without one are absent."""
+        part = await self._parts.one(partition, "committed positions")
+        return (await self.partition_committed(group)).get(part.name, {})
+
+    def _topic_of(self, partition: str) -> str:
+        return (self.path.of_partition(partition) if partition else self.path).topic
+
+
+async def _limit(count: int, columns: Sequence[str] | None, condition: bytes | None, part: Part) -> pa.Table:
+    return await part.reader.limit(count, columns, condition)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from protocol.errors import DecodeError
-from tablelayer.client.scan import AsyncScan
+from tablelayer.client.part_scan import PartScan
 from tablelayer.model.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.model.ipc import answer_bytes_max, decode_answer, encode_ipc
 from tablelayer.model.options import ArrowCompression
@@ -41,9 +41,9 @@ def test_a_batch_of_a_scan_is_bounded(is_whole: bool) -> None:
     scan: Any = SimpleNamespace(
         _versions=versions, _definition=SimpleNamespace(schema=SCHEMA), _positions=[0], _is_whole=is_whole
     )
-    assert AsyncScan._conformed(scan, ArrowBatch.parse(small())).num_rows == 1
+    assert PartScan._conformed(scan, ArrowBatch.parse(small())).num_rows == 1
     with pytest.raises(DecodeError, match="without compression"):
-        AsyncScan._conformed(scan, ArrowBatch.parse(inflated()))
+        PartScan._conformed(scan, ArrowBatch.parse(inflated()))
 
 
 def test_the_rows_of_an_answer_are_bounded_and_large_ones_are_not_in_the_way() -> None:

@@ -245,14 +245,15 @@ def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_meanwhile
         async with await connect_async(server_address) as connection, asyncio.timeout(30):
             table = await connection.table(name)
             await table.upsert([{"dt": "a", "id": 1, "v": 1}])
-            child = table._children["a"]
-            put, forgetting = child._writer._enqueue, []
+            parts = table._parts
+            part = parts._known["a"]
+            put, forgetting = part.writer._enqueue, []
 
             def enqueue(batch: Any) -> None:
                 put(batch)
-                forgetting.append(asyncio.ensure_future(table._forget(child)))
+                forgetting.append(asyncio.ensure_future(parts.forget(part)))
 
-            child._writer._enqueue = enqueue
+            part.writer._enqueue = enqueue
             await connection.admin.drop_partition(name, {"dt": "a"})
             await table.upsert([{"dt": "a", "id": 2, "v": 2}])
             assert forgetting
@@ -314,21 +315,68 @@ def test_r18_3_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(
     asyncio.run(body())
 
 
-def test_what_is_by_bucket_says_where_to_go_instead(new: Any) -> None:
+def test_what_is_by_bucket_needs_to_know_the_partition(new: Any) -> None:
     table = new(PK)
     for work in (
         lambda: table.offsets("latest"),
+        lambda: table.offsets_as_of(0),
         lambda: list(table.snapshot(0)),
         lambda: table.committed("g"),
-        lambda: table.scan(buckets=[0]),
+        lambda: table.scan().positions,
+        lambda: table.scan(start={0: 1}),
         lambda: table.scan(as_of={0: 1}),
         lambda: table.range_scan(as_of={0: 1}),
         lambda: table.commit("g", {0: 1}),
     ):
         assert code_of(work) is TableErrorCode.PARTITION_NEEDED
-    with pytest.raises(ValueError, match="by partition and bucket"):
-        table.scan(start={0: 1})
+    assert code_of(lambda: table.offsets("latest", partition="x")) is TableErrorCode.PARTITION_NOT_FOUND
     assert isinstance(table.to_arrow(), pa.Table)
+
+
+def test_a_partition_and_a_bucket_name_a_place(new: Any) -> None:
+    table = new(PK)
+    table.upsert([{"dt": f"d{n % 2}", "id": n, "v": n} for n in range(40)])
+    ends = table.partition_offsets("latest")
+    assert ends["d1"] == table.offsets("latest", partition="d1") == table.partition("d1").offsets("latest")
+    assert table.offsets_as_of(time.time_ns() // 10**6, partition="d1") == ends["d1"]
+    table.commit("readers", {"d1": ends["d1"]})
+    assert table.committed("readers", partition="d1") == ends["d1"]
+    assert table.committed("readers", partition="d0") == {}
+    buckets = range(table.definition.bucket_count)
+    found = [
+        row
+        for bucket in buckets
+        for rows, _ in table.snapshot(bucket, partition="d1")
+        for row in rows.to_pylist()
+    ]
+    assert sorted(row["id"] for row in found) == list(range(1, 40, 2))
+    rows = {bucket: [] for bucket in buckets}
+    for bucket in buckets:
+        with table.scan(buckets=[bucket], until="latest") as scan:
+            for batch in scan:
+                assert batch.bucket == bucket
+                rows[bucket] += batch.batch.column("id").to_pylist()
+            assert scan.partition_positions == {name: {bucket: end[bucket]} for name, end in ends.items()}
+    assert sorted(row for each in rows.values() for row in each) == list(range(40))
+
+
+def test_a_table_without_partitions_is_one_part_without_a_name(new: Any) -> None:
+    table = new("(k INT, v INT, PRIMARY KEY (k) NOT ENFORCED)")
+    table.upsert([{"k": n, "v": n} for n in range(10)])
+    ends = table.offsets("latest")
+    assert table.partition_offsets("latest") == {"": ends}
+    with table.scan(until="latest") as scan:
+        assert sum(batch.row_count for batch in scan) == 10
+        positions = scan.partition_positions
+    assert positions == {"": ends}
+    table.commit("readers", positions)
+    assert (table.committed("readers"), table.partition_committed("readers")) == (ends, positions)
+    assert table.to_arrow(as_of=positions).num_rows == 10
+    assert [*table.scan(start=positions, until="latest")] == []
+    for work in (table.partitions, lambda: table.partition("a"), lambda: table.only({"k": 1})):
+        assert code_of(work) is TableErrorCode.NOT_PARTITIONED
+    with pytest.raises(ValueError, match="no partition 'a'"):
+        table.scan(start={"a": {0: 1}})
 
 
 def test_a_partitioned_table_is_read_as_it_was_by_partition_and_bucket(new: Any) -> None:

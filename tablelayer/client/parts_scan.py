@@ -1,4 +1,4 @@
-"""Scanning a partitioned table as a whole: one scan per partition, their batches as they come.
+"""Scanning all partitions of a table: one scan per partition, their batches as they come.
 
 Each batch says which partition it is of. While a scan without an end goes on, new partitions are looked for
 (`ClientConfig.partition_discovery_ms`) and read from their beginning, so that no row is missed; a partition that was
@@ -9,15 +9,17 @@ only when a batch is handed out: what was read ahead is read again by whoever go
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from tablelayer.client.cluster import Cluster
-from tablelayer.client.reader import AnyMoment, Moment, Reader
-from tablelayer.client.scan import AsyncScan, PartitionPositions, ScanBatch, Start, Until, check_as_of
+from tablelayer.client.part_scan import PartScan, ScanBatch
+from tablelayer.client.parts import Parts
+from tablelayer.client.reader import Moment, Reader
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.partitions import Partition
 from tablelayer.model.table import TableDefinition
@@ -32,7 +34,7 @@ class _Child:
 
     name: str
     table_id: UUID
-    scan: AsyncScan
+    scan: PartScan
     positions: dict[int, int]
     task: asyncio.Task[None] | None = None
     ahead: int = 0
@@ -49,74 +51,67 @@ class _Arrived:
     failure: Exception | None = None
 
 
-class AsyncPartitionedScan(AsyncScan):
-    """See the module; made by `AsyncTable.scan`."""
+class PartsScan:
+    """The stream of all partitions; see the module. Made by `tablelayer.client.scan`, which is for the caller."""
 
     def __init__(
         self,
         cluster: Cluster,
-        definition: TableDefinition,
-        partitions: Callable[[], Awaitable[list[Partition]]],
+        parts: Parts,
+        start: str | int | Mapping[str, Mapping[int, int]],
+        until: str | Mapping[str, Mapping[int, int]] | None,
+        as_of: int | datetime | Mapping[str, Mapping[int, int]] | None,
         *,
-        columns: Sequence[str] | None = None,
-        start: Start = "full",
-        until: Until = None,
-        poll_timeout: float | None = None,
-        as_of: AnyMoment | None = None,
-        condition: bytes | None = None,
-        row_filter: bool = True,
+        columns: Sequence[str] | None,
+        buckets: Sequence[int] | None,
+        poll_timeout: float | None,
+        condition: bytes | None,
+        row_filter: bool,
     ) -> None:
-        """`partitions` lists those to be read."""
-        check_as_of(as_of, start, definition)
-        super().__init__(
-            cluster,
-            definition,
-            columns=columns,
-            start="earliest",
-            poll_timeout=poll_timeout,
-            condition=condition,
-            row_filter=row_filter,
-        )
-        self._columns = columns
-        self._list = partitions
-        self._from = _by_partition(start)
-        self._to = _by_partition(until)
-        self._moment = as_of
+        self._cluster = cluster
+        self._config = cluster.config
+        self._parts = parts
+        self._asked: dict[str, Any] = {
+            "columns": columns,
+            "buckets": buckets,
+            "condition": condition,
+            "row_filter": row_filter,
+        }
+        self._buckets = buckets
+        self._poll_timeout = poll_timeout
+        self._from = start
+        self._to = until
+        self._moments = as_of
         self._children: dict[str, _Child] = {}
         self._queue: asyncio.Queue[_Arrived] = asyncio.Queue(_READ_AT_ONCE)
         self._gate = None if until is None else asyncio.Semaphore(_READ_AT_ONCE)
+        Reader(cluster, parts.definition).project(columns)  # a column that is unknown is told at once
 
-    # -- for the caller
-    # ---------------------------------------------------------------------------------------
+    has_arrived = False
+    """Whether `take_arrived` may have something; here batches come with `run` alone."""
 
-    @property
-    def positions(self) -> dict[int, int]:
-        raise TableError(
-            TableErrorCode.PARTITION_NEEDED,
-            f"{self._topic} is partitioned: its positions are `partition_positions`",
-        )
+    def take_arrived(self) -> ScanBatch | None:
+        return None
 
     @property
-    def partition_positions(self) -> dict[str, dict[int, int]]:
+    def positions(self) -> dict[str, dict[int, int]]:
         """The next offset of each bucket of each partition; a partition whose state is still being read is absent."""
         found = {}
         for name, child in self._children.items():
             positions = child.positions if child.ahead else child.scan.positions or child.positions
-            if len(positions) == child.scan.bucket_count:
+            if len(positions) == child.scan.read_count:
                 found[name] = dict(positions)
         return found
 
-    def seek(self, positions: Mapping[int, int] | PartitionPositions) -> None:
-        """Go on from these offsets, by partition and bucket, instead; what was read ahead of them is dropped."""
+    def seek(self, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """Go on from these offsets instead; what was read ahead of them is dropped. Raises ValueError."""
         wanted: dict[str, Mapping[int, int]] = {}
         for name, offsets in positions.items():
-            if not isinstance(name, str) or not isinstance(offsets, Mapping):
-                raise ValueError("positions of a partitioned table are by partition and bucket")
             if name not in self._children:
                 raise ValueError(f"this scan does not read partition {name}, or has not begun")
             known = self._children[name]
             wanted[name] = {**known.positions, **offsets}
-            if len(wanted[name]) < known.scan.bucket_count:
+            if len(wanted[name]) < known.scan.read_count:
                 raise ValueError(
                     f"the state of partition {name} is still being read: give offsets for all of its buckets"
                 )
@@ -124,20 +119,18 @@ class AsyncPartitionedScan(AsyncScan):
             old = self._children[name]
             if old.task is not None:
                 old.task.cancel()
-            count = old.scan.bucket_count
-            self._begin_child(Partition(name, old.table_id, count), offsets, old.scan.until)
+            self._begin_child(Partition(name, old.table_id, old.scan.bucket_count), offsets, old.scan.until)
 
     async def close(self) -> None:
         tasks = [child.task for child in self._children.values() if child.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await super().close()
 
     # -- the stream
     # -------------------------------------------------------------------------------------------
 
-    async def _run(self) -> AsyncGenerator[ScanBatch, None]:
+    async def run(self) -> AsyncGenerator[ScanBatch, None]:
         now = asyncio.get_running_loop().time
         await self._discover(first=True)
         looked_at = last_row = now()
@@ -178,7 +171,7 @@ class AsyncPartitionedScan(AsyncScan):
 
     async def _discover(self, *, first: bool) -> None:
         """Begin to read partitions that are new; forget those that are gone."""
-        found = {each.name: each for each in await self._list()}
+        found = {each.name: each for each in await self._parts.partitions()}
         for name, child in list(self._children.items()):
             now = found.get(name)
             if now is None or now.table_id != child.table_id:
@@ -206,29 +199,32 @@ class AsyncPartitionedScan(AsyncScan):
         await asyncio.gather(*map(begin, fresh))
 
     def _definition_of(self, partition: Partition) -> TableDefinition:
-        return self._definition.of_partition(partition.name, partition.table_id, partition.bucket_count)
+        return self._parts.definition.of_partition(partition.name, partition.table_id, partition.bucket_count)
+
+    def _buckets_of(self, partition: Partition) -> Sequence[int]:
+        return range(partition.bucket_count) if self._buckets is None else self._buckets
 
     async def _start_of(self, partition: Partition, *, first: bool) -> Any:
         """ "full", or an offset for every bucket."""
         start = self._from
-        if start == "full" and self._definition.is_primary_key_table:
+        if start == "full" and self._parts.definition.is_primary_key_table:
             return start
         given: Mapping[int, int] = {}
         place: Any = "earliest" if start == "full" or not first else start
         if isinstance(start, Mapping):
-            if partition.name not in start and self._definition.is_primary_key_table:
+            if partition.name not in start and self._parts.definition.is_primary_key_table:
                 return "full"
             given, place = start.get(partition.name, {}), "earliest"
-        missing = [bucket for bucket in range(partition.bucket_count) if bucket not in given]
+        missing = [bucket for bucket in self._buckets_of(partition) if bucket not in given]
         if not missing:
             return dict(given)
         reader = Reader(self._cluster, self._definition_of(partition))
         return {**given, **await reader.offsets(place, missing)}
 
     def _moment_of(self, partition: Partition) -> Moment | None:
-        if not isinstance(self._moment, Mapping):
-            return self._moment
-        given: Any = self._moment.get(partition.name, {})  # type: ignore[call-overload]
+        if not isinstance(self._moments, Mapping):
+            return self._moments
+        given = self._moments.get(partition.name, {})
         return {bucket: given.get(bucket, 0) for bucket in range(partition.bucket_count)}
 
     async def _end_of(self, partition: Partition) -> Mapping[int, int] | None:
@@ -237,42 +233,29 @@ class AsyncPartitionedScan(AsyncScan):
         if self._to != "latest":
             raise ValueError(f"until={self._to!r}: say 'latest', offsets by partition and bucket, or None")
         reader = Reader(self._cluster, self._definition_of(partition))
-        return await reader.offsets("latest", range(partition.bucket_count))
+        return await reader.offsets("latest", self._buckets_of(partition))
 
     def _begin_child(
         self, partition: Partition, start: Any, until: Mapping[int, int] | None, as_of: Moment | None = None
     ) -> None:
-        scan = AsyncScan(
-            self._cluster,
-            self._definition_of(partition),
-            columns=self._columns,
-            condition=self._condition,
-            row_filter=self._row_filter,
-            start=start,
-            until=until,
-            as_of=as_of,
-        )
+        definition = self._definition_of(partition)
+        scan = PartScan(self._cluster, definition, start=start, until=until, as_of=as_of, **self._asked)
         known = dict(start) if isinstance(start, Mapping) else {}
         child = _Child(partition.name, partition.table_id, scan, known)
         self._children[partition.name] = child
-        child.task = asyncio.create_task(self._pump(child), name=f"scan of {self._topic}.{child.name}")
+        child.task = asyncio.create_task(self._pump(child), name=f"scan of {definition.path}")
 
     async def _pump(self, child: _Child) -> None:
         try:
-            async with self._gate or nullcontext(), child.scan as scan:
-                async for batch in scan:
+            async with self._gate or nullcontext(), aclosing(child.scan.run()) as batches:
+                async for batch in batches:
                     child.ahead += 1
-                    await self._queue.put(_Arrived(child, batch, scan.positions))
-                await self._queue.put(_Arrived(child, None, scan.positions))
+                    await self._queue.put(_Arrived(child, batch, child.scan.positions))
+                await self._queue.put(_Arrived(child, None, child.scan.positions))
         except Exception as error:  # noqa: BLE001 - told to the caller
             await self._queue.put(_Arrived(child, failure=error))
-
-
-def _by_partition(place: Any) -> Any:
-    """A start or end as it is; ValueError for offsets that are by bucket alone."""
-    if isinstance(place, Mapping) and not all(isinstance(each, Mapping) for each in place.values()):
-        raise ValueError("offsets of a partitioned table are by partition and bucket: {'2024': {0: 17}}")
-    return place
+        finally:
+            await child.scan.close()
 
 
 def _is_gone(error: Exception) -> bool:
