@@ -40,6 +40,7 @@ from broker.background import BackgroundTasks
 from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory
+from broker.cluster.deleted_files import DeletedFiles
 from broker.cluster.epoch import next_leader_epoch
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
@@ -158,6 +159,9 @@ class Broker:
             leader_epoch=await next_leader_epoch(store, clean=self._clean_start),
         )
         undo.push_async_callback(self._metadata.close)
+        self._deleted_files = DeletedFiles(
+            executor, self._clock, self._directory.path, self._file_delete_delay_ms
+        )
         self.context = BrokerContext(
             config=config,
             clock=self._clock,
@@ -210,6 +214,7 @@ class Broker:
 
         undo.push_async_callback(drain)
         self._background.keep(network.reap_idle, "close idle connections")
+        self._background.keep(self._deleted_files.run, "removal of deleted segments")
         self._background.keep(self._apply_retention, "retention")
         cleaner = LogCleaner(self.context)
         self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
@@ -294,9 +299,16 @@ class Broker:
             self._metadata.topic_configs.log_config(partition.topic),
             clock=self._clock,
             background=self.context.executor.submit,
+            discard=self._deleted_files.remove_later,
             is_new=new is not None,
             companions=(PARTITION_METADATA,),
         )
+
+    def _file_delete_delay_ms(self, topic: str, index: int) -> int | None:
+        partition = self._metadata.find_partition(topic, index)
+        if partition is None:
+            return None
+        return self._metadata.topic_configs.log_config(partition.topic).file_delete_delay_ms
 
     def _advertised(self) -> tuple[str, int]:
         configured = self.config["advertised.listeners"]
@@ -322,7 +334,9 @@ class Broker:
                     floor = min((each for each in floors if each is not None), default=None)
                     deleted = partition.apply_retention(self.context.ages.time_ms(), floor)
                 except (KafkaError, OSError) as error:
-                    if not is_disk_full(error):  # which was told
+                    if is_disk_full(error):  # which was told
+                        self._deleted_files.hurry()
+                    else:
                         logger.error("retention of %r failed: %s", partition, error)
                     continue
                 except Exception as error:  # noqa: BLE001 - of one partition: told

@@ -33,6 +33,7 @@ class LogConfig:
     durability: str = "process"
     flush_messages: int = 9223372036854775807
     flush_ms: int = 9223372036854775807
+    file_delete_delay_ms: int = 60_000
     segment_jitter_ms: int = 0
     delete_retention_ms: int = 86_400_000
     min_cleanable_dirty_ratio: float = 0.5

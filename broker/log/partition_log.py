@@ -44,7 +44,7 @@ from broker.log.errors import CorruptLogError
 from broker.log.preparation import prepare
 from broker.log.producer_state import AppendedBatch, Producer, ProducerState
 from broker.log.reader import Reader
-from broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
+from broker.log.segment import DELETED_SUFFIX, POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
 from broker.log.slice import LogSlice
 from broker.log.stamp import stamp, stamp_with_time
 from broker.log.transaction_index import AbortedTransaction
@@ -87,6 +87,7 @@ class PartitionLog:
         disk: Disk,
         recovered: recovery.RecoveredLog,
         background: Callable[[Callable[[], None]], object] | None,
+        discard: Callable[[Path, int], object] | None = None,
         companions: Sequence[str] = (),
     ) -> None:
         self.directory = directory
@@ -99,6 +100,7 @@ class PartitionLog:
         self._clock = clock
         self._disk = disk
         self._background = background
+        self._remove_later = discard
         self._epochs = recovered.epochs
         self._epochs.truncate_from_start(self.log_start_offset)
         self._producers = recovered.producers
@@ -129,13 +131,14 @@ class PartitionLog:
         clock: Clock,
         disk: Disk | None = None,
         background: Callable[[Callable[[], None]], object] | None = None,
+        discard: Callable[[Path, int], object] | None = None,
         is_new: bool = False,
         companions: Sequence[str] = (),
     ) -> PartitionLog:
         """Open the log in `directory`, which need not exist. What that took is in `recovered`.
 
-        background  runs slow file work (removing large files, syncing sealed segments) elsewhere, for example
-                    `executor.submit`; None does it at once, and syncs only on `flush`
+        background  syncs sealed segments elsewhere, for example `executor.submit`; None syncs only on `flush`
+        discard     removes a file after so many milliseconds; None removes it at once
         is_new      the caller has just made the directory: there is nothing to look for
         companions  names of files that whoever made the directory has put there; they are durable when the log is
 
@@ -144,7 +147,7 @@ class PartitionLog:
         """
         disk = SystemDisk() if disk is None else disk
         recovered = recovery.nothing() if is_new else recovery.recover(disk, directory, config, clock)
-        log = cls(directory, config, clock, disk, recovered, background, companions)
+        log = cls(directory, config, clock, disk, recovered, background, discard, companions)
         log._has_directory = is_new
         if log.must_commit:
             log.commit()
@@ -588,12 +591,12 @@ class PartitionLog:
                 self._remove_first(gone, self._segments[gone].base_offset, None)
                 count -= gone
                 self._write_checkpoint(log_start_offset)
-            self._remove_first(count, log_start_offset, self._background)
+            self._remove_first(count, log_start_offset, self._discard)
         except OSError as error:
             raise self._storage_error("delete old records of", error) from error
 
     def _remove_first(
-        self, count: int, log_start_offset: int, run: Callable[[Callable[[], None]], object] | None
+        self, count: int, log_start_offset: int, discard: Callable[[Path], object] | None
     ) -> None:
         self.log_start_offset = max(self.log_start_offset, log_start_offset)
         self._epochs.truncate_from_start(log_start_offset)
@@ -604,9 +607,17 @@ class PartitionLog:
         del self._bases[:count]
         self._reader.forget()
         for segment in doomed:
-            segment.remove(run)
-            if run is None:  # nothing else says where the log begins, so a power cut must not leave a hole
+            segment.remove(discard)
+            if (
+                discard is None
+            ):  # nothing else says where the log begins, so a power cut must not leave a hole
                 self._disk.sync_directory(self.directory)
+
+    def _discard(self, path: Path) -> None:
+        if self._remove_later is None:
+            self._disk.remove(path)
+        else:
+            self._remove_later(path, self.config.file_delete_delay_ms)
 
     def truncate_to(self, offset: int) -> None:
         """Take back every batch that reaches `offset` or beyond; the log then ends at or before `offset`.
@@ -701,7 +712,7 @@ class PartitionLog:
             self._segments[first - 1].end_offset = group[-1].end_offset
         try:
             for segment in group:
-                segment.remove(self._background)
+                segment.remove(self._discard)
         except OSError as error:
             self._fail(f"an exchange of compacted segments failed half-way: {error}")
             raise
@@ -878,6 +889,9 @@ class PartitionLog:
             segment.remove()
         for offset in recovery.snapshot_offsets(self._disk, self.directory):
             self._disk.remove(self.directory / recovery.snapshot_name(offset))
+        for name in self._disk.names(self.directory):
+            if name.endswith(DELETED_SUFFIX):
+                self._disk.remove(self.directory / name)
         for name in (EPOCHS_NAME, checkpoints.CHECKPOINT_NAME, checkpoints.CLEAN_NAME):
             self._disk.remove(self.directory / name)
         self._disk.remove_directory(self.directory)

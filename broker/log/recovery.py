@@ -30,7 +30,7 @@ from broker.log.epochs import LeaderEpochs
 from broker.log.errors import CorruptLogError
 from broker.log.producer_state import SNAPSHOT_SUFFIX, ProducerState
 from broker.log.scan import Batches, IndexBuilder, WalkEnd, epoch_changes, find_batch, replay_producers, walk
-from broker.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, file_stem
+from broker.log.segment import LOG_SUFFIX, Segment, file_stem
 from broker.log.transaction_index import AbortedTransaction, TransactionIndex
 from broker.ports import Clock, Disk
 from protocol.records.header import CONTROL_BIT
@@ -227,7 +227,7 @@ class _Recovery:
         compaction_swap.finish_swaps(disk, directory)
         names = disk.names(directory)
         for name in names:
-            if name.endswith((DELETED_SUFFIX, TEMPORARY_SUFFIX)):
+            if name.endswith(TEMPORARY_SUFFIX):
                 disk.remove(directory / name)
         checkpoint = read_checkpoint(disk, directory) or Checkpoint()
         segments = []

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -246,17 +245,17 @@ class Segment:
                 if len(self.aborted):
                     self._disk.open_read_only(self.transaction_index_path).sync()
 
-    def remove(self, run: Callable[[Callable[[], None]], object] | None = None) -> None:
-        """Take its files away. Removing a large one takes long, so that is left to `run` if given: until then
-        it is there under a name that recovery knows to be garbage. Raises OSError.
+    def remove(self, discard: Callable[[Path], object] | None = None) -> None:
+        """Take its files away. The log file is left to `discard` if given: until that has removed it, it is there under
+        a name that nothing but `broker.cluster.deleted_files` looks at. Raises OSError.
         """
         self.release()
-        if run is None:
+        if discard is None:
             self._disk.remove(self.path)
         elif self.size:
             doomed = self.path.with_name(self.path.name + DELETED_SUFFIX)
             self._disk.rename(self.path, doomed)
-            run(partial(self._disk.remove, doomed))
+            discard(doomed)
         for path in (self.index_path, self.time_index_path, self.transaction_index_path):
             self._disk.remove(path)
 

@@ -1,12 +1,15 @@
 """The configurations of a topic, under Kafka's names: type, default, one line of documentation, rule.
 
-All of Apache Kafka 4.x's are declared, because clients expect DescribeConfigs to list them. Each is honoured, or
-nothing except its default is accepted: a configuration that is taken and not followed would be found out too late.
+All of Apache Kafka 4.x's are declared, because clients expect DescribeConfigs to list them and bring what they have
+set elsewhere. Each is honoured, or cannot matter here and says so in its documentation, or is refused where it asks for
+something that would be missed: a promise that is taken and not kept would be found out too late.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from broker.config_key import ConfigKey, ConfigType, at_least, between
@@ -21,16 +24,22 @@ _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
 )
 _LONG_MAX: Final = 9223372036854775807
 _DAY_MS: Final = 86_400_000
+_REPLICA: Final = re.compile(r"\d+:\d+")
 
 
-def _only(default: Any, feature: str) -> Callable[[Any], str | None]:
-    return lambda value: (
-        None if value == default else f"{feature} is not offered; leave it at {_text(default)}"
+def _no_remote_storage(value: bool) -> str | None:
+    if not value:
+        return None
+    return "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
+
+
+def _throttled(role: str, replicas: list[str]) -> str | None:
+    if replicas == ["*"] or all(_REPLICA.fullmatch(replica) for replica in replicas):
+        return None
+    return (
+        f"{role}.replication.throttled.replicas must be the literal '*' or a list of replicas in the following "
+        "format: [partitionId]:[brokerId],[partitionId]:[brokerId],..."
     )
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "''" if value == [] else str(value)
 
 
 def _levels(low: int, high: int, *also: int) -> Callable[[Any], str | None]:
@@ -179,45 +188,59 @@ _KEYS: Final = (
         at_least(1),
     ),
     ConfigKey("flush.ms", _LONG, str(_LONG_MAX), "fsync at least this often.", at_least(0)),
-    # known to Kafka, not offered here
-    ConfigKey("preallocate", _BOOLEAN, "false", "Preallocate segment files.", _only(False, "preallocation")),
     ConfigKey(
         "file.delete.delay.ms",
         _LONG,
         "60000",
-        "How long a deleted segment stays on disk; here it goes at once, and those who read it still can.",
-        _only(60_000, "a delay of deletions (readers keep what they read)"),
+        "How long the file of a deleted segment stays, under a name that ends in .deleted; less on a full disk.",
+        at_least(0),
+    ),
+    # taken and shown, without an effect: each says why
+    ConfigKey(
+        "preallocate",
+        _BOOLEAN,
+        "false",
+        "A hint to reserve the room of a segment when it is begun; not followed here: files grow as they are written.",
     ),
     ConfigKey(
         "unclean.leader.election.enable",
         _BOOLEAN,
         "false",
-        "Let a replica that is behind become leader.",
-        _only(False, "unclean leader election"),
+        "Let a replica that is behind become leader. Here a partition has one replica, so none is ever behind.",
     ),
     *(
         ConfigKey(
             f"{role}.replication.throttled.replicas",
             _LIST,
             "",
-            "Replicas whose replication is throttled.",
-            _only([], "throttling of replication"),
+            f"Replicas (partition:broker, or *) that are throttled as {role}s. Here nothing is replicated.",
+            partial(_throttled, role),
         )
         for role in ("leader", "follower")
     ),
+    ConfigKey(
+        "remote.storage.enable",
+        _BOOLEAN,
+        "false",
+        "Keep old segments in Kafka's remote storage, which this server has not.",
+        _no_remote_storage,
+    ),
     *(
-        ConfigKey(name, _BOOLEAN, "false", f"Tiered storage: {what}.", _only(False, "tiered storage"))
+        ConfigKey(name, _BOOLEAN, "false", f"{what} No topic has Kafka's remote storage here.")
         for name, what in (
-            ("remote.storage.enable", "keep old segments in remote storage"),
-            ("remote.log.copy.disable", "copy no more segments"),
-            ("remote.log.delete.on.disable", "delete what was copied when it is switched off"),
+            ("remote.log.copy.disable", "Copy no more segments to remote storage."),
+            ("remote.log.delete.on.disable", "Delete what was copied when remote storage is switched off."),
         )
     ),
     *(
         ConfigKey(
-            name, _LONG, "-2", "Tiered storage: retention of what is local.", _only(-2, "tiered storage")
+            f"local.retention.{unit}",
+            _LONG,
+            "-2",
+            f"What stays local of a topic with remote storage; -2 is retention.{unit}. No topic has it here.",
+            at_least(-2),
         )
-        for name in ("local.retention.ms", "local.retention.bytes")
+        for unit in ("ms", "bytes")
     ),
 )
 

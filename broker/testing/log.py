@@ -42,6 +42,7 @@ class LogWorld:
         disk: SimulatedDisk | None = None,
         *,
         background: Callable[[Callable[[], None]], object] | None = None,
+        discard: Callable[[Path, int], object] | None = None,
         **config: Any,
     ) -> PartitionLog:
         """Open the log on this or another disk; `config` are fields of LogConfig."""
@@ -51,6 +52,7 @@ class LogWorld:
             clock=self.clock,
             disk=disk or self.disk,
             background=background,
+            discard=discard,
         )
 
     def batch(

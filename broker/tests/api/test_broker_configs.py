@@ -131,7 +131,7 @@ def test_every_dynamic_configuration_is_taken_and_every_other_one_refused_with_t
         ("0", ("log.retention.ms", SET, "soon"), ErrorCode.INVALID_CONFIG, "Not a number of type LONG"),
         ("", ("log.retention.mss", SET, "1"), ErrorCode.INVALID_CONFIG, "log.retention.ms"),
         ("", ("log.cleaner.threads", SET, "2"), ErrorCode.INVALID_CONFIG, "no more than 1"),
-        ("", ("log.preallocate", SET, "true"), ErrorCode.INVALID_CONFIG, "not offered"),
+        ("", ("log.preallocate", SET, "maybe"), ErrorCode.INVALID_CONFIG, "either true or false"),
         ("0", ("log.cleaner.min.compaction.lag.ms", SET, "6"), ErrorCode.INVALID_CONFIG, "topic lagging"),
         ("9", ("log.retention.ms", SET, "1"), ErrorCode.INVALID_REQUEST, "Unexpected broker id, expected 0"),
         (

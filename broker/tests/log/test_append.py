@@ -1,6 +1,7 @@
 """What an append accepts, refuses and stamps: rules B1 to B6 of the log, and config parsing."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -166,21 +167,44 @@ def test_defaults_of_the_declared_table_are_those_of_the_parsed_config():
         ("compression.zstd.level", "23", "from -131072 to 22"),
         ("min.cleanable.dirty.ratio", "1.5", "no more than 1"),
         ("max.compaction.lag.ms", "0", "at least 1"),
-        ("file.delete.delay.ms", "1", "leave it at 60000"),
-        ("unclean.leader.election.enable", "true", "leave it at false"),
-        ("remote.storage.enable", "true", "tiered storage is not offered"),
-        ("local.retention.ms", "1", "tiered storage is not offered; leave it at -2"),
-        ("leader.replication.throttled.replicas", "0:0", "leave it at ''"),
+        ("file.delete.delay.ms", "-1", "at least 0"),
+        ("remote.storage.enable", "true", "Topic cannot be configured with remote log storage"),
+        ("local.retention.ms", "-3", "at least -2"),
+        ("leader.replication.throttled.replicas", "none", r"leader.* literal '\*' or a list of replicas"),
+        (
+            "follower.replication.throttled.replicas",
+            "0:0,*",
+            r"follower.*format: \[partitionId\]:\[brokerId\]",
+        ),
         ("retention.ms", "-2", "at least -1"),
         ("segment.bytes", "many", "Not a number of type INT"),
         ("message.timestamp.type", "logappendtime", "LogAppendTime"),
-        ("preallocate", "true", "not offered"),
         ("retention.msec", "1", "did you mean 'retention.ms'"),
     ],
 )
 def test_what_is_not_honoured_is_refused(name, value, message):
     with pytest.raises(ConfigError, match=message):
         LogConfig.parse({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("preallocate", "true"),
+        ("unclean.leader.election.enable", "true"),
+        ("leader.replication.throttled.replicas", "0:0,1:0"),
+        ("follower.replication.throttled.replicas", "*"),
+        ("remote.log.copy.disable", "true"),
+        ("remote.log.delete.on.disable", "true"),
+        ("local.retention.ms", "1000"),
+        ("local.retention.bytes", "0"),
+    ],
+)
+def test_what_cannot_matter_here_is_taken_and_says_so(name, value):
+    assert LogConfig.parse({name: value}) == LogConfig()
+    assert re.search(
+        r"\b(not followed here|none is ever behind|nothing is replicated|here\.$)", TOPIC_CONFIGS[name].doc
+    )
 
 
 def test_a_compaction_lag_cannot_be_longer_at_least_than_at_most():

@@ -36,11 +36,15 @@ def at_once(call):
     call()
 
 
+def kept(path, delay_ms):
+    """Deleted files are there for as long as the test runs, and nothing may mind."""
+
+
 def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dict, seed: int = 7) -> None:
     """Appends of three producers and of none, epochs, rolls, flushes, deletions, a clean stop and a new start."""
     rng = random.Random(seed)
     sequences = {-1: -1, 1: 0, 2: 0, 3: 0}
-    log = world.open(disk, background=at_once, **config)
+    log = world.open(disk, background=at_once, discard=kept, **config)
     end = 0
     for i in range(46):
         if i in (12, 30):
@@ -53,7 +57,7 @@ def workload(world: LogWorld, disk: SimulatedDisk, history: History, config: dic
         if i == 25:
             log.close()
             history.durable_end = log.log_end_offset
-            log = world.open(disk, background=at_once, **config)
+            log = world.open(disk, background=at_once, discard=kept, **config)
             assert log.recovered.was_clean
         producer = rng.choice(list(sequences))
         count = rng.randint(1, 4)

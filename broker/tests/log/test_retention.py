@@ -143,20 +143,34 @@ def test_delete_records_survives_and_never_goes_back(world):
         assert world.open(world.disk.restart(tear)).log_start_offset == 3
 
 
-def test_large_files_are_removed_elsewhere_and_a_crash_before_that_finishes_it(world):
+def test_deleted_files_wait_elsewhere_for_their_delay_and_are_nothing_to_the_log(world):
     later = []
-    log = three_segments(world, background=later.append, retention_ms=0)
-    later.clear()
+    log = three_segments(
+        world, discard=lambda *file: later.append(file), retention_ms=0, file_delete_delay_ms=5
+    )
+    log.delete_old_segments(world.clock.now_ms, 2)
+    log.reconfigure(LogConfig(retention_ms=0, file_delete_delay_ms=7))
     log.delete_old_segments(world.clock.now_ms, 4)
-    assert len(later) == 2
-    doomed = [name for name in world.disk.names(world.directory) if name.endswith(".deleted")]
-    assert len(doomed) == 2
-    disk = world.disk.restart(Tear.KEPT)
-    world.open(disk)
-    assert not [name for name in disk.names(world.directory) if name.endswith(".deleted")]
-    for call in later:
-        call()
-    assert not [name for name in world.disk.names(world.directory) if name.endswith(".deleted")]
+    stem = f"{world.directory}/{0:020d}"
+    assert later == [(Path(f"{stem}.log.deleted"), 5), (Path(f"{stem[:-1]}2.log.deleted"), 7)]
+    assert waiting(world.disk, world.directory) == [path.name for path, _ in later]
+    assert [name for name in world.disk.names(world.directory) if name.startswith(later[0][0].name[:20])] == [
+        later[0][0].name
+    ], "of the indexes nothing stays"
+    log.flush()
+    for tear in (Tear.LOST, Tear.KEPT):
+        disk = world.disk.restart(tear)
+        again = world.open(disk)
+        assert again.log_start_offset == 4
+        assert set(waiting(disk, world.directory)) <= {path.name for path, _ in later}
+        again.close()
+        assert world.open(disk).recovered.was_clean, "what waits is not the log's any more"
+    log.delete()
+    assert not world.disk.names(world.directory)
+
+
+def waiting(disk, directory):
+    return sorted(name for name in disk.names(directory) if name.endswith(".deleted"))
 
 
 def test_deleting_the_log_leaves_only_what_is_not_its_own(world):
