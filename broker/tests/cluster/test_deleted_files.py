@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.cluster.deleted_files import DeletedFiles
+from broker.log.checkpoint import CLEAN_NAME
 from broker.ports import SystemClock
 from broker.testing.direct import direct_broker
 from broker.testing.loop import InlineExecutor, SimulatedLoop
@@ -157,6 +158,7 @@ def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is_over(
             assert len(waiting()) == 2
         if not clean:
             os.unlink(tmp_path / ".kafka_cleanshutdown")
+            os.unlink(tmp_path / "t-0" / CLEAN_NAME)
         async with direct_broker(tmp_path, config) as broker:
             assert (await broker.produce("t", [b"y"])).error_code == 0
             assert len(waiting()) == 2
