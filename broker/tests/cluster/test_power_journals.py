@@ -17,6 +17,7 @@ from broker.testing.transactional_client import TV1, TV2, Client, committed_valu
 from protocol.errors import ErrorCode
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
+from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -73,6 +74,7 @@ class PowerDisk:
             return self.disk.restart(tear)
 
 
+IN_USE: list[PowerDisk] = []
 REAL_OPEN, REAL_COMMIT = PartitionLog.open, PartitionLog.commit
 
 
@@ -81,7 +83,9 @@ def power(monkeypatch, tmp_path):
     disk = PowerDisk(Path("/logs"))
     monkeypatch.setattr(PartitionLog, "open", disk.open)
     monkeypatch.setattr(PartitionLog, "commit", lambda log: disk.commit(log))
+    IN_USE.append(disk)
     yield disk
+    IN_USE.remove(disk)
     disk.close()
 
 
@@ -103,7 +107,11 @@ def run(test, directory, config=POWER):
             for name in ("a", "b"):
                 if broker.context.metadata.topic(name) is None:
                     await broker.create_topic(name)
-            await test(broker)
+            try:
+                await test(broker)
+            finally:
+                for disk in IN_USE:
+                    disk.close()  # or the broker that stops would wait for what a failed test holds back
 
     asyncio.run(main())
 
@@ -151,6 +159,65 @@ def test_d6_a_decision_is_on_disk_before_a_marker_and_the_markers_before_the_end
         assert await ending is ErrorCode.NONE
         assert await state_of(broker) == "CompleteCommit"
         assert await committed_values(broker, "a") == await committed_values(broker, "b") == [b"1"]
+
+    run(test, tmp_path)
+
+
+def test_d6_a_marker_that_is_on_its_way_to_the_disk_is_not_written_again(power, tmp_path):
+    async def test(broker):
+        client = Client(broker)
+        await client.init()
+        await client.add(("a", 0))
+        await client.send([b"x"])
+        power.close("a-0")
+        ending = asyncio.create_task(client.end(True))
+        log = broker.context.partition("a", 0).log
+        await until(lambda: asyncio.sleep(0, log.log_end_offset), lambda end_offset: end_offset == 2)
+        coordinator = next(
+            api.handler.__self__._coordinator
+            for api in broker.broker.dispatcher._declarations.values()
+            if api.request is EndTxnRequest
+        )
+        coordinator.transactions["tx"].deadline = 0  # when what is missing is tried again
+        coordinator._tick("tx")
+        power.close()
+        assert await ending is ErrorCode.NONE
+        assert log.log_end_offset == 2
+
+    run(test, tmp_path)
+
+
+def test_d6_a_batch_of_a_transaction_is_acknowledged_when_it_is_on_disk(power, tmp_path):
+    async def test(broker):
+        client = Client(broker, version=TV2)
+        await client.init()
+        power.close("a-0")
+        sending = asyncio.create_task(client.send([b"x"]))
+        log = broker.context.partition("a", 0).log
+        await until(lambda: asyncio.sleep(0, log.log_end_offset), lambda end_offset: end_offset == 1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not sending.done()
+        power.close()
+        assert (await sending).error_code == 0
+
+    run(test, tmp_path)
+
+
+def test_d6_positions_of_a_transaction_count_when_its_marker_is_on_disk(power, tmp_path):
+    async def test(broker):
+        client = Client(broker, version=TV2)
+        await client.init()
+        await client.commit_offsets("g", {("a", 0): 7})
+        power.close("__consumer_offsets")
+        ending = asyncio.create_task(client.end(True))
+        await until(lambda: state_of(broker), lambda state: state == "PrepareCommit")
+        for _ in range(5):
+            assert await position(broker) == -1
+            await asyncio.sleep(0)
+        power.close()
+        assert await ending is ErrorCode.NONE
+        assert await position(broker, stable=True) == 7
 
     run(test, tmp_path)
 

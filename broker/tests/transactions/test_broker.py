@@ -5,6 +5,9 @@ import random
 
 import pytest
 
+from broker.cluster.journal_topic import JournalTopic
+from broker.groups.coordinator import GroupCoordinator
+from broker.log.partition_log import AppendOrigin
 from broker.testing.direct import direct_broker
 from broker.testing.log import StillClock
 from broker.testing.transactional_client import (
@@ -17,6 +20,8 @@ from broker.testing.transactional_client import (
     position,
     until,
 )
+from broker.transactions.coordinator import MARKERS_PER_TURN
+from broker.transactions.markers import write_marker
 from protocol.errors import ErrorCode
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from protocol.messages.delete_groups import DeleteGroupsRequest
@@ -394,6 +399,150 @@ def test_t4_a_transaction_that_hangs_is_aborted_by_its_timeout(tmp_path):
     asyncio.run(main())
 
 
+def coordinator_of(broker):
+    return next(
+        api.handler.__self__._coordinator
+        for api in broker.broker.dispatcher._declarations.values()
+        if api.request is EndTxnRequest
+    )
+
+
+def test_t4_a_transaction_that_hung_through_a_restart_is_aborted_by_its_timeout(tmp_path):
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 1)
+            client = Client(broker)
+            await client.init(timeout_ms=300)
+            await client.add(("a", 0))
+            await client.send([b"x"])
+        async with direct_broker(tmp_path) as broker:
+            await until(lambda: latest(broker, 1), lambda offset: offset > 0)
+            assert await committed_values(broker) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", [TV1, TV2])
+def test_e7_a_partition_that_was_deleted_meanwhile_does_not_keep_a_transaction_from_its_end(
+    tmp_path, version
+):
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            for name in ("a", "gone"):
+                await broker.create_topic(name, 1)
+            client = Client(broker, version=version)
+            await client.init()
+            await begin(client, ("a", 0), ("gone", 0))
+            await client.send([b"x"])
+            await client.send([b"y"], "gone")
+            await broker.context.metadata.delete_topic("gone")
+            assert await client.end(True) is ErrorCode.NONE
+            assert await committed_values(broker) == [b"x"]
+            await begin(client, ("a", 0))
+            assert (await client.send([b"z"])).error_code == 0
+            assert await client.end(True) is ErrorCode.NONE
+
+    asyncio.run(main())
+
+
+def test_an_id_is_served_when_its_journal_is_read(tmp_path, monkeypatch):
+    """Until then nobody knows whether it has an owner."""
+    load, may_load = JournalTopic._load_all, asyncio.Event()
+
+    async def when_allowed(journal):
+        await may_load.wait()
+        await load(journal)
+
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 1)
+            client = Client(broker)
+            await client.init()
+            await client.add(("a", 0))
+        monkeypatch.setattr(JournalTopic, "_load_all", when_allowed)
+        async with direct_broker(tmp_path) as broker:
+            client.broker = broker
+            loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            assert await Client(broker).init() is loading
+            assert await client.add(("a", 0)) == [loading]
+            assert await client.end(True) is loading
+            assert (await client.send([b"x"])).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+            may_load.set()
+            assert await until(lambda: client.end(True), loaded) is ErrorCode.NONE
+
+    asyncio.run(main())
+
+
+def test_e7_offsets_are_ended_when_the_groups_of_their_partition_are_loaded(tmp_path, monkeypatch):
+    adopt, may_adopt = GroupCoordinator.adopt, asyncio.Event()
+
+    has_read: list[int] = []
+
+    async def when_allowed(groups, index, read):
+        has_read.append(index)
+        await may_adopt.wait()
+        await adopt(groups, index, read)
+
+    async def main():
+        config = {"offsets.topic.num.partitions": "1"}
+        async with direct_broker(tmp_path, config) as broker:
+            await broker.create_topic("a", 1)
+            client = Client(broker)
+            await client.init()
+            await add_offsets(client)
+            await client.commit_offsets("g", {("a", 0): 7})
+        monkeypatch.setattr(GroupCoordinator, "adopt", when_allowed)
+        async with direct_broker(tmp_path, config) as broker:
+            client.broker = broker
+            await until(lambda: asyncio.sleep(0, has_read), bool)
+            await until(lambda: client.end(True), loaded)
+            may_adopt.set()
+            await until(lambda: position(broker), loaded)
+            transaction = coordinator_of(broker).transactions["tx"]
+            transaction.deadline = 0  # it is tried again after a second
+            coordinator_of(broker)._tick("tx")
+            assert await position(broker, stable=True) == 7
+
+    asyncio.run(main())
+
+
+def test_markers_carry_the_epoch_of_the_coordinator_that_leads_now(tmp_path):
+    async def main():
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("a", 1)
+            client = Client(broker)
+            await client.init()
+        (tmp_path / ".kafka_cleanshutdown").unlink()  # as after a crash
+        async with direct_broker(tmp_path) as broker:
+            client.broker = broker
+            await until(lambda: client.add(("a", 0)), lambda errors: loaded(errors[0]))
+            await client.send([b"x"])
+            assert await client.end(True) is ErrorCode.NONE
+            wanted = DescribeProducersRequest(topics=[TopicRequest(name="a", partition_indexes=[0])])
+            (producer,) = (await broker.send(wanted)).topics[0].partitions[0].active_producers
+            assert producer.coordinator_epoch == broker.context.partition("a", 0).leader_epoch == 1
+
+    asyncio.run(main())
+
+
+def test_a_record_of_the_journal_that_cannot_be_read_takes_no_other_with_it(tmp_path, caplog):
+    async def main():
+        async with direct_broker(tmp_path, {"transaction.state.log.num.partitions": "1"}) as broker:
+            first, second = Client(broker, "first"), Client(broker, "second")
+            await first.init()
+            batch = build_batch([Record(b"\0\0\0\xffcut short", b"nonsense", (), 0)])
+            broker.context.partition("__transaction_state", 0).append(batch, AppendOrigin.COORDINATOR)
+            await second.init()
+        async with direct_broker(tmp_path) as broker:
+            for known in (first, second):
+                again = Client(broker, known.name)
+                await until(again.init, loaded)
+                assert again.identity == (known.identity[0], 1)
+        assert "cannot be read and is skipped" in caplog.text
+
+    asyncio.run(main())
+
+
 def test_transactions_that_end_are_counted_once_by_how(tmp_path):
     """Asked for again, ended by the timeout, or refused: the metric counts decisions that are stored."""
 
@@ -424,8 +573,21 @@ def test_transactions_that_end_are_counted_once_by_how(tmp_path):
     asyncio.run(main())
 
 
-def test_many_partitions_are_ended_in_turns(tmp_path):
+def test_many_partitions_are_ended_in_turns(tmp_path, monkeypatch):
+    turns: list[int] = []
+
+    def write(*arguments):
+        turns[-1] += 1
+        return write_marker(*arguments)
+
+    def next_turn(loop):
+        turns.append(0)
+        loop.call_soon(next_turn, loop)
+
+    monkeypatch.setattr("broker.transactions.coordinator.write_marker", write)
+
     async def main():
+        asyncio.get_running_loop().call_soon(next_turn, asyncio.get_running_loop())
         async with direct_broker(tmp_path) as broker:
             await broker.create_topic("wide", 70)
             client = Client(broker, version=TV2)
@@ -438,6 +600,11 @@ def test_many_partitions_are_ended_in_turns(tmp_path):
                 assert await committed_values(broker, "wide", partition) == [b"x"]
 
     asyncio.run(main())
+    assert [count for count in turns if count] == [
+        MARKERS_PER_TURN,
+        MARKERS_PER_TURN,
+        70 - 2 * MARKERS_PER_TURN,
+    ]
 
 
 def test_administrators_see_transactions_and_can_end_one_that_hangs(tmp_path):
@@ -517,16 +684,13 @@ def test_ids_that_were_not_used_for_long_are_forgotten(tmp_path):
             await client.init()
             clock.now_ms += 7 * 86_400_000
             clock.seconds += 7 * 86_400
-            coordinator = next(
-                api.handler.__self__._coordinator
-                for api in broker.broker.dispatcher._declarations.values()
-                if api.request is EndTxnRequest
-            )
-            await coordinator.expire()
+            await coordinator_of(broker).expire()
             answer = await broker.send(DescribeTransactionsRequest(transactional_ids=["tx"]))
             assert answer.transaction_states[0].error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-            await client.init()
-            assert client.identity == (1, 0)
+        async with direct_broker(tmp_path, clock=clock) as broker:
+            client.broker = broker
+            await until(client.init, loaded)
+            assert client.identity == (1000, 0), "another id, of the next block"
 
     asyncio.run(main())
 

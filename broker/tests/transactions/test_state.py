@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from broker.testing.transactions import TIMEOUT_MS, TransactionWorld
-from broker.transactions.events import EndTransaction, Expire, InitProducer
-from broker.transactions.model import EPOCH_LAST_USABLE, Limits, State
+from broker.transactions.events import EndTransaction, Expire, InitProducer, Tick
+from broker.transactions.model import EPOCH_LAST_USABLE, Limits, State, Transaction
 from broker.transactions.state import needs_producer_id
 from protocol.errors import ErrorCode
 
@@ -98,6 +98,45 @@ def test_t1_a_zombie_cannot_abort_the_owners_transaction(world):
     assert world.end("tx", producer, True, 1).error is ErrorCode.NONE
 
 
+def test_t1_a_foreign_producer_cannot_abort_the_owners_transaction(world):
+    _, epoch = begin(world, A)
+    assert world.init("tx", expected=(9, epoch)).error is ErrorCode.PRODUCER_FENCED
+    assert state(world) is State.ONGOING
+    assert world.partitions[A].markers == []
+
+
+def test_nothing_is_decided_while_a_record_is_on_its_way_to_the_journal(world):
+    producer = begin(world, A)
+    world.transactions["tx"].appending = True
+    world.seconds += 3600
+    world.run("tx", Tick())
+    world.run("tx", Expire())
+    refused = [
+        world.init("tx").error,
+        world.init("tx", expected=producer).error,
+        world.add("tx", producer, B),
+        world.end("tx", producer, True, 1).error,
+        world.end("tx", producer, True, 2).error,
+    ]
+    assert set(refused) == {ErrorCode.CONCURRENT_TRANSACTIONS}
+    assert (state(world), len(world.journal)) == (State.ONGOING, 2)
+    world.transactions["new"] = Transaction("new", appending=True)
+    assert world.init("new").error is ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+def test_what_could_not_be_stored_has_not_happened(world):
+    producer = begin(world, A)
+    world.end("tx", producer, True, 1)
+    world.append_error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert world.init("tx").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert world.add("tx", producer, B) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert state(world) is State.COMPLETE_COMMIT
+    world.seconds += 100 * 86_400
+    world.run("tx", Expire())
+    world.append_error = ErrorCode.NONE
+    assert world.add("tx", producer, B) is ErrorCode.NONE, "its owner is the owner still"
+
+
 def test_t2_only_partitions_of_the_transaction_are_written_to(world):
     producer = begin(world, A)
     assert write(world, producer, A) is ErrorCode.NONE
@@ -161,6 +200,33 @@ def test_t4_a_transaction_that_takes_too_long_is_aborted_with_a_raised_epoch(wor
         assert world.end("tx", producer, False, version).error is ErrorCode.PRODUCER_FENCED
 
 
+def test_t4_the_timeout_counts_from_the_beginning(world):
+    producer = begin(world, A)
+    world.tick(40)
+    assert world.add("tx", producer, B) is ErrorCode.NONE
+    world.tick(20.1)
+    assert state(world) is State.COMPLETE_ABORT
+
+
+def test_t4_a_clock_that_went_back_while_the_broker_was_down_gives_no_more_than_the_timeout(world):
+    begin(world, A)
+    world.wall_offset_ms = -10 * DAY_MS
+    world.restart()
+    world.tick(60.1)
+    assert state(world) is State.COMPLETE_ABORT
+
+
+def test_t4_version_2_an_end_after_the_timeout_is_fenced_and_not_taken_for_a_retry(world):
+    producer = begin(world)
+    write(world, producer, announces=True)
+    ended = world.end("tx", producer, True, 2)
+    producer = (ended.producer_id, ended.producer_epoch)
+    assert write(world, producer, announces=True) is ErrorCode.NONE
+    world.tick(60.1)
+    assert state(world) is State.COMPLETE_ABORT
+    assert world.end("tx", producer, False, 2).error is ErrorCode.PRODUCER_FENCED
+
+
 def test_t4_after_a_restart_what_was_left_of_the_timeout_is_left(world):
     begin(world, A)
     world.tick(40)
@@ -210,6 +276,8 @@ def test_version_2_an_end_that_exhausts_the_epoch_gives_a_new_id(world):
     assert world.partitions[A].markers == [(1, EPOCH_LAST_USABLE + 1, True)]
     assert world.end("tx", producer, True, 2) == ended
     assert world.end("tx", producer, False, 2).error is ErrorCode.INVALID_TXN_STATE
+    world.restart()
+    assert world.end("tx", producer, True, 2) == ended
     assert write(world, (2, 0), announces=True) is ErrorCode.NONE
 
 
@@ -218,7 +286,10 @@ def test_unused_ids_are_forgotten_and_open_ones_are_not():
     begin(world)
     world.run("tx", Expire())
     assert "tx" in world.transactions
-    world.seconds += 86_401
+    world.seconds += 86_399
+    world.run("tx", Expire())
+    assert world.journal[-1][1] is not None
+    world.seconds += 2
     world.run("tx", Expire())
     assert world.journal[-1][1] is None
     world.restart()
