@@ -438,7 +438,7 @@ class BrokerConfig:
                 family = next((key for key in self._families if name.startswith(key.name[:-1])), None)
                 if family is None:
                     raise unknown_name("broker", name, self.keys)
-                self.keys[name] = replace(family, name=name)
+                self.keys[name] = family.named(name)
             values[name] = self.keys[name].parse(text)
         _check_group_times(values)
         self.explicit = explicit

@@ -9,15 +9,21 @@ does.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 
 class ConfigError(Exception):
     """A configuration that cannot be accepted; the text says which one, its value and what to do."""
+
+
+_USER_INFO = re.compile(r"//[^/@\s]*@")
+"""Of a URL."""
 
 
 class ConfigType(IntEnum):
@@ -46,7 +52,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
 
     `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it,
     or None. `choices` lists the legal texts where there are few. A `dynamic` one of the broker may be changed
-    while it runs.
+    while it runs. `type_of`: of a family of names, the type of each.
     """
 
     name: str
@@ -56,6 +62,11 @@ class ConfigKey(msgspec.Struct, frozen=True):
     check: Callable[[Any], str | None] | None = None
     choices: tuple[str, ...] = ()
     dynamic: bool = False
+    type_of: Callable[[str], ConfigType] | None = None
+
+    def named(self, name: str) -> ConfigKey:
+        """One of the family that this declares."""
+        return replace(self, name=name, type=self.type if self.type_of is None else self.type_of(name))
 
     def parse(self, text: str) -> Any:
         """The value of `text`: bool, int, float, str or list[str] by type; raises ConfigError, in Kafka's words."""
@@ -88,7 +99,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
         return value
 
     def _wrong(self, text: str, complaint: str) -> ConfigError:
-        shown = "[hidden]" if self.type == ConfigType.PASSWORD else text
+        shown = "[hidden]" if self.type == ConfigType.PASSWORD else _USER_INFO.sub("//[hidden]@", text)
         return ConfigError(f"Invalid value {shown} for configuration {self.name}: {complaint}")
 
     @property

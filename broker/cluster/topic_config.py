@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from broker.config_key import ConfigError, ConfigKey, unknown_name
 from broker.log.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
 from broker.log.topic_configs import TOPIC_CONFIGS
@@ -53,7 +51,7 @@ class TopicConfigs:
         for name in given:
             family = next((key for key in families if name.startswith(key.name[:-1])), None)
             if family is not None and name not in known:
-                known[name] = msgspec.structs.replace(family, name=name)
+                known[name] = family.named(name)
         return known
 
     def check(self, config: Mapping[str, str], *, internal: bool = False) -> None:

@@ -7,6 +7,8 @@ a copy, kept so that the log's retention knows how far it may go.
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,6 +37,11 @@ from tablelayer.model.messages import (
 )
 from tablelayer.model.table import TablePath
 
+TOKEN_VARIABLE = "HEADRACE_TIERING_TOKEN"
+_SECRET_NAME = re.compile(r"secret|password|token|credential|key|sas|authorization", re.IGNORECASE)
+_SECRET_LENGTH_MIN = 6
+"""A shorter text is part of other words; one cannot tell it from them in a message."""
+
 
 @dataclass(frozen=True, slots=True)
 class TieringRound:
@@ -50,7 +57,8 @@ class TieringRound:
 class LakeStatus:
     """What the coordinator knows of a table's lake: `snapshot_id` None before the first commit.
 
-    `offsets` are tiered, `ends` where the log ends, by place; `behind_ms` is the age of the oldest change that the
+    `properties` are the lake catalogs', None for what the server keeps from who has no tiering token. `offsets` are
+    tiered, `ends` where the log ends, by place; `behind_ms` is the age of the oldest change that the
     lake does not have (0: it has all, -1: unknown), `commits` how many were reported since the server started.
     `worker` (None: nobody), `doing`, `changes` and
     `round_ms` are of the round that is running; `failures`, `retry_in_ms` and `failure` of the rounds that failed
@@ -61,7 +69,7 @@ class LakeStatus:
     format: str
     snapshot_id: int | None
     offsets: Offsets = field(default_factory=dict)
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     ends: Offsets = field(default_factory=dict)
     freshness_ms: int = 0
     committed_at_ms: int = -1
@@ -109,10 +117,14 @@ class Coordinator(Protocol):
 class ServerCoordinator:
     """The coordinator inside the server, over the table client."""
 
-    def __init__(self, connection: Any, worker: str) -> None:
-        """`worker` names this tierer in the server's messages."""
+    def __init__(self, connection: Any, worker: str, token: str | None = None) -> None:
+        """`worker` names this tierer in the server's messages. `token`: the server's `datalake.tiering.token`, by
+        default what the environment has as HEADRACE_TIERING_TOKEN.
+        """
         self._connection = connection
         self._worker = worker
+        self._secrets: set[str] = set()
+        self._token = (os.environ.get(TOKEN_VARIABLE, "").strip() or None) if token is None else token
 
     def begin(self, path: TablePath | str | None, *, force: bool) -> TieringRound | None:
         request = LakeBeginRequest(worker=self._worker, force=force)
@@ -145,6 +157,9 @@ class ServerCoordinator:
         self._connection.call(request, LakeCommitResponse, doing=f"report the round of {granted.path}")
 
     def release(self, granted: TieringRound, failure: str | None = None) -> None:
+        if failure is not None:
+            for secret in self._secrets:
+                failure = failure.replace(secret, "[hidden]")
         request = LakeEndRequest(table_id=granted.table_id, epoch=granted.epoch, failure=failure)
         try:
             self._connection.call(request, LakeEndResponse, doing=f"give back the round of {granted.path}")
@@ -160,8 +175,15 @@ class ServerCoordinator:
 
     def describe(self, table_id: UUID) -> LakeStatus:
         answer = self._connection.call(
-            DescribeLakeRequest(table_id=table_id), DescribeLakeResponse, doing="describe the lake"
+            DescribeLakeRequest(table_id=table_id, token=self._token),
+            DescribeLakeResponse,
+            doing="describe the lake",
         )
+        self._secrets |= {
+            each.value
+            for each in answer.properties
+            if each.value and len(each.value) >= _SECRET_LENGTH_MIN and _SECRET_NAME.search(each.key)
+        }
         return LakeStatus(
             enabled=answer.enabled,
             format=answer.format,

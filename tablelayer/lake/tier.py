@@ -34,6 +34,7 @@ from uuid import UUID
 
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, RoundLostError
 from tablelayer.lake.coordinator import (
+    TOKEN_VARIABLE,
     Coordinator,
     Heartbeats,
     LakeStatus,
@@ -533,6 +534,12 @@ def check_lake(status: LakeStatus, warehouse: str | None, path: TablePath | str)
         option = "datalake.enabled" if isinstance(path, str) else "table.datalake.enabled"
         raise LakeError(f"{path} is not tiered: it was created without '{option}'='true'")
     prefix = CATALOG_PROPERTY_PREFIX.format(format=status.format)
+    kept = [name for name, value in status.properties.items() if name.startswith(prefix) and value is None]
+    if kept:
+        raise LakeError(
+            f"the server tells {', '.join(kept)} to nobody who does not present its tiering token: set"
+            f" datalake.tiering.token there, and {TOKEN_VARIABLE} to the same text in the environment of this process"
+        )
     given = {
         name.removeprefix(prefix): value
         for name, value in status.properties.items()

@@ -507,8 +507,13 @@ class LakeOffset(Struct):
 
 
 class LakeProperty(Struct):
+    """``value`` null: it is set, and may be a secret, which is kept from who asks."""
+
     key: str = string()
-    value: str = string()
+    value: str | None = string(nullable="0+", default=None)
+
+    def __repr__(self) -> str:
+        return f"LakeProperty(key={self.key!r})"
 
 
 class LakeBeginRequest(ApiMessage, key=10020, kind="request", versions="0-1", flexible="0+"):
@@ -576,11 +581,17 @@ class LakeCommitResponse(ApiMessage, key=10022, kind="response", versions="0-1",
     error_message: str | None = string(nullable="0+", default=None)
 
 
-class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-1", flexible="0+"):
+class DescribeLakeRequest(ApiMessage, key=10023, kind="request", versions="0-2", flexible="0+"):
+    """``token``: what the server's operator has given to tiering jobs, to be told the catalog's credentials."""
+
     table_id: UUID = uuid()
+    token: str | None = string(versions="2+", nullable="2+", default=None, ignorable=True)
+
+    def __repr__(self) -> str:
+        return f"DescribeLakeRequest(table_id={self.table_id!r})"
 
 
-class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0-1", flexible="0+"):
+class DescribeLakeResponse(ApiMessage, key=10023, kind="response", versions="0-2", flexible="0+"):
     """The coordinator's copy of what the lake's own snapshots say; ``properties`` are the catalog's.
 
     ``ends`` are the log's ends as readers see them. ``worker`` (null: none), ``doing``, ``changes`` and

@@ -25,6 +25,7 @@ from tablelayer.model.table import DEFINITION_CONFIGS
 from tablelayer.server.auto_partitions import Calendar
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from tablelayer.server.lake import LakeRounds
+from tablelayer.server.lake_catalogs import LAKE_CATALOG_CONFIGS
 from tablelayer.server.lake_machine import Timing
 from tablelayer.server.lake_subjects import LakeSubjects
 from tablelayer.server.limits import Limits
@@ -59,30 +60,7 @@ _DEFINITION_DOCS = {
     "table.partition-of": "The id of the table that the topic is a partition of; given by the server.",
 }
 _BROKER_CONFIGS = (
-    ConfigKey(
-        "datalake.iceberg.warehouse",
-        ConfigType.STRING,
-        None,
-        "Where tables are tiered to: the folder or URI of the Iceberg warehouse.",
-    ),
-    ConfigKey(
-        "datalake.paimon.warehouse",
-        ConfigType.STRING,
-        None,
-        "Where tables for Paimon are tiered to: the folder or URI of the Paimon warehouse.",
-    ),
-    ConfigKey(
-        "datalake.paimon.*",
-        ConfigType.STRING,
-        None,
-        "A property of the Paimon catalog, as Paimon's documentation names it: fs.*, table-default.*",
-    ),
-    ConfigKey(
-        "datalake.iceberg.*",
-        ConfigType.STRING,
-        None,
-        "A property of the Iceberg catalog, as Iceberg's documentation names it: type, uri, table-default.*",
-    ),
+    *LAKE_CATALOG_CONFIGS,
     *SNAPSHOT_CONFIGS,
     *REGISTRY_CONFIGS,
     ConfigKey(

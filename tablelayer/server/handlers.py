@@ -32,6 +32,7 @@ from tablelayer.server.catalog import Catalog
 from tablelayer.server.extremes import log_extremes, state_extremes
 from tablelayer.server.key_bucket import KeyBucket
 from tablelayer.server.lake import LakeRounds
+from tablelayer.server.lake_catalogs import properties_for
 from tablelayer.server.lake_machine import Candidate
 from tablelayer.server.lake_subjects import LakeSubjects
 from tablelayer.server.log_bucket import LogBucket
@@ -47,7 +48,6 @@ logger = logging.getLogger("headrace.tables")
 
 Bucket = TypeVar("Bucket", bound=TableBucket)
 Handler = Callable[[RequestContext, Any], Awaitable["ApiMessage | None"]]
-_LAKE_PROPERTIES = "datalake."
 _KNOWS_CLIENT = "knows_client"
 _FIRST_LOOKUP_IN_PARTS = 2
 _FIRST_PREFIX_LOOKUP_IN_PARTS = 1
@@ -562,7 +562,6 @@ class Handlers:
     async def _describe_lake(self, request: m.DescribeLakeRequest) -> ApiMessage:
         subject = self._subjects.by_id(request.table_id)
         record = self._lake.state(request.table_id)
-        explicit = self._services.context.config.explicit
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
         progress = self._subjects.progress(subject)
@@ -573,11 +572,7 @@ class Handlers:
             epoch=record.epoch,
             committed_at_ms=record.committed_at_ms,
             offsets=[m.LakeOffset.of(place, offset) for place, offset in in_order(record.offsets)],
-            properties=[
-                m.LakeProperty(key=name, value=explicit[name])
-                for name in sorted(explicit)
-                if name.startswith(_LAKE_PROPERTIES)
-            ],
+            properties=properties_for(self._services.context.config, request.token),
             ends=[m.LakeOffset.of(place, offset) for place, offset in in_order(progress.ends)],
             freshness_ms=subject.freshness_ms,
             worker=None if running is None else running.worker,

@@ -133,8 +133,7 @@ def attach_catalog(spark: Any, properties: Mapping[str, str], name: str = LAKE_C
             other = spark.conf.get(f"{prefix}.{key}", None)
             if other != value:
                 raise SparkSetupError(
-                    f"this Spark session's catalog '{name}' has {key}={other}, but {value} is needed:"
-                    " start another session"
+                    f"this Spark session's catalog '{name}' has another {key} than is needed: start another session"
                 )
         return
     for key, value in properties.items():
