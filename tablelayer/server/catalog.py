@@ -39,6 +39,7 @@ from tablelayer.model.table import (
     TablePath,
     check_name,
 )
+from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
 from tablelayer.server.schema_registry import REGISTRY_URL
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class Catalog:
             normal = await self.reader.run(_read_new, path, partitions, config)
             self._check_registry(normal.definition)
             self._check_precreated(normal.definition)
+            check_lake_options(normal, self.context.config[ALLOWED_CONFIG])
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return normal

@@ -27,6 +27,7 @@ from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partiti
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.lake_catalogs import LAKE_CATALOG_CONFIGS
 from tablelayer.server.lake_machine import Timing
+from tablelayer.server.lake_options import LAKE_OPTION_CONFIG
 from tablelayer.server.lake_subjects import LakeSubjects
 from tablelayer.server.limits import Limits
 from tablelayer.server.metrics import TABLE_METRICS, TableCollector
@@ -60,6 +61,7 @@ _DEFINITION_DOCS = {
     "table.partition-of": "The id of the table that the topic is a partition of; given by the server.",
 }
 _BROKER_CONFIGS = (
+    LAKE_OPTION_CONFIG,
     *LAKE_CATALOG_CONFIGS,
     *SNAPSHOT_CONFIGS,
     *REGISTRY_CONFIGS,
