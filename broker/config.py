@@ -149,8 +149,9 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "log.strict.records",
         _BOOLEAN,
-        "false",
-        "Decode every batch of a client before it is appended, as Apache Kafka does; otherwise its header only.",
+        "true",
+        "Check the records of every batch before it is appended, as Apache Kafka does; otherwise its header only. "
+        "Costs 4 us and 0.1 ms per MB; of compressed batches decompression, which doubles their CPU time.",
     ),
     # compaction
     ConfigKey("log.cleaner.enable", _BOOLEAN, "true", "Compact the topics that ask for it."),

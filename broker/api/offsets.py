@@ -1,13 +1,19 @@
 """ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where partitions begin and end.
 
-ListOffsets for "earliest" and "latest" only reads two attributes: Spark asks twice per poll.
+ListOffsets for "earliest" and "latest" only reads two attributes: Spark asks twice per poll. For a time it may have to
+open a batch, large ones in a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 from broker.api.fetch import check_leader_epoch
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.log.time_lookup import BatchTakesTime, Opened
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import (
     DeleteRecordsPartitionResult,
@@ -28,6 +34,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderEpochResponse,
     OffsetForLeaderTopicResult,
 )
+from protocol.records.check import Effort
 
 READ_COMMITTED = 1
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = range(-1, -7, -1)
@@ -46,6 +53,7 @@ _NOT_TIERED = (LATEST_TIERED, EARLIEST_PENDING)
 class OffsetsApi:
     def __init__(self, context: BrokerContext) -> None:
         self._find = context.metadata.find_partition
+        self._executor = context.executor
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -56,7 +64,11 @@ class OffsetsApi:
             ApiDeclaration(DeleteRecordsRequest, DeleteRecordsResponse, self.delete_records),
         ]
 
-    def list_offsets(self, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    def list_offsets(
+        self, context: RequestContext, request: ListOffsetsRequest
+    ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
+        effort = Effort()
+        waiting: list[Callable[[], Awaitable[None]]] = []
         response = ListOffsetsResponse(topics=[])
         committed = request.isolation_level == READ_COMMITTED
         for topic in request.topics:
@@ -68,14 +80,45 @@ class OffsetsApi:
                 if partition is None:
                     answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     continue
+                opened = Opened(effort)
+                look_up = partial(_look_up, partition, wanted, context.api_version, committed, answer, opened)
                 try:
-                    _look_up(partition, wanted, context.api_version, committed, answer)
+                    look_up()
+                except BatchTakesTime:
+                    waiting.append(partial(self._look_up, look_up, answer, opened))
                 except KafkaError as error:
                     answer.error_code = error.code
                 if context.api_version < _FIRST_VERSION_WITH_EPOCH:
                     answer.leader_epoch = -1
             response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+        return self._wait(response, waiting) if waiting else response
+
+    async def _wait(
+        self, response: ListOffsetsResponse, waiting: list[Callable[[], Awaitable[None]]]
+    ) -> ListOffsetsResponse:
+        """One after the other: each may take what a batch may decompress to."""
+        for look_up in waiting:
+            await look_up()
         return response
+
+    async def _look_up(
+        self,
+        look_up: Callable[[], None],
+        answer: ListOffsetsPartitionResponse,
+        opened: Opened,
+    ) -> None:
+        """Open batches in a thread until the search does not need another one."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    look_up()
+                    return
+                except BatchTakesTime as found:
+                    stamps = await loop.run_in_executor(self._executor, found.read())
+                    opened.known[found.base_offset] = stamps
+        except KafkaError as error:
+            answer.error_code = error.code
 
     def offset_for_leader_epoch(
         self, context: RequestContext, request: OffsetForLeaderEpochRequest
@@ -139,6 +182,7 @@ def _look_up(
     version: int,
     committed: bool,
     answer: ListOffsetsPartitionResponse,
+    opened: Opened,
 ) -> None:
     log = partition.log
     check_leader_epoch(partition, wanted.current_leader_epoch)
@@ -153,7 +197,11 @@ def _look_up(
     elif timestamp in (EARLIEST, EARLIEST_LOCAL):
         answer.offset = log.log_start_offset
     elif timestamp not in _NOT_TIERED:  # nothing is, nor waits for it: -1, -1
-        found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+        found = (
+            log.max_timestamp(opened)
+            if timestamp == MAX_TIMESTAMP
+            else log.offset_for_timestamp(timestamp, opened)
+        )
         end_offset = partition.last_stable_offset if committed else partition.high_watermark
         if found is not None and found[0] < end_offset:
             answer.offset, answer.timestamp, answer.leader_epoch = found

@@ -1,10 +1,10 @@
 """Produce (0): append batches.
 
-Record data is never copied or looked into here: a batch goes from the frame to the log as a view. Plain
-partitions are appended to at once, on the event loop; the answer is made in the same call. Partitions with
-hooks are awaited, all of a request together; so are large batches of topics that look into what they are sent,
-the announcement of a partition to a transaction whose journal takes its time, and, unless acks is 0, the fsync that
-`durability=power` asks for.
+Record data is never copied here: a batch goes from the frame to the log as a view. Plain partitions are appended to at
+once, on the event loop; the answer is made in the same call. Partitions with hooks are awaited, all of a request
+together; so are batches whose records take long to check (`Effort` is what a request may cost), the announcement of a
+partition to a transaction whose journal takes its time, and, unless acks is 0, the fsync that `durability=power` asks
+for.
 
 Version 0 is advertised and never accepted: old clients take the advertised minimum as a sign of what the
 broker can do (KAFKA-18659), and send 3 or newer.
@@ -35,6 +35,8 @@ from protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from protocol.records import check
+from protocol.records.check import Effort, TakesTime
 from protocol.records.header import HEADER_SIZE, LOG_OVERHEAD, MAGIC_V2
 
 logger = logging.getLogger("headrace.api")
@@ -45,8 +47,6 @@ _COMPRESSION_MASK, _ZSTD = 0x07, 4
 _TRANSACTIONAL = 0x10
 _FIRST_VERSION_WITH_IDS = 13
 _PLACEHOLDERS = (0x6B1D_A2E4_97C3_5F08, 0x2E97_04D8_B16A_F35C, 0x51F8_3C6E_0AD9_72B4)
-_INLINE_BYTES_MAX = 8192
-"""Looking into a batch takes a millisecond and more from about here on."""
 
 
 class ProduceApi:
@@ -55,6 +55,7 @@ class ProduceApi:
         self._transactions = transactions
         self._find = context.metadata.find_partition
         self._executor = context.executor
+        self._kernel_asked_for = False
         self._in_sync_replicas = 1  # one broker holds every partition
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -78,6 +79,7 @@ class ProduceApi:
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
             )
         waiting: list[Awaitable[None]] = []
+        effort = Effort()
         topics = []
         for topic in request.topic_data:
             name = topic.name
@@ -107,13 +109,14 @@ class ProduceApi:
                             )
                             continue
                     if partition.hooks is None:
-                        if len(data.records) > _INLINE_BYTES_MAX and partition.log.config.looks_into_batches:
+                        try:
+                            info = partition.append(data.records, AppendOrigin.CLIENT, effort=effort)
+                        except TakesTime:
                             waiting.append(self._prepare_and_append(partition, data.records, request, answer))
-                        else:
-                            info = partition.append(data.records, AppendOrigin.CLIENT)
-                            _fill(answer, info)
-                            if acks and partition.high_watermark <= info.last_offset:
-                                waiting.append(_wait_durable(partition, info, request.timeout_ms, answer))
+                            continue
+                        _fill(answer, info)
+                        if acks and partition.high_watermark <= info.last_offset:
+                            waiting.append(_wait_durable(partition, info, request.timeout_ms, answer))
                     else:
                         waiting.append(_hand_over(partition, data.records, acks, request.timeout_ms, answer))
                 except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
@@ -127,7 +130,7 @@ class ProduceApi:
         return self._answer(response, acks)
 
     def repeat(self, context: RequestContext, request: ProduceRequest) -> Repeat | None:
-        """For producers that send one batch a request, to a plain topic that takes batches as they are."""
+        """For producers that send one batch a request, to a plain topic."""
         if len(request.topic_data) != 1 or len(request.topic_data[0].partition_data) != 1:
             return None
         topic, version, acks = request.topic_data[0], context.api_version, request.acks
@@ -141,18 +144,21 @@ class ProduceApi:
             self._check_in_sync(partition, acks)
         except KafkaError:
             return None
-        if config.looks_into_batches or config.flushes_by_count:
+        if config.needs_columns or config.flushes_by_count:
             return None  # these are not always answered at once
         known = metadata.version
-        append, check = partition.append, self._check_records
+        append, check_records = partition.append, self._check_records
 
         def handle(records: memoryview) -> tuple[int, int, int] | None:
             if metadata.version != known or partition.log.config is not config:
                 return None
-            check(partition, records, version)
+            check_records(partition, records, version)
             if records[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
                 return None
-            info = append(records, AppendOrigin.CLIENT)
+            try:
+                info = append(records, AppendOrigin.CLIENT, effort=Effort())
+            except TakesTime:
+                return None
             return info.base_offset, info.log_append_time_ms, info.log_start_offset
 
         offset, time, start = _PLACEHOLDERS
@@ -206,6 +212,9 @@ class ProduceApi:
         """The batch is looked into and perhaps recompressed in a thread. A connection's next request waits."""
         try:
             loop = asyncio.get_running_loop()
+            if not self._kernel_asked_for:
+                self._kernel_asked_for = True
+                loop.run_in_executor(self._executor, check.load)  # nobody waits for it
             prepared = await loop.run_in_executor(self._executor, partition.log.prepare, records)
             info = partition.append(prepared, AppendOrigin.CLIENT, prepared=True)
             _fill(answer, info)
@@ -226,10 +235,11 @@ class ProduceApi:
         """The journal of transactions has to know of the partition before anything is written to it."""
         try:
             await admission
-            if len(records) > _INLINE_BYTES_MAX and partition.log.config.looks_into_batches:
+            try:
+                info = partition.append(records, AppendOrigin.CLIENT, effort=Effort())
+            except TakesTime:
                 await self._prepare_and_append(partition, records, request, answer)
                 return
-            info = partition.append(records, AppendOrigin.CLIENT)
             _fill(answer, info)
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
             _refuse(answer, error, partition.topic.name)

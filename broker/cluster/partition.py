@@ -37,6 +37,7 @@ from broker.disk_errors import DISK_FULL, is_disk_full
 from broker.log.validation import AppendOrigin
 from broker.metrics.traffic import Traffic
 from protocol.errors import ErrorCode, KafkaError
+from protocol.records.check import Effort
 
 if TYPE_CHECKING:
     from broker.extension import PartitionHooks
@@ -176,17 +177,24 @@ class Partition:
         return None
 
     def append(
-        self, batch: bytes | bytearray | memoryview, origin: AppendOrigin, *, prepared: bool = False
+        self,
+        batch: bytes | bytearray | memoryview,
+        origin: AppendOrigin,
+        *,
+        prepared: bool = False,
+        effort: Effort | None = None,
     ) -> AppendInfo:
         """Append one batch; the high watermark follows, by way of the hooks if there are any.
 
         It may be acknowledged when the high watermark is above it, which without hooks and with
         `durability=process` is at once. A duplicate is answered with the original's position and changes
-        nothing. Raises KafkaError.
+        nothing. Raises KafkaError, and TakesTime (see `PartitionLog.append`).
         """
         log = self.log
         try:
-            info = log.append(batch, leader_epoch=self.leader_epoch, origin=origin, prepared=prepared)
+            info = log.append(
+                batch, leader_epoch=self.leader_epoch, origin=origin, prepared=prepared, effort=effort
+            )
             if not info.duplicate:
                 self.traffic.bytes_in += len(batch)
                 self.traffic.records_in += _RECORD_COUNT.unpack_from(batch, _RECORD_COUNT_POSITION)[0]

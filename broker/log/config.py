@@ -8,9 +8,13 @@ from typing import Any
 
 from broker.config_key import ConfigError, unknown_name
 from broker.log.topic_configs import TOPIC_CONFIGS
+from protocol.records.compression import MAX_DECOMPRESSED_BYTES
 
 _UNBOUNDED = 9223372036854775807
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
+DECOMPRESSED_BYTES = 64 * 1024 * 1024
+"""64 times the default of `max.message.bytes`; producers fill batches by what they take before compression."""
+DECOMPRESSED_RATIO = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +46,17 @@ class LogConfig:
     compression_gzip_level: int = -1
     compression_lz4_level: int = 9
     compression_zstd_level: int = 3
-    strict_records: bool = False
+    strict_records: bool = True
     """Look into every batch of a client before it is appended (rule B9); the broker's own `log.strict.records`."""
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     """How long a silent producer is remembered; the broker's own `producer.id.expiration.ms`."""
     is_compacted: bool = field(init=False)
     looks_into_batches: bool = field(init=False)
     """Whether the header of a client's batch is not enough to append it."""
+    needs_columns: bool = field(init=False)
+    """Whether its records have to be decoded for that, rather than checked."""
+    decompressed_bytes_max: int = field(init=False)
+    """What a client's batch may decompress to, with the columns of its records where they are needed."""
     flushes_by_count: bool = field(init=False)
     """Whether an acknowledgement may have to wait for an fsync."""
     roll_ms: int = field(init=False)
@@ -56,15 +64,17 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         compacted = "compact" in self.cleanup_policy
-        looks = (
+        needs_columns = (
             compacted
-            or self.strict_records
             or self.compression_type != "producer"
             or (not self.is_log_append_time and self.message_timestamp_before_max_ms != _UNBOUNDED)
         )
         roll_ms = min(self.segment_ms, self.max_compaction_lag_ms) if compacted else self.segment_ms
         object.__setattr__(self, "is_compacted", compacted)
-        object.__setattr__(self, "looks_into_batches", looks)
+        object.__setattr__(self, "needs_columns", needs_columns)
+        object.__setattr__(self, "looks_into_batches", needs_columns or self.strict_records)
+        decompressed_max = max(DECOMPRESSED_BYTES, DECOMPRESSED_RATIO * self.max_message_bytes)
+        object.__setattr__(self, "decompressed_bytes_max", min(decompressed_max, MAX_DECOMPRESSED_BYTES))
         object.__setattr__(self, "roll_ms", roll_ms)
         if self.durability == "power":
             object.__setattr__(self, "flush_messages", 1)

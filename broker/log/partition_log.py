@@ -47,10 +47,12 @@ from broker.log.reader import Reader
 from broker.log.segment import DELETED_SUFFIX, POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
 from broker.log.slice import LogSlice
 from broker.log.stamp import stamp, stamp_with_time
+from broker.log.time_lookup import Opened
 from broker.log.transaction_index import AbortedTransaction
 from broker.log.validation import AppendOrigin, validate_batch
 from broker.ports import Clock, Disk
 from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.check import Effort
 from protocol.records.control import read_end_marker
 from protocol.records.header import CONTROL_BIT, NO_PRODUCER_ID, BatchHeader, Buffer
 
@@ -208,10 +210,12 @@ class PartitionLog:
         leader_epoch: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         prepared: bool = False,
+        effort: Effort | None = None,
     ) -> AppendInfo:
         """Validate one batch, give it the next offsets and write it. `batch` itself is not changed.
 
-        Afterwards `must_commit` tells whether a `commit` has to come before the acknowledgement.
+        Afterwards `must_commit` tells whether a `commit` has to come before the acknowledgement. With `effort` it
+        raises TakesTime for a batch that has to be prepared in a thread first; nothing has changed then.
 
         Raises KafkaError with Kafka's code for a batch that is refused, KAFKA_STORAGE_ERROR when the disk
         fails. In both cases the log is as it was, except after a failed fsync (see the module).
@@ -223,8 +227,11 @@ class PartitionLog:
         now_ms = self._clock.time_ms()
         header = validate_batch(view, config, origin, now_ms)
         if config.looks_into_batches and origin is AppendOrigin.CLIENT and not prepared:
-            view = prepare(view, header, config, now_ms)
-            header = validate_batch(view, config, origin, now_ms)  # another codec has made another size of it
+            sent, view = view, prepare(view, header, config, now_ms, effort)
+            if view is not sent:
+                header = validate_batch(
+                    view, config, origin, now_ms
+                )  # another codec has made another size of it
         producers = self._producers
         if producers is None:
             producers = self._producer_state()
@@ -487,15 +494,24 @@ class PartitionLog:
         except OSError as error:
             raise self._storage_error("read", error) from error
 
-    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record at or after a time; None if there is none."""
+    def offset_for_timestamp(
+        self, timestamp_ms: int, opened: Opened | None = None
+    ) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record at or after a time; None if there is none.
+
+        Raises KafkaError, and BatchTakesTime if `opened` demands it.
+        """
         return self._reading(
-            lambda: time_lookup.first_at_or_after(self._segments, timestamp_ms, self.log_start_offset)
+            lambda: time_lookup.first_at_or_after(
+                self._segments, timestamp_ms, self.log_start_offset, opened or Opened()
+            )
         )
 
-    def max_timestamp(self) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record with the largest timestamp."""
-        return self._reading(lambda: time_lookup.latest(self._segments, self.log_start_offset))
+    def max_timestamp(self, opened: Opened | None = None) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record with the largest timestamp. Raises as the other one."""
+        return self._reading(
+            lambda: time_lookup.latest(self._segments, self.log_start_offset, opened or Opened())
+        )
 
     def _reading(self, find: Callable[[], T]) -> T:
         self._check_usable()

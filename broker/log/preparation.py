@@ -1,14 +1,17 @@
 """What a topic may demand of a client's batch beyond its header: rules B5 (oldest stamp), B7, B8 and B9.
 
-Most topics demand nothing, and their batches are never opened. Where a configuration does
-(`LogConfig.looks_into_batches`) the batch is decoded once, checked, and recompressed if it comes in another codec than
-`compression.type`. That takes milliseconds for a large batch, so it can be done ahead of the append, in any thread.
+A batch is checked as Kafka checks it: as many records as its header says, each of the length it says, numbered one
+after another (rule B9, `LogConfig.strict_records`). Where a configuration demands more (`LogConfig.needs_columns`) its
+records are decoded, and recompressed if the batch comes in another codec than `compression.type`. What that takes grows
+with the decompressed bytes, so it can be done ahead of the append, in any thread; `Effort` bounds what is done at once.
 
-Pure. Imports numba when a batch is decoded.
+Pure but for what is loaded on first use: numba.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,7 +19,9 @@ import numpy as np
 from broker.log.config import LogConfig
 from broker.log.errors import RecordErrors
 from protocol.errors import DecodeError, ErrorCode, KafkaError
-from protocol.records.header import NO_TIMESTAMP, BatchHeader
+from protocol.records.check import Effort, TakesTime, check_batch, columns_within
+from protocol.records.compression import LZ4_DEFAULT_LEVEL, DecompressedTooLarge
+from protocol.records.header import COMPRESSION_MASK, NO_TIMESTAMP, BatchHeader
 
 if TYPE_CHECKING:
     from protocol.records.decode import RecordColumns
@@ -25,26 +30,91 @@ _UNBOUNDED: Final = 9223372036854775807
 _CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _ERRORS_LISTED_MAX: Final = 1000
 """Nobody reads more of them, and each costs bytes in the answer."""
+_RECOMPRESSION_NS: Final = {(0, None): 1, (2, None): 5, (3, LZ4_DEFAULT_LEVEL): 5}
+"""Most that a byte costs, by codec and level; the others are always a thread's."""
+_NEVER_NS: Final = 1 << 40
+_DECOMPRESSED_FREELY: Final = 16 * 1024 * 1024
+"""What decompresses to more does so alone, so that several threads do not take the most each."""
+
+_large = threading.Lock()
 
 
-def prepare(batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> memoryview:
+def prepare(
+    batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int, effort: Effort | None = None
+) -> memoryview:
     """The batch as it is to be appended; the same one if nothing changes. It has passed `validate_batch`.
 
-    Raises KafkaError: INVALID_RECORD (with the records' indexes where single ones are wrong), INVALID_TIMESTAMP.
+    Raises KafkaError: INVALID_RECORD (with the records' indexes where single ones are wrong), INVALID_TIMESTAMP,
+    MESSAGE_TOO_LARGE for one that decompresses to more than `LogConfig.decompressed_bytes_max`, at which Kafka's
+    producers split a batch and send its parts. With `effort` it raises TakesTime rather than do more at once.
     """
-    from protocol.records.decode import decode_records
-
-    codec = _CODECS.get(config.compression_type, header.compression)
+    if not (
+        config.needs_columns or header.attributes & COMPRESSION_MASK
+    ):  # most are, and pay for no more than this
+        try:
+            largest = check_batch(header, batch, bytes_max=len(batch), effort=effort)
+        except DecodeError as error:
+            raise _refused(error) from None
+        return batch if largest == header.max_timestamp else _with_largest(batch, header, config, largest)
     try:
-        records = decode_records(batch)
+        return _prepare(
+            batch, header, config, now_ms, min(_DECOMPRESSED_FREELY, config.decompressed_bytes_max), effort
+        )
+    except DecompressedTooLarge:
+        if effort is not None:
+            raise TakesTime from None
     except DecodeError as error:
-        raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
+        raise _refused(error) from None
+    try:
+        with _large:
+            return _prepare(batch, header, config, now_ms, config.decompressed_bytes_max, None)
+    except DecodeError as error:
+        raise _refused(error) from None
+
+
+def decode_client_batch(header: BatchHeader, batch: memoryview, bytes_max: int) -> RecordColumns:
+    """The records of a client's batch whose bytes are known to be intact. Any thread may call it.
+
+    Raises KafkaError: INVALID_RECORD, MESSAGE_TOO_LARGE if they and their columns take more than `bytes_max`.
+    """
+    try:
+        with contextlib.suppress(DecompressedTooLarge):
+            return columns_within(header, batch, min(_DECOMPRESSED_FREELY, bytes_max))
+        with _large:
+            return columns_within(header, batch, bytes_max)
+    except DecodeError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: DecodeError) -> KafkaError:
+    if isinstance(error, DecompressedTooLarge):
+        return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{error}; send smaller batches")
+    return KafkaError(ErrorCode.INVALID_RECORD, str(error))
+
+
+def _prepare(
+    batch: memoryview,
+    header: BatchHeader,
+    config: LogConfig,
+    now_ms: int,
+    bytes_max: int,
+    effort: Effort | None,
+) -> memoryview:
+    if not config.needs_columns:
+        largest = check_batch(header, batch, bytes_max=bytes_max, effort=effort)
+        return _with_largest(batch, header, config, largest)
+    codec = _CODECS.get(config.compression_type, header.compression)
+    records = columns_within(header, batch, bytes_max, effort)
+    if effort is not None and codec != header.compression:
+        effort.take(_RECOMPRESSION_NS.get((codec, _level(config, codec)), _NEVER_NS) * records.payload.size)
     if config.is_compacted:
         _check_keys(records)
     if not config.is_log_append_time:
         _check_oldest(records, config, now_ms)
     if config.strict_records:
-        batch = _made_honest(batch, records, config)
+        if int(records.offsets[0]) != header.base_offset or not bool(np.all(np.diff(records.offsets) == 1)):
+            raise DecodeError("the batch's records are not numbered one after another from its base offset")
+        batch = _with_largest(batch, header, config, int(records.timestamps.max()))
     if codec == header.compression:
         return batch
     from protocol.records.rewrite import recompressed
@@ -91,16 +161,8 @@ def _check_oldest(records: RecordColumns, config: LogConfig, now_ms: int) -> Non
         )
 
 
-def _made_honest(batch: memoryview, records: RecordColumns, config: LogConfig) -> memoryview:
-    """Decoding has checked counts and lengths. Offsets must be dense; a wrong largest timestamp is put right, as
-    Kafka does: some clients do not compute it."""
-    header = records.header
-    if int(records.offsets[0]) != header.base_offset or not bool(np.all(np.diff(records.offsets) == 1)):
-        raise KafkaError(
-            ErrorCode.INVALID_RECORD,
-            "the batch's records are not numbered one after another from its base offset",
-        )
-    largest = int(records.timestamps.max())
+def _with_largest(batch: memoryview, header: BatchHeader, config: LogConfig, largest: int) -> memoryview:
+    """A wrong largest timestamp is put right, as Kafka does: some clients do not compute it."""
     if config.is_log_append_time or largest == header.max_timestamp:
         return batch
     from protocol.records.rewrite import with_max_timestamp

@@ -141,7 +141,7 @@ _KEYS: Final = (
         "max.message.bytes",
         _INT,
         "1048588",
-        "Largest record batch a client may send, as compressed.",
+        "Largest record batch a client may send, as compressed. It may decompress to 64 MiB, or four times this value.",
         at_least(0),
     ),
     ConfigKey(

@@ -32,6 +32,8 @@ is more than any real record set reaches and still far from exhausting a small m
 LZ4_DEFAULT_LEVEL: Final = 9
 
 _FIRST_GUESS: Final = 64 * 1024
+_RATIO_GUESS: Final = 16
+"""Memory that is not written to costs nothing; a second attempt costs the first one."""
 _INT32: Final = Struct(">i")
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
@@ -44,6 +46,10 @@ _LZ4_SIZE: Final = Struct("<I")
 _LZ4_FLAGS_POSITION: Final = 4
 _LZ4_HAS_CONTENT_SIZE: Final = 0x08
 _NO_ROOM: Final = "failed to write whole buffer"
+
+
+class DecompressedTooLarge(DecodeError):  # noqa: N818 - what Kafka calls MESSAGE_TOO_LARGE
+    """The data would decompress to more bytes than allowed; no more than these were made."""
 
 
 class Compression(IntEnum):
@@ -104,7 +110,7 @@ def open_batch(batch: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> tup
 def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Bytes:
     """The decompressed bytes, a view of `data` for codec 0.
 
-    Raises DecodeError if the data is malformed or would decompress to more than `max_bytes`.
+    Raises DecodeError if the data is malformed, DecompressedTooLarge if there would be more than `max_bytes`.
     """
     compression = codec_of(codec)
     if compression is Compression.NONE:
@@ -114,7 +120,7 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
     if compression is Compression.SNAPPY:
         return _decompress_snappy(data, max_bytes)
     decompress_into = _STREAMS[compression].decompress_into
-    capacity = min(max_bytes, max(_FIRST_GUESS, 4 * len(data)))
+    capacity = min(max_bytes, max(_FIRST_GUESS, _RATIO_GUESS * len(data)))
     while True:
         output = np.empty(capacity, np.uint8)
         try:
@@ -127,8 +133,8 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
         capacity = min(max_bytes, 4 * capacity)
 
 
-def _too_large(compression: Compression, max_bytes: int) -> DecodeError:
-    return DecodeError(
+def _too_large(compression: Compression, max_bytes: int) -> DecompressedTooLarge:
+    return DecompressedTooLarge(
         f"{compression.name.lower()} data decompresses to more than the allowed {max_bytes} bytes"
     )
 

@@ -17,21 +17,19 @@ from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
 from protocol.records import kernels
-from protocol.records.compression import MAX_DECOMPRESSED_BYTES, open_batch
+from protocol.records.compression import (
+    MAX_DECOMPRESSED_BYTES,
+    Bytes,
+    DecompressedTooLarge,
+    open_batch,
+)
 from protocol.records.header import BatchHeader, Buffer
 
 Int64s: TypeAlias = "NDArray[np.int64]"
 
 _RECORD_SIZE_MIN: Final = 7
 """Length, attributes, two deltas, two lengths, header count: a byte each."""
-
-_REASONS: Final = {
-    kernels.RECORD_LENGTH_WRONG: "its length does not match its fields",
-    kernels.CUT_SHORT: "it runs past its end",
-    kernels.OFFSET_WRONG: "its offset is not after the one before it and within the batch",
-    kernels.VARINT_TOO_LONG: "a varint is too long",
-    kernels.NEGATIVE_HEADERS: "its number of headers is negative",
-}
+_COLUMNS: Final = 8
 
 
 class RecordColumns(msgspec.Struct, frozen=True):
@@ -106,18 +104,31 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
 def decode_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> RecordColumns:
     """Decode the one batch (magic 2) that `batch` begins with.
 
-    Raises DecodeError for a malformed header, payload or record, naming the record.
+    Raises DecodeError for a malformed header, payload or record, naming the record, and DecompressedTooLarge if the
+    decompressed records and these columns would take more than `max_decompressed_bytes`.
     """
     header, body = open_batch(batch, max_bytes=max_decompressed_bytes)
+    return decode_opened(header, body, max_bytes=max_decompressed_bytes)
+
+
+def decode_opened(
+    header: BatchHeader, body: Bytes, *, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> RecordColumns:
+    """The same for a batch whose records have been decompressed."""
     payload = kernels.frozen(body, np.uint8)
     count = header.record_count
     if count * _RECORD_SIZE_MIN > payload.size:
         raise DecodeError(f"a batch claims {count} records in {payload.size} bytes")
-    columns = np.empty((8, count), np.int64)
+    needed = payload.size + count * _COLUMNS * 8
+    if needed > max_bytes:
+        raise DecompressedTooLarge(
+            f"the batch's {count} records take {needed} bytes when they are decoded; {max_bytes} are allowed"
+        )
+    columns = np.empty((_COLUMNS, count), np.int64)
     code, index, position = kernels.parse_records(payload, header.last_offset_delta, *columns)
     if code:
         raise DecodeError(
-            f"record {index} of the batch at offset {header.base_offset} is malformed: {_REASONS[code]}"
+            f"record {index} of the batch at offset {header.base_offset} is malformed: {kernels.REASONS[code]}"
         )
     if position != payload.size:
         raise DecodeError(

@@ -19,6 +19,15 @@ CUT_SHORT: Final = -2
 OFFSET_WRONG: Final = -3
 VARINT_TOO_LONG: Final = -4
 NEGATIVE_HEADERS: Final = -5
+TOO_MANY_STEPS: Final = -6
+
+REASONS: Final = {
+    RECORD_LENGTH_WRONG: "its length does not match its fields",
+    CUT_SHORT: "it runs past its end",
+    OFFSET_WRONG: "its offset does not follow the one before it, or is not within the batch",
+    VARINT_TOO_LONG: "a varint is too long",
+    NEGATIVE_HEADERS: "its number of headers is negative",
+}
 
 _BAD_POSITION: Final = -1
 _LONG_VARINT: Final = -2
@@ -149,6 +158,59 @@ def parse_records(  # type: ignore[no-untyped-def]
         if position != record_end:
             return RECORD_LENGTH_WRONG, i, position
     return 0, offset_deltas.size, position
+
+
+@njit(cache=True, nogil=True)
+def check_records(payload, count, steps_max):  # type: ignore[no-untyped-def]
+    """Whether the payload begins with `count` well-formed records whose offset deltas are 0, 1, 2 ...
+
+    Returns (code, number of records read, position, largest timestamp delta). A record and each of its headers is a
+    step; past `steps_max` the code is TOO_MANY_STEPS.
+    """
+    end = payload.size
+    position = 0
+    largest = np.int64(-0x8000000000000000)
+    for i in range(count):
+        length, position = _read_varint(payload, position, end, 5)
+        if position < 0:
+            return _varint_failure(position), i, 0, largest
+        if length < 1:
+            return CUT_SHORT if length < 0 else RECORD_LENGTH_WRONG, i, position, largest
+        record_end = position + length
+        if record_end > end:
+            return CUT_SHORT, i, position, largest
+        timestamp_delta, position = _read_varint(payload, position + 1, record_end, 10)
+        if position < 0:
+            return _varint_failure(position), i, 0, largest
+        largest = max(largest, timestamp_delta)
+        offset_delta, position = _read_varint(payload, position, record_end, 5)
+        if position < 0:
+            return _varint_failure(position), i, 0, largest
+        if offset_delta != i:
+            return OFFSET_WRONG, i, position, largest
+        for _ in range(2):  # key and value
+            length, position = _read_varint(payload, position, record_end, 5)
+            if position < 0:
+                return _varint_failure(position), i, 0, largest
+            if length < -1 or length > record_end - position:
+                return CUT_SHORT, i, position, largest
+            if length > 0:
+                position += length
+        headers, position = _read_varint(payload, position, record_end, 5)
+        if position < 0:
+            return _varint_failure(position), i, 0, largest
+        if headers < 0:
+            return NEGATIVE_HEADERS, i, position, largest
+        steps_max -= 1 + headers
+        if steps_max < 0:
+            return TOO_MANY_STEPS, i, position, largest
+        if headers > 0:
+            position = _skip_headers(payload, position, record_end, headers)
+            if position < 0:
+                return position, i, 0, largest
+        if position != record_end:
+            return RECORD_LENGTH_WRONG, i, position, largest
+    return 0, count, position, largest
 
 
 @njit(cache=True, nogil=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from broker.extension import RecordErrors
+from broker.log.config import DECOMPRESSED_BYTES, DECOMPRESSED_RATIO
+from broker.log.preparation import decode_client_batch
 from protocol.errors import DecodeError, ErrorCode, KafkaError
-from protocol.records.decode import RecordColumns, decode_records
+from protocol.records.decode import RecordColumns
 from protocol.records.header import BatchHeader, read_header, verify_crc
 from tablelayer.model.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
@@ -78,10 +80,9 @@ def open_batch(batch: memoryview) -> RecordColumns:
     """The records of a producer's batch. Raises KafkaError."""
     if not verify_crc(batch):
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
-    try:
-        return decode_records(batch)
-    except DecodeError as error:
-        raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
+    return decode_client_batch(
+        check_frame(batch), batch, max(DECOMPRESSED_BYTES, DECOMPRESSED_RATIO * len(batch))
+    )
 
 
 class AvroBatch(msgspec.Struct, frozen=True):

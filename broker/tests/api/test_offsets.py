@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
+import msgspec
 import pytest
 
 from broker.testing.direct import DirectBroker, direct_broker
@@ -15,6 +17,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
+from protocol.records import check
 from protocol.records.encode import Record, build_batch
 
 START = 1_750_000_000_000
@@ -140,5 +143,40 @@ def test_delete_records_moves_the_start_for_good(tmp_path, offset, code, low_wat
         async with direct_broker(tmp_path) as broker:
             assert (await look_up(broker, -2))[1] == max(low_watermark, 3)
             assert (await look_up(broker, -1))[1] == 10
+
+    asyncio.run(test())
+
+
+def test_a_search_by_time_opens_large_batches_in_a_thread(tmp_path, monkeypatch) -> None:
+    loop_thread, opened = threading.get_ident(), []
+    original = check.decompress
+
+    def decompress(codec, data, *, max_bytes):
+        result = original(codec, data, max_bytes=max_bytes)
+        opened.append((threading.get_ident() == loop_thread, len(result)))
+        return result
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 20, retention_ms="-1")
+            records = [Record(None, bytes(2_000_000), (), START + 1000 * i) for i in range(4)]
+            for partition in range(20):
+                for shift in (0, 4000):
+                    batch = build_batch(
+                        [msgspec.structs.replace(r, timestamp=r.timestamp + shift) for r in records],
+                        compression=4,
+                    )
+                    assert (await broker.produce("t", batch, partition=partition)).error_code == 0
+            monkeypatch.setattr(check, "decompress", decompress)
+            for timestamp, expected in ((START + 6000, 6), (START + 1, 1), (-3, 7)):
+                wanted = [
+                    ListOffsetsPartition(partition_index=index, timestamp=timestamp) for index in range(20)
+                ]
+                topics = [ListOffsetsTopic(name="t", partitions=wanted)]
+                response = await broker.send(ListOffsetsRequest(replica_id=-1, topics=topics), 9)
+                answers = [(p.error_code, p.offset) for p in response.topics[0].partitions]
+                assert answers == [(0, expected)] * 20
+            assert sum(is_loops for is_loops, _ in opened) <= 3
+            assert sum(not is_loops for is_loops, _ in opened) == 60
 
     asyncio.run(test())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 import uuid
 
 import pytest
@@ -13,7 +14,9 @@ from broker.net.reply import CloseConnection
 from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records import check
 from protocol.records.encode import Record, build_batch
+from protocol.records.header import write_crc
 
 NOW = 1_750_000_000_000
 BATCH = build_batch([Record(None, b"v", (), NOW)])
@@ -255,5 +258,73 @@ def test_a_full_disk_fails_the_partition_and_nothing_else(tmp_path, monkeypatch,
                 assert values_of((await broker.fetch("full")).records) == [(0, b"before")]
             assert "disk is full" in caplog.text
             assert (await broker.produce("full", [b"after"])).base_offset == 1
+
+    asyncio.run(test())
+
+
+def lying(position: int, data: bytes) -> bytes:
+    batch = bytearray(build_batch([Record(b"k", b"value")]))
+    batch[position : position + len(data)] = data
+    write_crc(batch)
+    return bytes(batch)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (lying(61, b"\xff" * 9), "record 0"),
+        (lying(57, (1000).to_bytes(4, "big")), "disagree"),
+        (lying(23, (999).to_bytes(4, "big") + BATCH[27:57] + (1000).to_bytes(4, "big")), "record 1"),
+        (lying(61, b"\x02"), "record 0"),
+        (lying(64, b"\x02"), "record 0"),
+    ],
+)
+def test_a_batch_that_lies_about_its_records_is_refused(tmp_path, monkeypatch, batch, message, few) -> None:
+    monkeypatch.setattr(check, "_kernel", None if few else check.load())
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            for _ in range(2):  # the second by the way of requests that are like an earlier one
+                assert (await broker.produce("t", BATCH)).error_code == 0
+                answer = await broker.produce("t", batch)
+                assert answer.error_code == ErrorCode.INVALID_RECORD
+                assert message in answer.error_message
+            assert broker.context.partition("t", 0).log.log_end_offset == 2
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("config", [{}, {"cleanup_policy": "compact"}, {"compression_type": "lz4"}])
+def test_the_event_loop_opens_so_many_bytes_of_a_request_and_threads_the_others(
+    tmp_path, monkeypatch, config
+) -> None:
+    loop_thread, opened = threading.get_ident(), []
+    original = check.decompress
+
+    def decompress(codec, data, *, max_bytes):
+        result = original(codec, data, max_bytes=max_bytes)
+        opened.append((threading.get_ident() == loop_thread, len(result)))
+        return result
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 65, **config)
+            small = build_batch([Record(b"k", b"v" * 100)], compression=4)
+            for _ in range(2):
+                assert (await broker.produce("t", small)).error_code == 0
+            monkeypatch.setattr(check, "decompress", decompress)
+            assert (await broker.produce("t", small)).error_code == 0
+            assert [is_loops for is_loops, _ in opened] == [True]
+            opened.clear()
+            large = build_batch([Record(b"k", bytes(200_000))] * 2, compression=4)
+            assert len(large) < 8192
+            data = [PartitionProduceData(index=index, records=large) for index in range(65)]
+            request = ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=data)])
+            response = await broker.send(request, 12)
+            assert {p.error_code for p in response.responses[0].partition_responses} == {0}
+            assert sum(size for is_loops, size in opened if is_loops) < 1_000_000
+            assert sum(size for is_loops, size in opened if not is_loops) > 60 * 400_000
 
     asyncio.run(test())

@@ -9,6 +9,7 @@ from broker.log.config import LogConfig
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
+from protocol.records.check import Effort, TakesTime
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import read_header, verify_crc, write_crc
@@ -127,16 +128,15 @@ def test_b9_without_strictness_the_header_is_believed_and_with_it_the_records_ar
     three = build_batch([Record(b"k", b"v", (), world.clock.now_ms + i) for i in range(3)])
     four = lying(lying(three, 57, (4).to_bytes(4, "big")), 23, (3).to_bytes(4, "big"))
     garbage = lying(three, 70, b"\xff" * 8)
-    world.open().append(four, leader_epoch=0)
-    strict = LogConfig(strict_records=True)
+    world.open(strict_records=False).append(four, leader_epoch=0)
     log = world.open(strict_records=True)
     for batch in (four, garbage):
         refused(log, batch, ErrorCode.INVALID_RECORD)
     gaps = build_batch([Record(b"k", b"v")] * 2, offset_deltas=np.array([0, 2], np.int32))
     gaps = lying(gaps, 57, (3).to_bytes(4, "big"))
     refused(log, gaps, ErrorCode.INVALID_RECORD)
-    assert strict.looks_into_batches
-    assert not LogConfig().looks_into_batches
+    assert LogConfig().looks_into_batches
+    assert not LogConfig(strict_records=False).looks_into_batches
 
 
 def test_b9_a_wrong_largest_timestamp_is_put_right(world):
@@ -166,3 +166,39 @@ def test_b9_fuzz_nothing_that_cannot_be_decoded_gets_in(world):
             accepted += 1
             assert len(decode_records(stored(log, offset))) == 5
     assert 0 < accepted < 1500
+
+
+@pytest.mark.parametrize("cleanup_policy", ["delete", "compact"])
+def test_b9_what_decompresses_to_more_than_allowed_is_refused_so_that_producers_split_it(
+    world, cleanup_policy
+):
+    log = world.open(cleanup_policy=(cleanup_policy,))
+    records = [Record(b"k", bytes(1 << 20), (), world.clock.now_ms)]
+    log.append(build_batch(records * 63, compression=4), leader_epoch=0)
+    batch = build_batch(records * 64, compression=4)
+    assert len(batch) < log.config.max_message_bytes
+    error = refused(log, batch, ErrorCode.MESSAGE_TOO_LARGE)
+    assert str(64 << 20) in error.message
+
+
+def test_b9_larger_messages_may_decompress_to_more(world):
+    records = [Record(b"k", bytes(1 << 20), (), world.clock.now_ms)] * 70
+    log = world.open(max_message_bytes=20 << 20)
+    log.append(build_batch(records, compression=4), leader_epoch=0)
+
+
+def test_b9_what_takes_long_is_not_begun_and_nothing_has_changed(world):
+    log = world.open(strict_records=True)
+    batch = build_batch([Record(b"k", bytes(8 << 20), (), world.clock.now_ms)], compression=4)
+    with pytest.raises(TakesTime):
+        log.append(batch, leader_epoch=0, effort=Effort())
+    assert log.log_end_offset == 0
+    assert log.append(log.prepare(batch), leader_epoch=0, prepared=True).last_offset == 0
+
+
+def test_b8_recompression_is_bounded_too(world):
+    log = world.open(compression_type="zstd", compression_zstd_level=19)
+    batch = build_batch([Record(b"k", b"v" * 400, (), world.clock.now_ms)])
+    log.append(batch, leader_epoch=0)
+    with pytest.raises(TakesTime):
+        log.append(batch, leader_epoch=0, effort=Effort())

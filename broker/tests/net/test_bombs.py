@@ -68,7 +68,8 @@ def test_f7_a_bomb_for_a_compacted_topic_is_refused_and_the_loop_goes_on(tmp_pat
             await asyncio.sleep(0)
             answer = await broker.produce("compacted", batch)
             beating.cancel()
-            assert answer.error_code == ErrorCode.INVALID_RECORD
+            fits = codec == "snappy"  # and is no record
+            assert answer.error_code == (ErrorCode.INVALID_RECORD if fits else ErrorCode.MESSAGE_TOO_LARGE)
             assert answer.error_message
             assert ticks >= 2, "everybody waited for the bomb"
             good = build_batch([Record(b"k", b"good", (), int(time.time() * 1000))], compression=kind)

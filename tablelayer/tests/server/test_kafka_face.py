@@ -59,6 +59,18 @@ async def produce(table: Table, *records: tuple[Any, Any], partition: int = 0, *
     )
 
 
+def test_a_batch_that_decompresses_to_more_than_allowed_is_refused(tmp_path) -> None:
+    async def test() -> None:
+        async with tables(tmp_path) as server:
+            table = await server.create(COLUMNS)
+            batch = build_batch([Record(b'{"id": 1}', b" " * (65 << 20))], compression=4)
+            answer = await table.broker.produce(table.definition.path.topic, batch)
+            assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
+            assert await consume(table) == []
+
+    run(test)
+
+
 def test_r17_1_a_keyed_table_looks_like_a_compacted_topic(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
