@@ -45,6 +45,8 @@ class ClientMetrics:
     rows_scanned: int
     """Rows and changes that scans and snapshots have handed out or read ahead."""
     keys_looked_up: int
+    batches_unreadable: int
+    """Batches of a log that scans could not read and passed over; each was reported in the log."""
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class Counters:
     bytes_buffered: int = 0
     rows_scanned: int = 0
     keys_looked_up: int = 0
+    batches_unreadable: int = 0
     requests: dict[str, _Request] = field(default_factory=dict)
 
     def answered(self, kind: str, seconds: float, sent: int, received: int | None) -> None:
@@ -103,4 +106,5 @@ class Counters:
             bytes_buffered=self.bytes_buffered,
             rows_scanned=self.rows_scanned,
             keys_looked_up=self.keys_looked_up,
+            batches_unreadable=self.batches_unreadable,
         )

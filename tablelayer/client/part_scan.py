@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from protocol.errors import ErrorCode, KafkaError
-from protocol.records.header import read_header
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.header import BatchHeader, read_header
 from tablelayer.client.cluster import Cluster
 from tablelayer.client.reader import Moment, Reader
 from tablelayer.client.retry import (
@@ -39,6 +40,8 @@ from tablelayer.model.messages import (
     ScanLogResponse,
 )
 from tablelayer.model.table import TableDefinition
+
+logger = logging.getLogger("headrace.client")
 
 _LOG_OVERHEAD = 12
 _SNAPSHOT_OFFSET = -1
@@ -176,7 +179,10 @@ class PartScan:
             rows = None
             if state.generation == answer.generation:  # else the caller has sought elsewhere
                 if answer.batch is not None:
-                    rows = self._rows(answer.bucket, answer.batch, answer.first, answer.last)
+                    try:
+                        rows = self._rows(answer.bucket, answer.batch, answer.first, answer.last)
+                    except DecodeError as error:
+                        self._pass_over(answer.bucket, answer.batch.header, error)
                 state.offset = answer.next_offset
             self._arrived.popleft()
             if rows is not None:
@@ -445,15 +451,20 @@ class PartScan:
         pieces: list[_Arrived] = []
         position = 0
         while len(records) - position >= _LOG_OVERHEAD:
-            size = read_header(records, position).size
-            parsed = ArrowBatch.parse(records[position : position + size])
-            position += size
-            header = parsed.header
+            header = read_header(records, position)
+            begin, position = position, position + header.size
             next_offset = header.base_offset + header.last_offset_delta + 1
             if next_offset <= offset:
                 continue
             if until is not None and header.base_offset >= until:
                 break
+            try:
+                parsed = ArrowBatch.parse(records[begin:position])
+            except DecodeError as error:
+                self._pass_over(bucket, header, error)
+                end = next_offset if until is None else min(next_offset, until)
+                pieces.append(_Arrived(bucket, generation, end))
+                continue
             first, last = max(0, offset - header.base_offset), header.record_count
             if until is not None:
                 last = min(last, until - header.base_offset)
@@ -466,6 +477,14 @@ class PartScan:
             place = bucket, generation, next_offset
             pieces.append(_Arrived(*place, parsed, first, last) if last > first else _Arrived(*place))
         return pieces
+
+    def _pass_over(self, bucket: int, header: BatchHeader, error: DecodeError) -> None:
+        """Whatever is wrong with a batch, it will be so the next time too: the scan goes on behind it."""
+        self._cluster.counters.batches_unreadable += 1
+        logger.error(
+            "bucket %d of %s: the batch at offsets %d to %d cannot be read, the scan goes on behind it: %s",
+            bucket, self._topic, header.base_offset, header.next_offset - 1, error,
+        )  # fmt: skip
 
     def _rows(self, bucket: int, parsed: ArrowBatch, first: int, last: int) -> ScanBatch:
         header = parsed.header

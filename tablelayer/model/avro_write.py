@@ -49,6 +49,11 @@ class Frame(msgspec.Struct, frozen=True):
     back: bytes = b""
     sized: bool = False
 
+    @property
+    def size(self) -> int:
+        """Bytes around each row."""
+        return len(self.front) + len(self.back)
+
     @classmethod
     def confluent(cls, schema_id: int) -> Frame:
         """Confluent's wire format: a zero byte, and the schema's id in four bytes, the highest first."""

@@ -44,7 +44,7 @@ from protocol.records.header import (
     read_header,
     write_crc,
 )
-from tablelayer.model.ipc import BYTES_PER_MESSAGE_MAX, decode_ipc, encode_ipc
+from tablelayer.model.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, decode_ipc, encode_ipc
 from tablelayer.model.ipc_metadata import opened_size
 from tablelayer.model.options import ArrowCompression
 
@@ -270,15 +270,21 @@ class ArrowBatch(msgspec.Struct, frozen=True):
         return cls(header, schema_id, compression, changes, view[start : header.size], statistics, deltas)
 
     def to_record_batch(
-        self, arrow_schema: pa.Schema, *, untrusted: bool = False, bytes_max: int | None = None
+        self,
+        arrow_schema: pa.Schema,
+        *,
+        untrusted: bool = False,
+        rows_max: int = ROWS_PER_MESSAGE_MAX,
+        bytes_max: int | None = None,
     ) -> pa.RecordBatch:
-        """The rows, of the columns that the message holds. `untrusted`, `bytes_max`: as for `decode_ipc`. Raises
-        DecodeError.
+        """The rows, of the columns that the message holds. `untrusted`, `rows_max`, `bytes_max`: as for `decode_ipc`.
+        Raises DecodeError.
         """
         batch = decode_ipc(
             self.message,
             arrow_schema,
             untrusted=untrusted,
+            rows_max=rows_max,
             bytes_max=bytes_max,
             compression=self.compression,
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tablelayer.model.schema import Column
 
 _OFFSET_SIZE = 4
+_NAME_BYTES = 4  # quotes, colon, comma
 
 
 @cache
@@ -47,6 +48,24 @@ def expansion(arrow_type: pa.DataType) -> int:
     stored = 1 + sum(width_of(each) or _OFFSET_SIZE for each in entry)
     own = -(-sum(map(value_width, entry)) // stored)
     return max(1, own, *map(expansion, entry))
+
+
+def text_size(array: pa.Array) -> int:
+    """About how many bytes values are as JSON, for a cut; texts that have to be escaped take more."""
+    arrow_type, count = array.type, len(array)
+    if pa.types.is_struct(arrow_type):
+        names = sum(len(field.name) + _NAME_BYTES for field in arrow_type)
+        return count * names + sum(map(text_size, array.flatten()))
+    if pa.types.is_map(arrow_type) or is_list(arrow_type):
+        if not count:
+            return 0
+        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        parts = [array.keys, array.items] if pa.types.is_map(arrow_type) else [array.values]
+        return count * _NAME_BYTES + sum(text_size(part.slice(begin, end - begin)) for part in parts)
+    width = width_of(arrow_type)
+    if not width:
+        return int(array.nbytes) * (1 if pa.types.is_string(arrow_type) else 2)
+    return count * (2 * width + _NAME_BYTES)
 
 
 class RowCost(msgspec.Struct, frozen=True):

@@ -17,11 +17,10 @@ import pyarrow as pa
 
 from broker.extension import FetchedRecords
 from broker.log.partition_log import AppendInfo
-from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
 from tablelayer.model.avro_schema import schema_text
 from tablelayer.model.avro_write import Frame
-from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.buckets import bucket_of
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.kafka_formats import AvroSchemaPlace, KafkaValueFormat
@@ -29,10 +28,10 @@ from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions
 from tablelayer.server import kafka_face
 from tablelayer.server.joint_write import Part, write_together
+from tablelayer.server.kafka_pieces import Answer, Consumption
 from tablelayer.server.merge import Operations
 from tablelayer.server.schema_registry import REGISTRY_URL
 from tablelayer.server.services import Services
-from tablelayer.server.transcode import to_kafka
 from tablelayer.server.writes import OperationSource, Writer, made_for
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class TableBucket:
     def name(self) -> str:
         return f"table {self.definition.path} bucket {self.partition.index}"
 
-    def unreadable(self, header: BatchHeader, error: DecodeError) -> None:
+    def unreadable(self, header: BatchHeader, error: Exception) -> None:
         """A reader passes over a batch that it cannot read: it was taken in before there were checks, or is damaged.
         Told once a batch. May be called from any thread."""
         if header.base_offset in self._unreadable or len(self._unreadable) >= _UNREADABLE_TOLD_MAX:
@@ -180,44 +179,18 @@ class TableBucket:
         self.check_open()
         definition = self.definition
         frame = await self._avro_frame(definition)
-        async with self._transcoding:  # who comes second finds the first one's work in the cache
+        services = self.services
+        async with (
+            self._transcoding,
+            services.transcoding,
+        ):  # who comes second finds the first one's work in the cache
             found = self.partition.read(offset, max(1, max_bytes // _EXPANSION), True)
             if found.region is None:
                 return FetchedRecords()
-            parts, size, records = await self.services.run(
-                self._transcode, definition, frame, found.region, max_bytes, min_one
-            )
-        return FetchedRecords(tuple(parts), size, records)
-
-    def _transcode(
-        self,
-        definition: TableDefinition,
-        frame: Frame | None,
-        region: FileRegion,
-        max_bytes: int,
-        min_one: bool,
-    ) -> tuple[list[memoryview], int, int]:
-        cache = self.services.transcoded
-        parts: list[memoryview] = []
-        total = records = 0
-        for position, header in headers_of(region):
-            key = (
-                definition.table_id,
-                self.partition.index,
-                header.base_offset,
-                definition.schema.schema_id,
-            )
-            batch = cache.get(key)
-            if batch is None:
-                stored = region.read_at(position, header.size)
-                batch = to_kafka(ArrowBatch.parse(stored), definition, frame)
-                cache.put(key, batch)
-            if total + len(batch) > max_bytes and (parts or not min_one):
-                break
-            parts.append(batch)
-            total += len(batch)
-            records += header.record_count
-        return parts, total, records
+            answer = Answer(min(max_bytes, services.consumed.left), must=min_one)
+            consumption = Consumption(self, definition, frame, max_bytes)
+            await services.run(consumption.read, found.region, offset, answer)
+        return FetchedRecords(tuple(answer.parts), answer.size, answer.records)
 
     async def _avro_frame(self, definition: TableDefinition) -> Frame | None:
         """What stands around this table's Avro values; None if it has others. Raises KafkaError."""

@@ -34,6 +34,13 @@ class Limits(msgspec.Struct, frozen=True):
     transcoded_cache_bytes: int = 64 * _MIB
     """Batches in Kafka's form, kept for the next consumer at the tail."""
 
+    opened_cache_bytes: int = 128 * _MIB
+    """Batches that Kafka consumers get piece by piece, kept for the next piece: one of the largest there are."""
+
+    consumed_bytes_max: int = 256 * _MIB
+    """Batches in Kafka's form that consumers or the cache hold. While there are more a fetch gets one piece, so that
+    consumers that do not read cannot stop those that do."""
+
     scan_lease_seconds: float = 60.0
     """A snapshot scan that nobody continues holds files and memory for no longer."""
 

@@ -26,6 +26,12 @@ ROWS_WRITTEN = Metric(
     "Rows written to a table through either face: rows of a log table, keys of a primary-key table.",
     _TABLE,
 )
+UNREADABLE = Metric(
+    "headrace_table_unreadable_batches_total",
+    MetricKind.COUNTER,
+    "Batches of a table's log that could not be read and that readers passed over, each counted once by each start.",
+    _TABLE,
+)
 ROWS = Metric("headrace_table_rows", _GAUGE, "Rows that a primary-key table has now.", _TABLE)
 KV_SIZE = Metric(
     "headrace_table_kv_size_bytes",
@@ -79,7 +85,7 @@ LAKE_FAILURES = Metric(
     "headrace_lake_failures", _GAUGE, "Tiering rounds in a row that failed since the last commit.", _TABLE
 )
 TABLE_METRICS: Final = (
-    TABLES, ROWS_WRITTEN, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_LAG_SECONDS,
+    TABLES, ROWS_WRITTEN, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_LAG_SECONDS,
     LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES,
 )  # fmt: skip
 
@@ -91,7 +97,7 @@ class TableCollector:
         self._context = context
         self._catalog = catalog
         self._subjects = subjects
-        self._totals = Totals(1)
+        self._totals = Totals(2)
 
     async def collect(self, gathering: Gathering) -> None:
         tables = self._catalog.all_tables()
@@ -117,7 +123,7 @@ class TableCollector:
             label = self._totals.label(name)
             names.add(name)
             buckets.append(bucket)
-            self._totals.count(name, bucket, (bucket.rows_written,))
+            self._totals.count(name, bucket, (bucket.rows_written, bucket.unreadable_batches))
             if not isinstance(bucket, KeyBucket):
                 continue
             store = bucket.store
@@ -132,8 +138,9 @@ class TableCollector:
         for label, age in ages.items():
             gathering.put(SNAPSHOT_AGE, age, label)
         await self._totals.keep(names, buckets, gathering.breathe)
-        for label, (rows,) in self._totals.sums():
+        for label, (rows, unreadable) in self._totals.sums():
             gathering.put(ROWS_WRITTEN, rows, label)
+            gathering.put(UNREADABLE, unreadable, label)
 
     async def _collect_lake(self, gathering: Gathering) -> None:
         now_ms = self._context.clock.time_ms()

@@ -7,6 +7,9 @@ anything gives at least one batch, the others what is left of `max_bytes`.
 With a filter, batches in which nothing can match are passed over, and the answer says how far it has looked
 (`filtered_end_offset`), so that readers of few rows get on: a request whose bucket had rows of which none was wanted is
 answered at once, one that waits at the end of the log looks at what comes in meanwhile.
+
+A batch that cannot be projected or looked into is passed over, and reported. Whole batches are not looked into: what
+cannot be read in them the client passes over.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.header import BatchHeader
 from tablelayer.model.arrays import Mask
-from tablelayer.model.batch import ArrowBatch
+from tablelayer.model.batch import ArrowBatch, encode_arrow_batch
+from tablelayer.model.errors import TableError
 from tablelayer.model.filters import Filter, Verdict
 from tablelayer.model.messages import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
 from tablelayer.model.table import TableDefinition
@@ -83,6 +88,7 @@ class _Scan:
         self._services = services
         self._topic = definition.path.topic
         self._request = request
+        self._schema = wanted.schema
         self._column_ids = None if wanted.is_whole else wanted.ids
         self._filter = wanted.filter
         self._looked_up_to: dict[int, int] = {}
@@ -169,9 +175,7 @@ class _Scan:
             region = (
                 partition.read(wanted.offset, max(room, 0) * _PROJECTED_REACH, must).region or found.region
             )
-            parts, size, records = await self._services.run(
-                self._project, region, bucket.versions, max(room, 0)
-            )
+            parts, size, records = await self._services.run(self._project, region, bucket, max(room, 0))
             result.records = Parts(parts, size)
         self._bytes += size
         partition.traffic.sent(size, records)
@@ -186,7 +190,7 @@ class _Scan:
             if found.region is None:
                 break
             parts, size, records, offset = await self._services.run(
-                self._filtered, wanted, found.region, bucket.versions, room
+                self._filtered, wanted, found.region, bucket, room
             )
             looked_at += found.region.size
             if parts:
@@ -199,25 +203,21 @@ class _Scan:
         self._looked_up_to[result.bucket] = result.filtered_end_offset = offset
 
     def _filtered(
-        self, wanted: Filter, region: FileRegion, versions: Callable[[], SchemaVersions], max_bytes: int
+        self, wanted: Filter, region: FileRegion, bucket: TableBucket, max_bytes: int
     ) -> tuple[list[bytes], int, int, int]:
         """(batches of a region in which rows are wanted, until they have `max_bytes`; their size; the records that
         they had; the offset behind the last batch that was looked at)."""
-        known = versions()
+        known = bucket.versions()
         chosen = BatchFilter(wanted, known)
         parts: list[bytes] = []
         total = records = next_offset = 0
         for position, header in headers_of(region):
-            verdict = chosen.verdict(region, position, header)
-            mask = None
-            if verdict is Verdict.SOME and self._request.row_filter:
-                mask = chosen.mask(region, position, header)
-                if mask.all():
-                    mask = None
-                elif not mask.any():
-                    verdict = Verdict.NONE
-            if verdict is not Verdict.NONE:
-                batch = self._one(region, position, header.size, known, mask)
+            try:
+                batch = self._chosen(chosen, region, position, header, known)
+            except (DecodeError, TableError) as error:
+                bucket.unreadable(header, error)
+                batch = None
+            if batch is not None:
                 if parts and total + len(batch) > max_bytes:
                     break
                 parts.append(batch)
@@ -225,6 +225,25 @@ class _Scan:
                 records += header.record_count
             next_offset = header.next_offset
         return parts, total, records, next_offset
+
+    def _chosen(
+        self,
+        chosen: BatchFilter,
+        region: FileRegion,
+        position: int,
+        header: BatchHeader,
+        versions: SchemaVersions,
+    ) -> bytes | None:
+        """A batch, or the wanted rows of it; None if there are none."""
+        verdict = chosen.verdict(region, position, header)
+        mask = None
+        if verdict is Verdict.SOME and self._request.row_filter:
+            mask = chosen.mask(region, position, header)
+            if mask.all():
+                mask = None
+            elif not mask.any():
+                verdict = Verdict.NONE
+        return None if verdict is Verdict.NONE else self._one(region, position, header.size, versions, mask)
 
     def _one(
         self, region: FileRegion, position: int, size: int, versions: SchemaVersions, mask: Mask | None
@@ -251,7 +270,7 @@ class _Scan:
         return bytes(filtered_batch(batch, batch.to_record_batch(pa.schema(columns)), mask))
 
     def _project(
-        self, region: FileRegion, versions: Callable[[], SchemaVersions], max_bytes: int
+        self, region: FileRegion, bucket: TableBucket, max_bytes: int
     ) -> tuple[list[bytes], int, int]:
         """Projected batches of a region of whole batches, at least one, until they have `max_bytes`; their size; their
         records.
@@ -262,12 +281,16 @@ class _Scan:
         parts: list[bytes] = []
         total = records = 0
         for position, header in headers_of(region):
-            front, ranges = project_batch(
-                region.read_at,
-                position,
-                header.size,
-                lambda schema_id: self._projection_of(schema_id, versions),
-            )
+            try:
+                front, ranges = project_batch(
+                    region.read_at,
+                    position,
+                    header.size,
+                    lambda schema_id: self._projection_of(schema_id, bucket.versions),
+                )
+            except (DecodeError, TableError) as error:
+                bucket.unreadable(header, error)
+                front, ranges = self._without_rows(header), []
             size = len(front) + sum(length for _, length in ranges)
             if parts and total + size > max_bytes:
                 break
@@ -278,6 +301,21 @@ class _Scan:
         if sum(map(len, parts)) != total:
             raise DecodeError("a stored batch is shorter than its header says")
         return parts, total, records
+
+    def _without_rows(self, header: BatchHeader) -> bytes:
+        """A batch over the same offsets, so that the reader goes on behind them."""
+        schema, wanted = self._schema, self._column_ids
+        fields = [column.field() for column in schema.columns if wanted is None or column.id in wanted]
+        return bytes(
+            encode_arrow_batch(
+                pa.RecordBatch.from_pylist([], schema=pa.schema(fields)),
+                schema_id=schema.schema_id,
+                change_types=None,
+                timestamp_ms=header.max_timestamp,
+                base_offset=header.base_offset,
+                last_offset_delta=header.last_offset_delta,
+            )
+        )
 
     def _projection_of(self, schema_id: int, versions: Callable[[], SchemaVersions]) -> Projection:
         projection = self._projections.get(schema_id)

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from protocol.records.decode import RecordColumns
 from protocol.records.encode import EncodedHeaders, encode_batch
 from protocol.records.gather import gather
+from protocol.records.header import BatchHeader
 from tablelayer.model.arrays import Bytes, Mask, Offsets, binary_array, variable_values
 from tablelayer.model.avro_write import Frame, rows_to_avro
 from tablelayer.model.batch import ArrowBatch, ChangeType
@@ -59,18 +60,35 @@ CHANGE_TYPE_HEADER: Final = "change-type"
 _LOG_APPEND_TIME: Final = 0x08
 
 
-def to_kafka(batch: ArrowBatch, table: TableDefinition, avro: Frame | None = None) -> memoryview:
+def to_kafka(
+    batch: ArrowBatch,
+    table: TableDefinition,
+    avro: Frame | None = None,
+    stored: pa.RecordBatch | None = None,
+    piece: tuple[int, int] | None = None,
+) -> memoryview:
     """One Arrow batch of the log as one record batch v2 over the same offsets. avro: what stands around an Avro value;
-    None for other formats. Raises DecodeError.
+    None for other formats. stored: the batch's rows, if they are decoded already. piece: of the rows from this one on,
+    and up to that one, only. Raises DecodeError.
     """
     header, settings = batch.header, table.settings
-    rows = batch.to_record_batch(table.versions.get(batch.schema_id).arrow())
+    rows = stored
+    if rows is None:
+        rows = batch.to_record_batch(table.versions.get(batch.schema_id).arrow())
+    changes = batch.change_types
+    first, last, last_offset_delta = 0, rows.num_rows, header.last_offset_delta
+    if piece is not None:
+        first, last = piece
+        if last < rows.num_rows:
+            last_offset_delta = last - 1
+        rows = rows.slice(first, last - first)
+        changes = None if changes is None else changes[first:last]
     rows = table.versions.conversion(batch.schema_id).of(rows)
     full = settings.kafka_changelog is KafkaChangelog.FULL
     if settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
-        shown = _envelopes(rows, batch.change_types, full, header.max_timestamp)
+        shown = _envelopes(rows, changes, full, header.max_timestamp)
     else:
-        shown = _images(rows, batch.change_types, full, table, avro)
+        shown = _images(rows, changes, full, table, avro)
     key_offsets = key_data = None
     if table.bucket_key:
         names = list(table.schema.primary_key or table.bucket_key)
@@ -85,6 +103,18 @@ def to_kafka(batch: ArrowBatch, table: TableDefinition, avro: Frame | None = Non
         value_valid=shown.valid,
         headers=_change_type_headers(shown.changes) if full and shown.changes is not None else None,
         offset_deltas=shown.offsets.astype(np.int32),
+        base_offset=header.base_offset + first,
+        last_offset_delta=last_offset_delta - first,
+        attributes=_LOG_APPEND_TIME,
+        leader_epoch=header.partition_leader_epoch,
+    )
+
+
+def empty_batch(header: BatchHeader) -> memoryview:
+    """A record batch v2 without records over the offsets of a batch."""
+    return encode_batch(
+        timestamps=np.zeros(0, np.int64),
+        value_offsets=None,
         base_offset=header.base_offset,
         last_offset_delta=header.last_offset_delta,
         attributes=_LOG_APPEND_TIME,

@@ -241,14 +241,14 @@ def test_ten_consumers_cost_one_transcoding(tmp_path: Path, monkeypatch: pytest.
     async def work() -> None:
         import asyncio
 
-        from tablelayer.server import bucket
+        from tablelayer.server import kafka_pieces
 
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(COLUMNS)
             await table.put(*(("+", row(n)) for n in range(100)))
             calls = []
-            real = bucket.to_kafka
-            monkeypatch.setattr(bucket, "to_kafka", lambda *given: calls.append(1) or real(*given))
+            real = kafka_pieces.to_kafka
+            monkeypatch.setattr(kafka_pieces, "to_kafka", lambda *given: calls.append(1) or real(*given))
             answers = await asyncio.gather(*(table.broker.fetch("default.t", 0) for _ in range(10)))
             assert len({bytes(each.records) for each in answers}) == 1
             assert len(calls) == 1

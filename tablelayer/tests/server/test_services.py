@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.server.services import TranscodedCache, WriteBudget
+from tablelayer.server.services import SizedCache, WriteBudget
 
 
 def test_r1_6_the_budget_admits_what_fits_and_a_single_write_of_any_size() -> None:
@@ -29,15 +29,15 @@ def test_r1_6_the_budget_admits_what_fits_and_a_single_write_of_any_size() -> No
 
 
 def test_the_cache_of_transcoded_batches_lets_go_of_what_was_not_used_for_longest() -> None:
-    cache = TranscodedCache(1000)
+    cache = SizedCache(1000)
     batches = {key: memoryview(bytes(250)) for key in range(5)}
     for key in range(4):
-        cache.put(key, batches[key])
+        cache.put(key, batches[key], 250)
     assert cache.get(0) is batches[0]
-    cache.put(4, batches[4])
+    cache.put(4, batches[4], 250)
     assert [key for key in range(5) if cache.get(key) is not None] == [0, 2, 3, 4]
-    cache.put("large", memoryview(bytes(251)))
+    cache.put("large", memoryview(bytes(251)), 251)
     assert cache.get("large") is None
-    cache.put(0, memoryview(bytes(10)))  # in the place of another one
-    cache.put(5, memoryview(bytes(240)))
+    cache.put(0, memoryview(bytes(10)), 10)  # in the place of another one
+    cache.put(5, memoryview(bytes(240)), 240)
     assert [key for key in range(6) if cache.get(key) is not None] == [0, 2, 3, 4, 5]
