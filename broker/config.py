@@ -1,8 +1,8 @@
 """The broker's configuration: one declared table under Kafka's names, and a reader for it.
 
-Only what has an effect is declared, so that a name nobody honours is refused instead of ignored. What is declared
-`dynamic` may be changed while the broker runs (`broker.cluster.broker_configs` does that), so it is read where it is
-used; the rest is fixed.
+What has an effect is declared here; what Apache Kafka has beside that is in `broker.kafka_configs`, with why it has
+none. A name of neither is refused instead of ignored. What is declared `dynamic` may be changed while the broker runs
+(`broker.cluster.broker_configs` does that), so it is read where it is used; the rest is fixed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
+from broker.kafka_configs import KAFKA_CONFIGS
 from broker.log.topic_configs import TOPIC_CONFIGS
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
@@ -410,6 +411,15 @@ def _check_group_times(values: Mapping[str, Any]) -> None:
 BROKER_SOURCE, ALL_BROKERS_SOURCE, STATIC_SOURCE, DEFAULT_SOURCE = 2, 3, 4, 5
 
 
+class TopicLayer(NamedTuple):
+    """A default that a broker configuration sets for a topic's: `topic_text` is its `text` in the topic's unit."""
+
+    name: str
+    text: str
+    source: int
+    topic_text: str
+
+
 class BrokerConfig:
     """Parsed values by name: `config["num.partitions"]` is an int, a bool, a str or a list by the declared
     type.
@@ -424,11 +434,16 @@ class BrokerConfig:
 
         A key whose name ends in `*` declares every name that begins so; those that are set are in `keys`.
         """
-        declared = {key.name: key for key in (*BROKER_CONFIGS, *extra_keys)}
+        declared = {key.name: key for key in (*BROKER_CONFIGS, *KAFKA_CONFIGS, *extra_keys)}
         self.keys: dict[str, ConfigKey] = {n: key for n, key in declared.items() if not n.endswith("*")}
         self._families = [key for name, key in declared.items() if name.endswith("*")]
         self._static = dict(explicit or {})
+        self._facts: dict[str, str] = {}
         self.set_dynamic({}, {})
+
+    def tell(self, facts: Mapping[str, str]) -> None:
+        """What the start has decided (where it listens, say), to be shown as if it had been set then."""
+        self._facts.update(facts)
 
     def set_dynamic(self, all_brokers: Mapping[str, str], broker: Mapping[str, str]) -> None:
         """Replace what was set while the broker runs, for all brokers and for this one. Raises ConfigError."""
@@ -454,6 +469,8 @@ class BrokerConfig:
 
     def layers(self, name: str) -> list[tuple[str | None, int]]:
         """Where the value of a configuration may come from, the place that counts first: (text, source)."""
+        if name in self._facts:
+            return [(self._facts[name], STATIC_SOURCE), (self.keys[name].default, DEFAULT_SOURCE)]
         found: list[tuple[str | None, int]] = [
             (texts[name], source)
             for source, texts in (*self._dynamic, (STATIC_SOURCE, self._static))
@@ -486,18 +503,21 @@ class BrokerConfig:
     def topic_defaults(self) -> dict[str, str]:
         """Topic configurations that this configuration sets explicitly, as text."""
         return {
-            topic: text for topic in (*_TOPIC_SYNONYMS, *_TIMES) for text, _ in self.topic_layers(topic)[:1]
+            topic: layer.topic_text
+            for topic in (*_TOPIC_SYNONYMS, *_TIMES)
+            for layer in self.topic_layers(topic)[:1]
         }
 
-    def topic_layers(self, topic_config: str) -> list[tuple[str, int]]:
+    def topic_layers(self, topic_config: str) -> list[TopicLayer]:
         """The defaults that this configuration sets for a topic configuration, the one that counts first."""
         if topic_config in _TOPIC_SYNONYMS:
-            return _set_only(self.layers(_TOPIC_SYNONYMS[topic_config]))
+            name = _TOPIC_SYNONYMS[topic_config]
+            return [TopicLayer(name, text, source, text) for text, source in _set_only(self.layers(name))]
         found = []
         for name, factor in _TIMES.get(topic_config, ()):
             for text, source in _set_only(self.layers(name)):
                 value = int(text)
-                found.append((str(value * factor if value >= 0 else -1), source))
+                found.append(TopicLayer(name, text, source, str(value * factor if value >= 0 else -1)))
         return found
 
 

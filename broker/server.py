@@ -129,6 +129,13 @@ class Broker:
 
         self._directory = DataDirectory(self._data_dir, config["node.id"], self._entropy.uuid())
         undo.push(self._release_directory)
+        config.tell(
+            {
+                "listeners": f"PLAINTEXT://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}",
+                "log.dirs": str(self._directory.path),
+                "broker.id": str(config["node.id"]),
+            }
+        )
         self._clean_start = self._directory.was_clean
         executor = self._executor
         if executor is None:

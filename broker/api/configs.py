@@ -14,7 +14,7 @@ from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_br
 from broker.cluster.metadata import check_topic_name, unknown_topic
 from broker.cluster.partition import TopicImage
 from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
-from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig
+from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
 from broker.config_key import ConfigKey, ConfigType
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
@@ -235,15 +235,18 @@ def describe_topic(
         if name not in configs.log_keys and name not in image.config:
             continue  # an extension's defaults mean nothing to a topic that is not its own
         synonyms: list[tuple[str, str | None, int]] = []
+        layers: list[TopicLayer] = []
         if name in image.config:
             synonyms.append((name, image.config[name], _TOPIC_SOURCE))
         if not (image.internal and name in INTERNAL_DEFAULTS):
-            synonyms += [
-                (broker.topic_synonym(name), text, source) for text, source in broker.topic_layers(name)
-            ]
+            layers = broker.topic_layers(name)
+            synonyms += [(layer.name, layer.text, layer.source) for layer in layers]
         default = INTERNAL_DEFAULTS.get(name, key.default) if image.internal else key.default
         synonyms.append((broker.topic_synonym(name), default, DEFAULT_SOURCE))
-        entries.append(_entry(key, synonyms, read_only=False))
+        entry = _entry(key, synonyms, read_only=False)
+        if layers and name not in image.config and not entry.is_sensitive:
+            entry.value = layers[0].topic_text  # hours of the broker are milliseconds of the topic
+        entries.append(entry)
     return entries
 
 
@@ -318,21 +321,21 @@ def _describe_broker(config: BrokerConfig, *, for_all: bool) -> list[DescribeCon
 def _entry(
     key: ConfigKey, synonyms: list[tuple[str, str | None, int]], *, read_only: bool
 ) -> DescribeConfigsResourceResult:
-    """`synonyms` are the places where the value may come from, the one that counts first. Of a secret nobody is told
-    more than that it is one.
+    """`synonyms` are the places where the value may come from, the one that counts first; those that set none are not
+    told. Of a secret nobody is told more than that it is one.
     """
     secret = key.type == ConfigType.PASSWORD
-    if secret:
-        synonyms = [(name, None, source) for name, _, source in synonyms]
     _, value, source = synonyms[0]
     return DescribeConfigsResourceResult(
         name=key.name,
-        value=value,
+        value=None if secret else value,
         read_only=read_only,
         config_source=source,
         is_sensitive=secret,
         synonyms=[
-            DescribeConfigsSynonym(name=name, value=text, source=origin) for name, text, origin in synonyms
+            DescribeConfigsSynonym(name=name, value=None if secret else text, source=origin)
+            for name, text, origin in synonyms
+            if text is not None
         ],
         config_type=int(key.type),
         documentation=key.doc,

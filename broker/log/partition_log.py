@@ -624,9 +624,7 @@ class PartitionLog:
         self._reader.forget()
         for segment in doomed:
             segment.remove(discard)
-            if (
-                discard is None
-            ):  # nothing else says where the log begins, so a power cut must not leave a hole
+            if discard is None:  # nothing else says where the log begins: a power cut must not leave a hole
                 self._disk.sync_directory(self.directory)
 
     def _discard(self, path: Path) -> None:

@@ -67,6 +67,8 @@ def test_a_change_counts_at_once_is_shown_with_its_source_and_survives_a_restart
         async with with_log(tmp_path, static) as (broker, log):
             assert (log.config.retention_ms, log.config.max_message_bytes) == (3_600_000, 5000)
             assert await source(broker, TOPIC, "t", "retention.ms") == ("3600000", STATIC)
+            hours = (await described(broker, TOPIC, "t"))["retention.ms"].synonyms[0]
+            assert (hours.name, hours.value, hours.source) == ("log.retention.hours", "1", STATIC)
             await change(broker, "", log_retention_ms="7000", message_max_bytes="6000")
             assert (log.config.retention_ms, log.config.max_message_bytes) == (7000, 6000)
             await change(broker, "0", log_retention_ms="8000")
@@ -84,8 +86,7 @@ def test_a_change_counts_at_once_is_shown_with_its_source_and_survives_a_restart
             assert [(s.value, s.source) for s in retention.synonyms] == [
                 ("8000", OF_BROKER),
                 ("7000", OF_ALL),
-                (None, DEFAULT),
-            ]
+            ], "where it is not set is no synonym"
             sizes = [(s.value, s.source) for s in entries["message.max.bytes"].synonyms]
             assert sizes == [("6000", OF_ALL), ("5000", STATIC), ("1048588", DEFAULT)]
             of_all = (await described(broker, BROKER, ""))["log.retention.ms"]

@@ -169,6 +169,19 @@ def test_a_snapshot_or_index_that_cannot_be_written_costs_nothing_but_time(world
         assert again.read(offset, 1, up_to=60).start_offset == offset // 2 * 2
 
 
+def test_files_that_a_crash_left_half_written_are_removed_at_open(world):
+    log = world.open()
+    world.append(log)
+    log.flush()
+    name = f"{0:020d}.index.17.tmp"
+    world.disk.open(world.directory / name, create=True).write([b"half"], 0)
+    world.disk.sync_directory(world.directory)
+    disk = world.disk.restart(Tear.KEPT)
+    assert name in disk.names(world.directory)
+    world.open(disk)
+    assert name not in disk.names(world.directory)
+
+
 # -- at opening ----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,173 @@
+"""Kafka's broker configurations that have no effect here: known by name, shown with their source, never a lie."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from broker.api.configs import _describe_broker
+from broker.config import BROKER_CONFIGS, BrokerConfig
+from broker.config_key import ConfigError, ConfigKey, ConfigType
+from broker.kafka_configs import KAFKA_CONFIGS
+from broker.testing.direct import direct_broker
+from broker.tests.api.test_broker_configs import (
+    BROKER,
+    DELETE,
+    OF_ALL,
+    OF_BROKER,
+    SET,
+    STATIC,
+    alter,
+    described,
+)
+from protocol.errors import ErrorCode
+
+
+def test_what_apache_kafka_lists_is_listed_here(tmp_path) -> None:
+    """The names that Kafka 4.3.1 answers to DescribeConfigs of a broker."""
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            entries = await described(broker, BROKER, "0")
+            names = json.loads((Path(__file__).parent / "kafka_broker_configs.json").read_text())
+            assert len(names) == 340
+            assert not set(names).difference(entries)
+            for name, (kind, dynamic) in names.items():
+                if name not in {key.name for key in BROKER_CONFIGS}:
+                    entry = entries[name]
+                    changes = dynamic and name not in ("listeners", "listener.security.protocol.map")
+                    assert (ConfigType(entry.config_type).name, not entry.read_only) == (kind, changes), name
+                    assert entry.is_sensitive == (kind == "PASSWORD")
+
+    asyncio.run(test())
+
+
+def test_each_is_documented_and_its_default_is_taken() -> None:
+    assert len({key.name for key in (*KAFKA_CONFIGS, *BROKER_CONFIGS)}) == len(KAFKA_CONFIGS) + len(
+        BROKER_CONFIGS
+    )
+    defaults = {key.name: key.default for key in KAFKA_CONFIGS if key.default is not None}
+    config = BrokerConfig(defaults)
+    for key in KAFKA_CONFIGS:
+        assert key.doc.endswith(".")
+        assert config[key.name] == key.default_value
+
+
+def test_what_a_servers_file_of_kafka_sets_is_taken_where_it_cannot_be_missed(tmp_path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(
+        """process.roles=broker,controller
+controller.quorum.bootstrap.servers=localhost:9093
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+num.network.threads=3
+num.io.threads=16
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.min.isr=1
+replica.lag.time.max.ms=10000
+"""
+    )
+    config = BrokerConfig.load(file=file)
+    assert config.layers("num.io.threads") == [("16", STATIC), ("8", 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "default.replication.factor",
+            "3",
+            "There is one broker, and each partition has one replica. Leave it at 1",
+        ),
+        ("offsets.topic.replication.factor", "3", "Leave it at 1"),
+        ("sasl.enabled.mechanisms", "PLAIN", "neither encrypted nor authenticated"),
+        (
+            "authorizer.class.name",
+            "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "everybody may do",
+        ),
+        ("listener.security.protocol.map", "A:PLAINTEXT,B:SASL_SSL", "the protocol SASL_SSL is not offered"),
+        ("create.topic.policy.class.name", "com.example.Policy", "what it is, not set"),
+        ("remote.log.storage.system.enable", "true", "Leave it at false"),
+        ("max.connection.creation.rate", "10", "Leave it at 2147483647"),
+        ("group.coordinator.rebalance.protocols", "classic", "Leave it at 'classic,consumer'"),
+        ("listeners", "PLAINTEXT://:9092", "--listen"),
+        ("log.dirs", "/var/lib/kafka", "--data"),
+        ("num.io.threads", "many", "Not a number of type INT"),
+    ],
+)
+def test_what_would_be_missed_is_refused_with_the_reason(name, value, words) -> None:
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig({name: value})
+    assert f"Invalid value {value} for configuration {name}" in str(refused.value)
+    assert words in str(refused.value)
+
+
+def test_a_secret_is_not_repeated_by_the_refusal() -> None:
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig({"ssl.keystore.password": "hunter2"})
+    assert "hunter2" not in str(refused.value)
+
+
+def test_of_a_secret_nobody_is_told_more_than_that_it_is_set() -> None:
+    key = ConfigKey("catalog.token", ConfigType.PASSWORD, None, "A secret.")
+    entries = _describe_broker(BrokerConfig({"catalog.token": "hunter2"}, [key]), for_all=False)
+    (entry,) = (entry for entry in entries if entry.name == "catalog.token")
+    assert (entry.value, entry.is_sensitive, entry.config_source) == (None, True, STATIC)
+    assert [(each.value, each.source) for each in entry.synonyms] == [(None, STATIC)]
+
+
+def test_they_are_altered_as_in_kafka_and_kept(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"num.network.threads": "4"}) as broker:
+            assert await alter(broker, BROKER, "0", ("num.io.threads", SET, "12")) == (0, None)
+            assert await alter(broker, BROKER, "", ("leader.replication.throttled.rate", SET, "1000")) == (
+                0,
+                None,
+            )
+            code, message = await alter(broker, BROKER, "0", ("default.replication.factor", SET, "1"))
+            assert code == ErrorCode.INVALID_REQUEST
+            assert message.startswith("Cannot update these configs dynamically: [default.replication.factor]")
+            code, message = await alter(broker, BROKER, "0", ("sasl.jaas.config", SET, "hunter2"))
+            assert code == ErrorCode.INVALID_CONFIG
+            assert "hunter2" not in message
+        async with direct_broker(tmp_path, {"num.network.threads": "4"}) as broker:
+            entries = await described(broker, BROKER, "0")
+            assert (entries["num.io.threads"].value, entries["num.io.threads"].config_source) == (
+                "12",
+                OF_BROKER,
+            )
+            rate = entries["leader.replication.throttled.rate"]
+            assert (rate.value, rate.config_source) == ("1000", OF_ALL)
+            threads = entries["num.network.threads"]
+            assert [(each.name, each.value, each.source) for each in threads.synonyms] == [
+                ("num.network.threads", "4", STATIC),
+                ("num.network.threads", "3", 5),
+            ]
+            assert await alter(broker, BROKER, "0", ("num.io.threads", DELETE, None)) == (0, None)
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("name", ["0", ""])
+def test_where_the_broker_is_is_shown_as_it_is(tmp_path, name) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            entries = await described(broker, BROKER, name)
+            shown = {key: entries[key].value for key in ("listeners", "log.dirs", "broker.id", "log.dir")}
+            assert shown == {
+                "listeners": f"PLAINTEXT://127.0.0.1:{broker.broker.port}",
+                "log.dirs": str(tmp_path),
+                "broker.id": "0",
+                "log.dir": None,
+            }
+            if name:
+                assert entries["listeners"].config_source == STATIC
+            assert entries["default.replication.factor"].value == "1"
+
+    asyncio.run(test())
