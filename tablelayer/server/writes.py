@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
-from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
+from protocol.records.header import MAGIC_ARROW, BatchHeader, read_header, verify_crc
 from tablelayer.model.arrays import Mask
 from tablelayer.model.avro_schema import check_range
-from tablelayer.model.batch import ArrowBatch, ChangeType
+from tablelayer.model.batch import PREFIX_SIZE, ArrowBatch, ChangeType
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.kafka_formats import KafkaValueFormat
 from tablelayer.model.nested import check_inside
@@ -130,6 +130,16 @@ def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operati
         for column in schema.columns
     ]
     return Operations(pa.RecordBatch.from_arrays(columns, schema=schema.arrow()), None, targets)
+
+
+def write_header(batch: memoryview) -> BatchHeader:
+    """The header of a batch from the network, its CRC unchecked. Raises KafkaError(CORRUPT_MESSAGE)."""
+    if len(batch) < PREFIX_SIZE:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
+    try:
+        return read_header(batch)
+    except DecodeError as error:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
 
 
 def parse_write(batch: memoryview, definition: TableDefinition) -> tuple[ArrowBatch, Schema]:
