@@ -35,9 +35,9 @@ def changed(position: int, value: int) -> bytes:
     return bytes(batch)
 
 
-def numbered(sequence: int) -> bytes:
+def numbered(sequence: int, **options) -> bytes:
     record = Record(None, b"p", (), NOW)
-    return build_batch([record], producer_id=7, producer_epoch=0, base_sequence=sequence)
+    return build_batch([record], producer_id=7, producer_epoch=0, base_sequence=sequence, **options)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -70,6 +70,7 @@ def test_repeated_requests_are_appended_and_answered_like_the_first(tmp_path, ve
         changed(22, 0x10),
         changed(22, 4),
         changed(0, 1),
+        numbered(0, attributes=0x10),
     ],
 )
 @pytest.mark.parametrize("version", [6, 12])
