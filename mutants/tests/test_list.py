@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,30 @@ new = '''{new}'''
 tests = ["test_source.py::test_sum[1]"]
 """
 
+AREAS = {
+    "the log": r"broker/log/(partition_log|segment|index)",
+    "power cuts": r"[Pp]ower|fsync",
+    "recovery": r"broker/log/recovery",
+    "producers": r"broker/log/producer_state",
+    "transactions": r"broker/transactions/",
+    "groups": r"broker/groups/",
+    "the high watermark": r"[Hh]igh watermark|broker/cluster/partition",
+    "the tablet": r"tablelayer/server/tablet",
+    "merge engines": r"tablelayer/server/(merge|aggregate|fold_kernels)",
+    "statistics": r"tablelayer/model/(statistics|substrait)|tablelayer/server/extremes",
+    "projection": r"tablelayer/server/projection",
+    "JSON": r"tablelayer/model/json_",
+    "Avro": r"tablelayer/model/avro_",
+    "Debezium": r"tablelayer/model/debezium|Debezium|debezium",
+    "schema evolution": r"tablelayer/model/(evolution|versions)",
+    "snapshots": r"tablelayer/server/snapshots",
+    "staged commits": r"tablelayer/server/(staged_commits|staging)",
+    "tier rounds": r"tablelayer/lake/tier|tablelayer/server/lake_machine",
+    "union reads": r"tablelayer/lake/union_",
+    "the client's lane": r"tablelayer/client/lane",
+}
+"""What the list has to have defects of: a regular expression over the entries' files, names and promises."""
+
 
 def entry(name: str = "sum", old: str = "a + b", new: str = "a - b") -> Mutant:
     (mutant,) = parse(ENTRY.format(name=name, old=old, new=new), "list.toml")
@@ -34,6 +59,18 @@ def tree(tmp_path: Path) -> Path:
 
 def test_every_entry_of_the_kept_list_applies_to_the_source_as_it_is() -> None:
     assert problems(load()) == []
+
+
+def test_the_kept_list_is_long() -> None:
+    assert len(load()) >= 200
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_the_kept_list_has_entries_of_every_area(area: str) -> None:
+    found = [
+        each.name for each in load() if re.search(AREAS[area], f"{each.file}\n{each.name}\n{each.promise}")
+    ]
+    assert len(found) >= 3, found
 
 
 def test_an_entry_that_fits_has_no_problem(tree: Path) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from broker.log.partition_log import AppendInfo, AppendOrigin
-from protocol.records.header import BatchHeader
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import BatchHeader, read_header
 from tablelayer.model.batch import (
     encode_arrow_batch,
     opened_size_of,
@@ -28,8 +29,9 @@ from tablelayer.server.writes import (
     compression_of,
     decode_append,
     statistics_of,
-    write_header,
 )
+
+_HEADER_MIN = 77
 
 
 class LogBucket(TableBucket):
@@ -47,7 +49,9 @@ class LogBucket(TableBucket):
     async def append(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         """A batch of a table client. Raises KafkaError or TableError."""
         self.check_open()
-        duplicate = self._duplicate(write_header(batch))
+        if len(batch) < _HEADER_MIN:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
+        duplicate = self._duplicate(batch)
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
         now_ms, size = self.services.context.clock.time_ms(), opened_size_of(batch)
@@ -114,7 +118,8 @@ class LogBucket(TableBucket):
         self.services.budget.release(size)
         return info
 
-    def _duplicate(self, header: BatchHeader) -> AppendInfo | None:
+    def _duplicate(self, batch: memoryview) -> AppendInfo | None:
+        header: BatchHeader = read_header(batch)
         return self.partition.log.check_producer(header)
 
     async def truncated(self, end_offset: int) -> None:

@@ -1,6 +1,7 @@
 """The header view: exact, total (any bytes give a header or a DecodeError), and arithmetic that wraps as Kafka's."""
 
 import contextlib
+import struct
 
 import pytest
 from hypothesis import given, settings
@@ -63,8 +64,22 @@ def test_every_field_is_read_from_its_place():
     assert header.timestamp_type == 0
 
 
+@st.composite
+def framed(draw):
+    """Any bytes with the magic of a batch and a length that may be right."""
+    data = bytearray(draw(st.binary(min_size=HEADER_SIZE, max_size=120)))
+    data[0] &= 0x7F
+    struct.pack_into(
+        ">i", data, 8, draw(st.sampled_from([len(data) - 12, HEADER_SIZE - 12, draw(st.integers(0, 200))]))
+    )
+    data[16] = 2
+    struct.pack_into(">i", data, 23, draw(st.integers(-1, 200)))
+    struct.pack_into(">i", data, 57, draw(st.integers(-1, 200)))
+    return bytes(data)
+
+
 @settings(deadline=None)
-@given(st.binary(max_size=120))
+@given(st.binary(max_size=120) | framed())
 def test_any_bytes_give_a_header_or_a_decode_error(data):
     try:
         header = read_header(data)

@@ -332,6 +332,31 @@ def test_a_reader_of_an_old_schema_sees_dropped_columns_as_null_and_is_told_what
     with pytest.raises(TableError, match="open the table again") as caught:
         conversion.of(large)
     assert caught.value.code is TableErrorCode.SCHEMA_CHANGED
+    required = Schema(1, (Column(0, "a", t.INT), Column(1, "b", t.STRING, nullable=False, default="none")))
+    rows = pa.RecordBatch.from_pydict({"a": pa.array([1], pa.int32())})
+    found = Conversion.between(Schema(2, (Column(0, "a", t.INT),)), required).of(rows)
+    assert found.to_pylist() == [{"a": 1, "b": "none"}]
+
+
+def test_a_value_that_does_not_fit_into_an_old_readers_binary_is_told_and_not_cut():
+    old, new = Schema(1, (Column(0, "b", t.binary(2)),)), Schema(2, (Column(0, "b", t.binary(4)),))
+    conversion = Conversion.between(new, old)
+
+    def rows(*values):
+        return pa.RecordBatch.from_arrays([pa.array(values, pa.binary(4))], schema=new.arrow())
+
+    assert conversion.of(rows(b"ab\0\0", None)).to_pylist() == [{"b": b"ab"}, {"b": None}]
+    for large in (b"abc\0", b"ab\0d"):
+        with pytest.raises(TableError, match="a value has more than 2 bytes"):
+            conversion.of(rows(b"ab\0\0", large))
+
+
+def test_r4_2_the_id_of_a_dropped_column_is_nobody_elses():
+    first = table()
+    dropped = altered(first, "DROP d")
+    assert max(column.id for column in dropped.schema.columns) < first.schema.column("d").id
+    again = altered(dropped, "ADD d DECIMAL(5, 2)")
+    assert again.schema.column("d").id == first.schema.column("d").id + 1
 
 
 def test_r20_4_a_nested_column_changes_as_a_whole():

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import itertools
+import math
 import operator
+from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -474,3 +478,47 @@ def test_decimals_of_any_size_have_exact_bounds() -> None:
         present = [each for each in chosen if each is not None]
         assert found.lowest == int(min(present) * 10**10) * 10**28
         assert found.highest == int(max(present) * 10**10) * 10**28
+
+
+def combined(atoms: list[pc.Expression]) -> Iterator[pc.Expression]:
+    some = [*atoms, *(~each for each in atoms)]
+    yield from some
+    for left, right in itertools.combinations(some, 2):
+        yield left & right
+        yield left | right
+        yield ~(left | right)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "atoms"),
+    [
+        (types.INT, [None, 1, 2], [A < 2, A <= 1, A == 1, A != 1, A.is_null(), A.isin([0, 2])]),
+        (types.DOUBLE, [None, 1.0, math.nan], [A < 2.0, A == 1.0, A != 1.0, A.is_nan(), A.is_valid()]),
+        (
+            types.STRING,
+            [None, "a", "ab"],
+            [A == "a", A > "a", pc.starts_with(A, "a"), pc.starts_with(A, "ab"), A.isin(["", "ab"])],
+        ),
+    ],
+)
+def test_the_verdict_on_each_small_batch_is_true(
+    kind: Any, values: list[Any], atoms: list[pc.Expression]
+) -> None:
+    """NONE and ALL are said of no other batch, and what one comparison excludes is not read."""
+    schema = Schema.of([Column(0, "a", kind)], schema_id=0)
+    found: list[tuple[pa.RecordBatch, Any]] = []
+    for count in (1, 2):
+        for rows in itertools.combinations_with_replacement(values, count):
+            batch = pa.RecordBatch.from_arrays([pa.array(rows, kind.arrow())], schema=schema.arrow())
+            stored = statistics.decode(statistics.compute(batch, schema, ["a"]), schema, count)
+            found.append((batch, stored.get))
+    said = Counter[Verdict]()
+    for expression in combined(atoms):
+        parsed = Filter.parse(encode_filter(expression, schema), schema)
+        for batch, find in found:
+            verdict, wanted = parsed.verdict(find), int(parsed.mask(batch).sum())
+            said[verdict] += 1
+            if verdict is not Verdict.SOME:
+                expected = batch.num_rows if verdict is Verdict.ALL else 0
+                assert wanted == expected, (str(expression), batch.to_pylist())
+    assert min(said.values()) > 100, said

@@ -444,6 +444,8 @@ def test_damaged_json_agrees_with_python(text, data):
         (t.decimal(15, 2), "1.2345E+3", Decimal("1234.50")),
         (t.decimal(15, 2), "12345678901234.5e-1", Decimal("1234567890123.45")),
         (t.decimal(38, 0), "9" * 38, Decimal("9" * 38)),
+        (t.decimal(38, 0), "-18446744073709551616", Decimal(-(2**64))),
+        (t.decimal(38, 0), "-18446744073709551615", Decimal(1 - 2**64)),
         (t.decimal(5, 2), "0e99999999999999999999", Decimal("0.00")),
         (t.BIGINT, '"-9223372036854775808"', -(2**63)),
         (t.BYTES, '"aGk="', b"hi"),
@@ -549,6 +551,17 @@ def test_missing_and_null_fields():
         json_to_rows(pa.array([b'{"a":1}'], pa.binary()), schema, require_all=True)
     with pytest.raises(RowError, match="row 1: the value is null"):
         json_to_rows(pa.array([b'{"a":1}', None], pa.binary()), schema)
+
+
+def test_a_default_is_for_a_field_that_is_missing_and_null_is_null():
+    schema = Schema.of(
+        [Column(0, "a", t.INT, default="5"), Column(1, "b", t.STRING, default="x", nullable=False)]
+    )
+    texts = pa.array([b"{}", b'{"a":null}', b'{"a":1,"b":"y"}'], pa.binary())
+    found = [{"a": 5, "b": "x"}, {"a": None, "b": "x"}, {"a": 1, "b": "y"}]
+    assert json_to_rows(texts, schema).to_pylist() == found
+    with pytest.raises(RowError, match="the value is null, but the column is NOT NULL"):
+        json_to_rows(pa.array([b'{"b":null}'], pa.binary()), schema)
 
 
 def test_unknown_fields_are_ignored_or_refused():

@@ -218,7 +218,9 @@ def test_r17_6_columns_that_the_writer_does_not_know_have_their_default() -> Non
 @pytest.mark.parametrize(
     ("kind", "good", "bad", "reason"),
     [
-        ("i long", 1, 1 << 40, "out of the range of INT"),
+        ("i long", (1 << 31) - 1, 1 << 40, "out of the range of INT"),
+        ("i long", -(1 << 31), 1 << 31, "out of the range of INT"),
+        ("i long", 1, -(1 << 31) - 1, "out of the range of INT"),
         ("f double", 1.0, 1e300, "out of the range of FLOAT"),
         ("s bytes", b"a", b"\xff", "not UTF-8"),
         ("x bytes", b"ab", b"a", "1 bytes are not the 2"),
@@ -495,6 +497,32 @@ def test_r20_2_fields_that_a_row_does_not_have() -> None:
     strict = table("id INT; who ROW<name STRING>", **AVRO, **{"table.kafka.unknown-fields": "fail"})
     with pytest.raises(RowError, match="the ROW has no field 'more', and"):
         decode(strict, of(id="int", who=PERSON), {"id": 1, "who": GOOD["who"]})
+
+
+def test_r17_3_one_null_among_the_values_of_a_not_null_column() -> None:
+    definition = table("id INT; n INT NOT NULL", **AVRO)
+    rows = ({"id": 1, "n": 1}, {"id": 2, "n": None}, {"id": 3, "n": 3})
+    with pytest.raises(RowError, match="the value is null, but the column is NOT NULL") as caught:
+        decode(definition, of(id="int", n=["null", "int"]), *rows)
+    assert (caught.value.index, caught.value.column) == (1, "n")
+
+
+def test_r17_3_fields_that_the_table_does_not_have_are_left_out_or_refused() -> None:
+    schema, row = of(id="int", more="int"), {"id": 1, "more": 2}
+    assert decode(table("id INT; n INT", **AVRO), schema, row).to_pylist() == [{"id": 1, "n": None}]
+    strict = table("id INT; n INT", **AVRO, **{"table.kafka.unknown-fields": "fail"})
+    with pytest.raises(RowError, match="the table has no such column") as caught:
+        decode(strict, schema, row)
+    assert caught.value.column == "more"
+
+
+def test_r20_2_items_without_bytes_are_bounded_over_all_rows() -> None:
+    schema = of(gone={"type": "array", "items": "null"})
+    half = {"gone": [None] * (600 << 10)}
+    assert decode(NESTED, schema, half).num_rows == 1
+    with pytest.raises(RowError, match="items that take no bytes") as caught:
+        decode(NESTED, schema, half, half)
+    assert (caught.value.index, caught.value.column) == (1, "gone")
 
 
 def test_r20_2_items_without_bytes_do_not_fill_the_memory() -> None:

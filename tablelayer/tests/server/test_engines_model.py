@@ -41,6 +41,7 @@ class Session:
         self.sequence = 0
         self.sent: list[tuple[bytes, Any, dict[str, Any]]] = []
         self.operations = 0
+        self.refused = 0
 
     async def batch(self, table: Table) -> None:
         operations, columns, overwrite = random_batch(self.rng, self.definition)
@@ -67,6 +68,7 @@ class Session:
             assert answer.error_code in REFUSED, answer.error_message
             assert table.partition.log.log_end_offset == self.end
             assert self.oracle.rows == before
+            self.refused += 1
         else:
             assert answer.error_code == 0, answer.error_message
             assert self.seen(emitted) == self.seen(expected)
@@ -120,8 +122,8 @@ class Session:
             assert comparable(self.definition, row) == comparable(self.definition, held)
 
 
-def live(seed: int, tmp_path: Path, restarts: int, batches: int) -> int:
-    """The life of one random table. How many operations it saw."""
+def live(seed: int, tmp_path: Path, restarts: int, batches: int) -> Session:
+    """The life of one random table, and what it saw."""
     rng = random.Random(seed)
     definition = random_definition(rng)
     print(f"seed {seed}: {dict(definition.options)} {definition.schema.to_json()}")
@@ -150,14 +152,20 @@ def live(seed: int, tmp_path: Path, restarts: int, batches: int) -> int:
 
     run(work)
     shutil.rmtree(tmp_path, ignore_errors=True)
-    return session.operations
+    return session
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_r1_to_r14_a_random_table_of_any_kind_equals_the_rules_over_restarts(
     tmp_path: Path, seed: int
 ) -> None:
-    live(seed, tmp_path / "tables", restarts=2, batches=8)
+    assert live(seed, tmp_path / "tables", restarts=2, batches=8).operations > 50
+
+
+@pytest.mark.parametrize("seed", [8, 9, 34])
+def test_r1_5_random_tables_that_refuse_batches_equal_the_rules(tmp_path: Path, seed: int) -> None:
+    """What an aggregation has no room for, and deletes that are disabled."""
+    assert live(seed, tmp_path / "tables", restarts=1, batches=16).refused > 0
 
 
 @pytest.mark.soak
@@ -166,6 +174,6 @@ def test_r1_to_r14_twenty_thousand_operations_equal_the_rules(tmp_path: Path) ->
     wanted = int(os.environ.get("HEADRACE_MODEL_OPERATIONS", "20000"))
     done = 0
     while done < wanted:
-        done += live(seed, tmp_path / "tables", restarts=4, batches=25)
+        done += live(seed, tmp_path / "tables", restarts=4, batches=25).operations
         seed += 1
     print(f"{done} operations")

@@ -178,6 +178,26 @@ def test_of_log_tables_with_and_without_statistics(
     run(work)
 
 
+def test_texts_of_which_statistics_know_a_part_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1)
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            for name, texts in (
+                ("high", ["a", "z" * 99]),
+                ("low", ["a" * 99, "z"]),
+                ("both", ["a" * 99, "z" * 99]),
+            ):
+                table = await all_tables.create("s STRING", name=name, statistics_columns="*")
+                rows = pa.record_batch([pa.array(texts)], schema=table.definition.schema.arrow())
+                await append(table, rows)
+                check(table, await ask(table, ["s"]), pa.Table.from_batches([rows]))
+
+    run(work)
+
+
 def test_of_a_primary_key_table_they_are_of_its_rows_and_of_an_empty_one_null(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as server:

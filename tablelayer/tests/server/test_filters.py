@@ -480,3 +480,47 @@ def test_r20_6_a_nested_column_has_no_statistics_and_is_refused_by_name_in_a_fil
                     assert f"column '{name}' is nested" in answer.error_message
 
     run(work)
+
+
+def test_statistics_of_an_old_schema_say_what_its_batches_have_in_a_new_one(tmp_path: Path) -> None:
+    """A column that was added has its default there, or null; BINARY(n) that became longer has zeros at its end."""
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            old = await all_tables.create("id INT, b BINARY(2)", statistics_columns="*")
+            await old.append([{"id": 1, "b": b"\1\2"}, {"id": 2, "b": b"\1\2"}])
+            table = await old.alter("ADD c INT DEFAULT 5, ADD d INT, MODIFY b BINARY(4), MODIFY id BIGINT")
+            await table.append([{"id": 3, "b": b"\1\2\0\1", "c": 6, "d": 7}])
+            for expression, ids in (
+                (pc.field("c") == 5, [1, 2]),
+                (pc.field("c") > 5, [3]),
+                (pc.field("c").is_null(), []),
+                (pc.field("d").is_null(), [1, 2]),
+                (pc.field("d") == 7, [3]),
+                (pc.field("b") == pa.scalar(b"\1\2\0\0", pa.binary(4)), [1, 2]),
+                (pc.field("b") > pa.scalar(b"\1\2\0\0", pa.binary(4)), [3]),
+                (pc.field("id") < pa.scalar(2, pa.int64()), [1]),
+            ):
+                found = await found_rows(table, expression)
+                assert [row["id"] for _, _, row in found] == ids, str(expression)
+
+    run(work)
+
+
+def test_a_filtered_scan_misses_no_batch_where_its_answers_are_small(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create(COLUMNS)
+            for number in range(12):
+                await table.append([{"id": number}, {"id": 100 + number}])
+            offset, ids, count = 0, [], 0
+            async for result in answers(table, 0, pc.field("id") < 100, None, max_bytes=400):
+                for batch in parts(result):
+                    ids += batch.to_record_batch(table.definition.schema.arrow()).column("id").to_pylist()
+                count += 1
+                assert result.filtered_end_offset > offset
+                offset = result.filtered_end_offset
+            assert ids == list(range(12))
+            assert count > 3
+
+    run(work)

@@ -93,6 +93,28 @@ def test_two_who_ask_at_once_do_not_both_get_it(rounds: LakeRounds) -> None:
     asyncio.run(run())
 
 
+def test_a_round_that_could_not_be_noted_was_not_given(time: Time) -> None:
+    class FullStore(Store):
+        full = True
+
+        async def transact(self, operations: list[StoreOperation]) -> None:
+            if self.full:
+                raise OSError("the disk is full")
+            await super().transact(operations)
+
+    async def run() -> None:
+        store = FullStore()
+        rounds = LakeRounds(store, time, Timing(lease=10_000))
+        with pytest.raises(OSError, match="the disk is full"):
+            await rounds.begin("a", [orders()], force=True)
+        store.full = False
+        granted = await rounds.begin("b", [orders()], force=True)
+        assert granted is not None, "nobody has it"
+        rounds.heartbeat(*granted)
+
+    asyncio.run(run())
+
+
 def test_the_same_worker_may_begin_again_and_fences_itself(rounds: LakeRounds) -> None:
     async def run() -> None:
         assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 1)

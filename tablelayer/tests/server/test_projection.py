@@ -167,14 +167,23 @@ def test_a_message_of_another_schema_is_refused() -> None:
     other = pa.schema([("n", pa.int64()), ("s", pa.string()), ("more", pa.int64())])
     with pytest.raises(DecodeError, match="its schema has 3"):
         project(bytes(full), Projection.of(other, [2]))
+    fewer = pa.schema([("n", pa.int64())])
+    with pytest.raises(DecodeError, match="its schema has 1"):
+        project(bytes(full), Projection.of(fewer, [0]))
 
 
-def test_buffers_outside_of_the_body_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("behind", "length"),
+    [(0, 8), (-8, 16), (-8, 9), (8, 0), (0, 1 << 40), ((1 << 63) - 8 - 128, 16), ((1 << 62) - 128, (1 << 62) + 256)],
+)  # fmt: skip
+def test_buffers_outside_of_the_body_are_refused(behind: int, length: int) -> None:
+    """Where one begins, behind the end of the body; sums that wrap around are behind it too."""
     schema, full = example()
     view = ArrowBatch.parse(full)
     metadata = parse_metadata(view.message)
     buffers = metadata.buffers.copy()
-    buffers[1, 1] = 1 << 40
+    assert metadata.body_size <= 128
+    buffers[1] = metadata.body_size + behind, length
     bad = build_metadata(metadata.row_count, metadata.nodes, buffers, -1, metadata.body_size)
     with pytest.raises(DecodeError, match="outside of its"):
         Projection.of(schema, [0]).apply(parse_metadata(bad))

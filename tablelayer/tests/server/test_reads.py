@@ -12,6 +12,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
+from tablelayer.model.batch import ArrowBatch
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.ipc import encode_ipc
 from tablelayer.server.limits import Limits
@@ -207,6 +208,12 @@ def test_limits_are_respected_with_at_least_one_batch(tmp_path: Path) -> None:
             request.buckets[0].max_bytes = 2 * one
             answer = await all_tables.broker.send(request)
             assert [len(each.records or b"") for each in answer.buckets] == [2 * one, 2 * one]
+            request.max_bytes = 1
+            request.columns = [table.definition.schema.columns[0].id]
+            answer = await all_tables.broker.send(request)
+            assert [bool(each.records) for each in answer.buckets] == [True, False]
+            records = bytes(answer.buckets[0].records or b"")
+            assert ArrowBatch.parse(records).header.size == len(records), "one batch and no more"
 
     run(work)
 

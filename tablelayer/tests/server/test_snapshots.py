@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from broker.testing.files import copy_as_killed
@@ -18,6 +21,7 @@ from tablelayer.server.snapshots import (
     BucketSnapshots,
     DamagedSnapshotError,
     SnapshotSchedule,
+    SnapshotStoppedError,
 )
 from tablelayer.tests.server.tables import Row, Table, run, tables
 
@@ -201,6 +205,121 @@ def test_a_manifest_nobody_understands_protects_what_it_may_need(tmp_path: Path)
     bucket.write(range(10), b"a")
     assert bucket.take().id == 10
     assert "table/0/shared/its-file" in bucket.files.names("table")
+    bucket.store.close()
+
+
+def test_a_manifest_of_another_version_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = Bucket(tmp_path)
+    bucket.write(range(10), b"a")
+    taken = bucket.take()
+    other = json.loads(taken.to_json()) | {"id": 7, "version": 2}
+    bucket.files.put("table/0/000000000007.json", json.dumps(other).encode())
+    found = BucketSnapshots(bucket.files, "table", 0, 2)
+    assert found.load() == (taken,)
+    assert "snapshot 000000000007.json" in caplog.text
+    bucket.store.close()
+
+
+def test_files_stay_while_they_are_downloaded(tmp_path: Path) -> None:
+    class Interrupted(LocalFiles):
+        meanwhile: Callable[[], object] | None = None
+
+        def download(self, name: str, target: Path) -> None:
+            work, self.meanwhile = self.meanwhile, None
+            if work is not None:
+                work()
+            super().download(name, target)
+
+    bucket = Bucket(tmp_path, kept=1)
+    files = bucket.files = Interrupted(tmp_path / "remote")
+    bucket.snapshots = BucketSnapshots(files, "table", 0, 1)
+    bucket.write(range(100), b"a")
+    first, then = bucket.take(), dict(bucket.rows)
+
+    def another() -> None:
+        bucket.write(range(100), b"b")
+        bucket.store._database.compact_range(None, None)
+        bucket.take()
+
+    files.meanwhile = another
+    bucket.snapshots.download(first, tmp_path / "copy")
+    copy = KeyValueStore.open(tmp_path / "copy", bucket.memory)
+    assert state_of(copy) == then
+    copy.close()
+    bucket.snapshots.clean()
+    assert [each.id for each in bucket.snapshots.known] == [first.id + 1]
+    bucket.store.close()
+
+
+def test_what_a_failed_snapshot_left_is_not_written_over(tmp_path: Path) -> None:
+    class WithoutManifests(LocalFiles):
+        def put(self, name: str, data: bytes) -> None:
+            raise OSError("the network is gone")
+
+    bucket = Bucket(tmp_path)
+    bucket.write(range(10), b"a")
+    assert bucket.take().id == 1
+    bucket.snapshots = BucketSnapshots(WithoutManifests(tmp_path / "remote"), "table", 0, 2)
+    bucket.write(range(10, 20), b"b")
+    with pytest.raises(OSError, match="the network is gone"):
+        bucket.take()
+    assert any(name.startswith("table/0/000000000002/") for name in bucket.files.names("table"))
+    bucket.snapshots = BucketSnapshots(bucket.files, "table", 0, 2)  # as after a restart
+    assert bucket.take().id == 3
+    bucket.store.close()
+
+
+def test_a_file_of_another_store_is_not_taken_for_one_of_the_same_name(tmp_path: Path) -> None:
+    bucket = Bucket(tmp_path)
+    bucket.write(range(100), b"a")
+    first = bucket.take()
+    bucket.store.close()
+    shutil.rmtree(bucket.path)
+    bucket.store = KeyValueStore.open(bucket.path, bucket.memory)
+    bucket.snapshots.store_changed()
+    bucket.write(range(100), b"b")
+    second = bucket.take()
+    named = [
+        {file.name: file for file in each.files if file.name.endswith(".sst")} for each in (first, second)
+    ]
+    alike = named[0].keys() & named[1].keys()
+    assert any(named[0][name].size == named[1][name].size for name in alike), "nothing to take for another"
+    bucket.snapshots.download(second, tmp_path / "copy")
+    copy = KeyValueStore.open(tmp_path / "copy", bucket.memory)
+    assert state_of(copy) == bucket.rows
+    copy.close()
+    bucket.store.close()
+
+
+def test_a_snapshot_under_way_ends_when_its_bucket_is_closed(tmp_path: Path) -> None:
+    bucket = Bucket(tmp_path)
+    bucket.write(range(10), b"a")
+    bucket.snapshots.stop()
+    with pytest.raises(SnapshotStoppedError):
+        bucket.take()
+    assert bucket.snapshots.known == ()
+    assert not list((tmp_path / "store").glob("*.checkpoint"))
+    bucket.snapshots.store_changed()
+    assert bucket.take().offset == 10
+    bucket.store.close()
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", ""])
+def test_a_manifest_names_files_of_the_store_alone(tmp_path: Path, name: str) -> None:
+    bucket = Bucket(tmp_path)
+    bucket.write(range(10), b"a")
+    taken = bucket.take()
+    forged = msgspec.structs.replace(
+        taken, id=9, files=(*taken.files, msgspec.structs.replace(taken.files[0], name=name))
+    )
+    bucket.files.put("table/0/000000000009.json", forged.to_json())
+    found = BucketSnapshots(bucket.files, "table", 0, 2)
+    assert found.load()[0] == forged
+    with pytest.raises(DamagedSnapshotError, match="is no file of a store"):
+        found.download(forged, tmp_path / "into" / "copy")
+    assert list((tmp_path / "into").iterdir()) == []
     bucket.store.close()
 
 

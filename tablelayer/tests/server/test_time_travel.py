@@ -112,14 +112,15 @@ def loosely(changes: list[Any]) -> dict[tuple[Any, ...], Row]:
     return state
 
 
-def life(seed: int, tmp_path: Path, batches: int) -> int:
-    """A random table of any engine: killed and restored at random, its past states read. How many restores."""
+def life(seed: int, tmp_path: Path, batches: int) -> tuple[int, int]:
+    """A random table of any engine: killed and restored at random, its past states read. How many restores, and how
+    many batches were refused."""
     rng = random.Random(seed)
     print(f"seed {seed}")
     definition = random_definition(rng)
     oracle = Oracle(definition)
     states: dict[int, list[Any]] = {0: []}
-    restores = 0
+    restores = refused = 0
 
     def show(row: Row | None) -> Any:
         return comparable(definition, row)
@@ -130,7 +131,7 @@ def life(seed: int, tmp_path: Path, batches: int) -> int:
         ]
 
     async def work() -> None:
-        nonlocal restores
+        nonlocal restores, refused
         directory, number = tmp_path / "0", 0
         left = batches
         while left > 0:
@@ -152,6 +153,7 @@ def life(seed: int, tmp_path: Path, batches: int) -> int:
                         oracle.apply(operations, columns, overwrite=overwrite)
                     except Refused:
                         assert answer.error_code
+                        refused += 1
                         continue
                     assert answer.error_code == 0, answer.error_message
                     states[table.partition.high_watermark] = ordered()
@@ -183,14 +185,16 @@ def life(seed: int, tmp_path: Path, batches: int) -> int:
 
     run(work)
     shutil.rmtree(tmp_path, ignore_errors=True)
-    return restores
+    return restores, refused
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "refuses"), [(0, False), (1, False), (8, True), (9, True)])
 def test_r14_snapshot_and_changelog_are_the_state_of_any_table_after_any_kill(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, *, refuses: bool
 ) -> None:
-    assert life(seed, tmp_path / "life", batches=10)
+    restores, refused = life(seed, tmp_path / "life", batches=10)
+    assert restores > 0
+    assert bool(refused) == refuses
 
 
 @pytest.mark.soak
@@ -200,7 +204,7 @@ def test_r14_two_hundred_kills_and_restores(tmp_path: Path) -> None:
     wanted = int(os.environ.get("HEADRACE_RESTORES", "200"))
     done = 0
     while done < wanted:
-        done += life(seed, tmp_path / "life", batches=40)
+        done += life(seed, tmp_path / "life", batches=40)[0]
         seed += 1
     print(f"{done} kills and restores")
 

@@ -78,7 +78,9 @@ def test_a_damaged_cache_is_resolved_again(resolver: Any) -> None:
     fake = resolver(NAMES, NAMES)
     damaged = spark_jars()[0]
     damaged.write_bytes(b"")
-    assert all(jar.stat().st_size for jar in spark_jars())
+    again = spark_jars()
+    assert sorted(jar.name for jar in again) == sorted(NAMES)
+    assert all(jar.stat().st_size for jar in again)
     assert fake.answers == []
 
 
