@@ -79,6 +79,7 @@ class ProduceApi:
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
             )
         waiting: list[Awaitable[None]] = []
+        slow: list[tuple[Partition, memoryview, PartitionProduceResponse]] = []
         effort = Effort()
         topics = []
         for topic in request.topic_data:
@@ -112,7 +113,7 @@ class ProduceApi:
                         try:
                             info = partition.append(data.records, AppendOrigin.CLIENT, effort=effort)
                         except TakesTime:
-                            waiting.append(self._prepare_and_append(partition, data.records, request, answer))
+                            slow.append((partition, data.records, answer))
                             continue
                         _fill(answer, info)
                         if acks and partition.high_watermark <= info.last_offset:
@@ -125,6 +126,8 @@ class ProduceApi:
                 TopicProduceResponse(name=name, topic_id=topic.topic_id, partition_responses=answers)
             )
         response = ProduceResponse(responses=topics)
+        if slow:
+            waiting.append(self._prepare_in_turn(slow, request))
         if waiting:
             return self._wait(response, waiting, acks)
         return self._answer(response, acks)
@@ -201,6 +204,13 @@ class ProduceApi:
         if leader is not None:
             answer.current_leader = LeaderIdAndEpoch(**leader)
             response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
+
+    async def _prepare_in_turn(
+        self, slow: list[tuple[Partition, memoryview, PartitionProduceResponse]], request: ProduceRequest
+    ) -> None:
+        """One request has one thread, so that it leaves threads and cores to the others."""
+        for partition, records, answer in slow:
+            await self._prepare_and_append(partition, records, request, answer)
 
     async def _prepare_and_append(
         self,

@@ -25,6 +25,8 @@ Contents, names and directories are separate, and only what POSIX promises is pr
 
 A failed sync drops what it should have made durable while the process goes on seeing it (as Linux does), until it
 asks for the medium's own contents (`settle`).
+
+Any thread may use it. What is not a single step on a real disk is one here: a restart finds no sync half done.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import copy
 import errno
 import os
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -187,20 +190,23 @@ class SimulatedFile:
         except OSError:
             self._inode.pending.clear()  # the pages count as clean now, whatever happened to them
             raise
-        for change in self._inode.pending:
-            _apply(self._inode.durable, *change)
-        self._inode.pending.clear()
+        with self._disk._lock:
+            for change in self._inode.pending:
+                _apply(self._inode.durable, *change)
+            self._inode.pending.clear()
 
     def settle(self) -> None:
-        self.sync()
-        self._inode.data[:] = self._inode.durable
+        with self._disk._lock:
+            self.sync()
+            self._inode.data[:] = self._inode.durable
 
     def close(self) -> None:
         pass
 
     def _change(self, position: int, data: bytes | None) -> None:
-        _apply(self._inode.data, position, data)
-        self._inode.pending.append((position, data))
+        with self._disk._lock:
+            _apply(self._inode.data, position, data)
+            self._inode.pending.append((position, data))
 
     def _require_writable(self) -> None:
         if not self._writable:
@@ -222,6 +228,7 @@ class SimulatedDisk:
         self._is_partial = False
         self._random = random.Random(seed)
         self._root = _Directory()
+        self._lock = threading.RLock()
 
     # -- control -------------------------------------------------------------------------------------------
 
@@ -236,10 +243,11 @@ class SimulatedDisk:
         """The disk the next process finds. This one stays as it is, so several restarts can be tried."""
         random_ = random.Random(f"{self._random.random()}{tear}")
         after = SimulatedDisk(seed=random_.randrange(1 << 30))
-        if tear is Tear.KEPT:
-            after._root = copy.deepcopy(self._root)
-        else:
-            after._root = self._survivor(self._root, tear, random_, {})
+        with self._lock:
+            if tear is Tear.KEPT:
+                after._root = copy.deepcopy(self._root)
+            else:
+                after._root = self._survivor(self._root, tear, random_, {})
         return after
 
     def contents(self, path: Path) -> bytes:
@@ -350,7 +358,8 @@ class SimulatedDisk:
         if node is None and create:
             directory = self._directory(path.parent)
             self._begin("create", path)
-            directory.change(path.name, node := _Inode())
+            with self._lock:
+                directory.change(path.name, node := _Inode())
         else:
             node = self._file(path)
             self._begin("open", path, changes=False)
@@ -366,7 +375,8 @@ class SimulatedDisk:
         node = self._node(directory)
         if not isinstance(node, _Directory):
             return []
-        return [name for name, entry in node.entries.items() if isinstance(entry, _Inode)]
+        with self._lock:
+            return [name for name, entry in node.entries.items() if isinstance(entry, _Inode)]
 
     def size(self, path: Path) -> int | None:
         self._begin("size", path, changes=False)
@@ -393,7 +403,8 @@ class SimulatedDisk:
             following = node.entries.get(part)
             if following is None:
                 self._begin("make_directory", path)
-                node.change(part, following := _Directory())
+                with self._lock:
+                    node.change(part, following := _Directory())
             if not isinstance(following, _Directory):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
             node = following
@@ -404,23 +415,27 @@ class SimulatedDisk:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(new))
         directory, inode = self._directory(old.parent), self._file(old)
         self._begin("rename", new)
-        directory.change(old.name, None, needs=directory.change(new.name, inode))
+        with self._lock:
+            directory.change(old.name, None, needs=directory.change(new.name, inode))
 
     def remove(self, path: Path) -> None:
         if isinstance(self._node(path), _Inode):
             self._begin("remove", path)
-            self._directory(path.parent).change(path.name, None)
+            with self._lock:
+                self._directory(path.parent).change(path.name, None)
 
     def remove_directory(self, path: Path) -> None:
         node = self._node(path)
         if isinstance(node, _Directory) and not node.entries:
             self._begin("remove_directory", path)
-            self._directory(path.parent).change(path.name, None)
+            with self._lock:
+                self._directory(path.parent).change(path.name, None)
 
     def sync_directory(self, path: Path) -> None:
         directory = self._directory(path)
         self._begin("sync_directory", path)
-        directory.sync()
+        with self._lock:
+            directory.sync()
 
 
 def _size(node: _Inode | _Directory) -> int:

@@ -16,11 +16,13 @@ from tablelayer.model.arrays import Mask
 from tablelayer.model.avro_schema import AvroKind, AvroSchema, AvroSchemaError, Node
 from tablelayer.model.errors import RowError
 from tablelayer.model.nested import last_of_each_key, make_entries, make_row, owners
+from tablelayer.model.sizes import RowBytes, value_width
 from tablelayer.model.types import DataType
 
 _EMPTY_ITEMS_MAX = 1 << 20
 """Items that take no bytes, such as nulls, can be any number: of a batch at most as many are read, or as its bytes."""
 
+_POSITION_BYTES = 8
 _KEY = Node(-1, AvroKind.STRING)  # what stands in front of a map's values
 
 
@@ -40,6 +42,7 @@ class Reader(Protocol):
     data: np.ndarray
     writer: AvroSchema
     fail_unknown: bool
+    sizes: RowBytes
 
     def walk(
         self, record: Node, wanted: dict[str, int], starts: np.ndarray, given: Mask, ends: np.ndarray
@@ -64,10 +67,14 @@ def rows(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_ty
         raise AvroSchemaError(
             f"the ROW has no field '{unknown[0]}', and table.kafka.unknown-fields is 'fail'"
         )
+    try:
+        reader.sizes.add(len(positions), _POSITION_BYTES * len(wanted))
+    except RowError as error:
+        raise MisfitError(error.index, error.reason) from None
     ends = np.full(len(positions), len(reader.data) - kernels.PADDING, np.int64)
-    found, _, error = reader.walk(node, wanted, positions, given, ends)
-    if error is not None:
-        raise MisfitError(error.index, error.reason)
+    found, _, wrong_row = reader.walk(node, wanted, positions, given, ends)
+    if wrong_row is not None:
+        raise MisfitError(wrong_row.index, wrong_row.reason)
     by_name = dict(zip(node.names, node.children, strict=True))
     fields = []
     for index, field in enumerate(data_type.fields):
@@ -87,6 +94,7 @@ def rows(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_ty
 def lists(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
     """n arrays. Raises as `rows` does."""
     counts, _, values = _items(reader, node, positions, given)
+    _count_items(reader, counts, data_type)
     part = _inside(reader, node.children[0], values, data_type.fields[0].type, counts)
     return make_entries(data_type.arrow(), counts, [part], _valid(given))
 
@@ -94,6 +102,7 @@ def lists(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_t
 def maps(reader: Reader, node: Node, positions: np.ndarray, given: Mask, data_type: DataType) -> pa.Array:
     """n maps, or arrays of pairs. Raises as `rows` does."""
     counts, starts, values = _items(reader, node, positions, given)
+    _count_items(reader, counts, data_type)
     key, value = data_type.fields
     if node.kind is AvroKind.MAP:
         keys = _inside(reader, _KEY, starts, key.type, counts)
@@ -145,11 +154,22 @@ def _items(
     return counts, keys, values
 
 
+def _count_items(reader: Reader, counts: np.ndarray, data_type: DataType) -> None:
+    """Raise MisfitError if so many items are more than may be made."""
+    of = owners(counts)
+    try:
+        with reader.sizes.inside(of):
+            reader.sizes.add(len(of), sum(value_width(field.type.arrow()) for field in data_type.fields))
+    except RowError as error:
+        raise MisfitError(int(of[error.index]), error.reason) from None
+
+
 def _inside(
     reader: Reader, node: Node, positions: np.ndarray, data_type: DataType, counts: np.ndarray
 ) -> pa.Array:
     try:
-        return reader.read(node, positions.copy(), np.ones(len(positions), np.bool_), data_type)
+        with reader.sizes.inside(owners(counts)):
+            return reader.read(node, positions.copy(), np.ones(len(positions), np.bool_), data_type)
     except MisfitError as misfit:
         raise _entry_error(counts, misfit.row, misfit) from None
 

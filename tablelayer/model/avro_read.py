@@ -42,8 +42,10 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.nested import check_inside
 from tablelayer.model.options import UnknownFields
 from tablelayer.model.schema import Column
+from tablelayer.model.sizes import RowBytes, RowCost
 from tablelayer.model.types import INTEGER_BITS, DataType, TypeKind
 
+_FOUND_BYTES = 8  # of a field: its position
 _WHOLE = (AvroKind.INT, AvroKind.LONG)
 _TEXTS = (AvroKind.STRING, AvroKind.BYTES)
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -98,6 +100,7 @@ class _Reader:
         self.texts, self.writer = texts, writer
         self.data = sealed(texts.data)
         self.fail_unknown = fail_unknown
+        self.sizes = RowBytes(len(texts.starts))
 
     def rows(self, columns: Sequence[Column]) -> pa.RecordBatch:
         root, count = self.writer.root, len(self.texts.starts)
@@ -111,6 +114,7 @@ class _Reader:
                         0, name, "the table has no such column, and table.kafka.unknown-fields is 'fail'"
                     )
         given = np.ones(count, np.bool_)
+        self.sizes.add(count, RowCost.of(columns).width + _FOUND_BYTES * len(columns))
         found, after, error = self.walk(root, names, self.texts.starts, given, self.texts.ends)
         good = count if error is None else error.index
         over = after[:good] != self.texts.ends[:good]

@@ -138,7 +138,7 @@ def changes_from_json(text: str) -> tuple[Change, ...]:
         if len(listed) > MAX_CHANGES:
             raise _invalid(f"{len(listed)} changes in one statement are too many; the limit is {MAX_CHANGES}")
         return tuple(_change_from_dict(dict(entry)) for entry in listed)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise _invalid(f"this is not a list of changes in JSON: {error!r}") from error
 
 
@@ -147,7 +147,7 @@ def _change_from_dict(entry: dict[str, Any]) -> Change:
     if entry.get("type") is not None:
         entry["type"] = parse_type(entry["type"])
     if kind is ResetOptions:
-        entry["names"] = tuple(str(name) for name in entry.get("names") or ())
+        entry["names"] = msgspec.convert(entry.get("names") or (), tuple[str, ...])
     if kind is SetTableComment:
         entry.setdefault("comment", None)
     entry = {name: value for name, value in entry.items() if value is not None or name == "comment"}

@@ -48,6 +48,7 @@ from tablelayer.model.json_write import rows_to_json
 from tablelayer.model.nested import last_of_each_key, make_entries, make_row, owners
 from tablelayer.model.options import UnknownFields
 from tablelayer.model.schema import Column, Schema
+from tablelayer.model.sizes import RowBytes, RowCost, value_width
 from tablelayer.model.types import INTEGER_BITS, TEXT_KINDS, DataType, TypeKind
 
 __all__ = ["Field", "FoundFields", "JsonTexts", "find_fields", "json_to_rows", "rows_to_json", "warm"]
@@ -55,6 +56,7 @@ __all__ = ["Field", "FoundFields", "JsonTexts", "find_fields", "json_to_rows", "
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 _EXCERPT_LENGTH = 60
+_FOUND_BYTES = 9  # of a field: where it begins, its length, its kind
 
 
 def json_to_rows(
@@ -77,9 +79,11 @@ def json_to_rows(
     texts = values if isinstance(values, JsonTexts) else JsonTexts.of(values)
     _, arrow_schema = _wanted(columns)
     fail_unknown = unknown_fields == UnknownFields.FAIL
+    sizes = RowBytes(len(texts))
+    sizes.add(len(texts), RowCost.of(columns).width + _FOUND_BYTES * len(columns))
     found = find_fields(texts, columns, fail_unknown=fail_unknown)
     try:
-        reading = _Reading(make_field or Field, fail_unknown)
+        reading = _Reading(make_field or Field, fail_unknown, sizes)
         arrays = _converted(texts.data, found, columns, reading, require_all=require_all)
     except RowError as error:
         raise _of_column(error, columns) from None
@@ -91,6 +95,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
     make_field: Callable[..., Field]
     fail_unknown: bool
+    sizes: RowBytes
 
     def field(self, *arguments: Any) -> Field:
         field = self.make_field(*arguments)
@@ -284,7 +289,7 @@ class Field:
         kinds: np.ndarray,
     ) -> None:
         self.column = column
-        self.reading = _Reading(Field, fail_unknown=False)
+        self.reading = _Reading(Field, False, RowBytes(len(starts)))
         self.data = data
         self.starts = starts
         self.lengths = lengths
@@ -397,10 +402,14 @@ class Field:
             Column(index, field.name, field.type, field.nullable)
             for index, field in enumerate(data_type.fields)
         )
+        sizes = self.reading.sizes
+        # The values of this level are counted with their fields' widths; what is found is not.
+        sizes.add(len(self.kinds), _FOUND_BYTES * len(columns), self.column.name)
         found = find_fields(texts, columns, fail_unknown=self.reading.fail_unknown)
         placed = [replace(column, name=f"{self.column.name}.{column.name}") for column in columns]
         try:
-            arrays = _converted(self.data, found, placed, self.reading)
+            with sizes.inside(rows):
+                arrays = _converted(self.data, found, placed, self.reading)
         except RowError as error:
             column = error.column
             if error is found.error:
@@ -430,6 +439,7 @@ class Field:
             raise RowError(row, self.column.name, "half of a surrogate pair is no character")
         counts = parts.counts
         of, starts = owners(counts), np.cumsum(counts) - counts
+        self._count_entries(rows[of], data_type)
         arrays = []
         found = (parts.keys, parts.values) if is_map else (parts.values,)
         for field, values in zip(data_type.fields, found, strict=True):
@@ -437,7 +447,8 @@ class Field:
             inside = self.reading.field(column, self.data, values.starts, values.lengths, values.kinds)
             try:
                 inside.check_presence(False)
-                arrays.append(inside.convert())
+                with self.reading.sizes.inside(rows[of]):
+                    arrays.append(inside.convert())
             except RowError as error:
                 text = int(of[error.index])
                 rest = (error.column or column.name).removeprefix(column.name)
@@ -452,6 +463,16 @@ class Field:
         every[rows] = counts
         valid = None if len(rows) == len(self.kinds) else self.kinds == json_scan.CONTAINER
         return make_entries(data_type.arrow(), every, arrays, valid)
+
+    def _count_entries(self, of: np.ndarray, data_type: DataType) -> None:
+        """Raise RowError if so many entries, of these rows, are more than may be made."""
+        width = sum(value_width(field.type.arrow()) for field in data_type.fields)
+        sizes = self.reading.sizes
+        with sizes.inside(of):
+            try:
+                sizes.add(len(of), width)
+            except RowError as error:
+                raise RowError(int(of[error.index]), self.column.name, error.reason) from None
 
     def check(self, row: int) -> None:
         self.fail_at(row, int(self.failure[0]))

@@ -240,7 +240,7 @@ def _parse_zone(text: str) -> str:
     name = text.strip()
     try:
         ZoneInfo(name)
-    except (OSError, ValueError) as error:
+    except (KeyError, OSError, ValueError) as error:
         raise ValueError(
             "the value must be the name of a time zone, such as 'UTC' or 'Europe/Berlin'"
         ) from error

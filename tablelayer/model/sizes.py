@@ -7,19 +7,30 @@ stranger sent counts first. Estimates are from above, but for bitmaps; texts and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tablelayer.model.arrays import width_of
+from tablelayer.model.errors import RowError
 from tablelayer.model.types import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tablelayer.model.schema import Column
+
+ROW_BYTES_MAX: Final = 32 << 20
+"""Bytes that one record of a stranger may become beside its texts: as much as an answer may have."""
+
+BATCH_BYTES_MAX: Final = 256 << 20
+"""... and those of one batch together: 10,000 rows of a table of 1,000 columns, with what it takes to find them."""
 
 _OFFSET_SIZE = 4
 _NAME_BYTES = 4  # quotes, colon, comma
@@ -89,3 +100,70 @@ class RowCost(msgspec.Struct, frozen=True):
     def stored(self, value: bytes | None) -> int:
         """Of a stored row, or of the nulls that stand for none."""
         return self.width if value is None else self.width + self.expansion * len(value)
+
+
+class RowBytes:
+    """How much the records of a batch become, counted level by level before each is made.
+
+    A level has the values of one column, or of what is inside of one: `owner` says of which record each is (ascending;
+    None: the records themselves).
+    """
+
+    def __init__(self, records: int, batch_max: int = BATCH_BYTES_MAX) -> None:
+        self._of_record = np.zeros(records, np.int64)
+        self._batch_max = batch_max
+        self._owner: npt.NDArray[np.int64] | None = None
+
+    def add(self, count: int, each: int, column: str | None = None) -> None:
+        """The level has so many values of so many bytes. Raises RowError, with an index of the level, if that is more
+        than a record or the batch may become."""
+        if self._owner is None:
+            self._of_record[:count] += each
+        else:
+            self._of_record += np.bincount(self._owner, minlength=len(self._of_record)) * each
+        if not count or int(self._of_record.sum()) <= ROW_BYTES_MAX:
+            return
+        large = self._of_record > ROW_BYTES_MAX
+        if large.any():
+            record = int(large.argmax())
+            size = int(self._of_record[record])
+            raise self._refusal(
+                record,
+                count,
+                column,
+                f"a row of it takes {size} bytes or more; at most {ROW_BYTES_MAX} are taken",
+            )
+        sums = np.cumsum(self._of_record)
+        if sums[-1] > self._batch_max:
+            record = int(np.searchsorted(sums, self._batch_max, "right"))
+            raise self._refusal(
+                record,
+                count,
+                column,
+                f"up to here the rows of the batch take more than {self._batch_max} bytes; send fewer at a time",
+            )
+
+    def _refusal(self, record: int, count: int, column: str | None, reason: str) -> RowError:
+        index = record if self._owner is None else int(np.searchsorted(self._owner, record))
+        return RowError(min(index, count - 1), column, reason)
+
+    @contextmanager
+    def inside(self, of: npt.NDArray[np.int64]) -> Iterator[None]:
+        """The level below: of which value of this one each of its values is, ascending."""
+        outer = self._owner
+        self._owner = of if outer is None else outer[of]
+        try:
+            yield
+        finally:
+            self._owner = outer
+
+
+def check_rows(count: int, columns: Sequence[Column], bytes_max: int = BATCH_BYTES_MAX) -> None:
+    """Raise RowError if rows of these columns, with nulls and defaults in all of them, take more than so many bytes."""
+    width = RowCost.of(columns).width
+    if count * width > bytes_max:
+        raise RowError(
+            min(bytes_max // width, count - 1),
+            None,
+            f"a row takes {width} bytes, and up to here they take more than {bytes_max} together; send fewer at a time",
+        )

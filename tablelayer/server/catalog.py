@@ -40,7 +40,7 @@ from tablelayer.model.table import (
     check_name,
 )
 from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
-from tablelayer.server.schema_registry import REGISTRY_URL
+from tablelayer.server.schema_registry import REGISTRY_URL, RegistryHosts
 
 if TYPE_CHECKING:
     from broker.cluster.partition import TopicImage
@@ -173,7 +173,12 @@ class Catalog:
     def _check_registry(self, definition: TableDefinition) -> None:
         """Avro values by a registry's ids need a registry."""
         settings = definition.settings
-        if settings.kafka_value_format is not KafkaValueFormat.AVRO or settings.avro_registry is not None:
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            return
+        if settings.avro_registry is not None:
+            complaint = RegistryHosts(self.context.config).complaint(settings.avro_registry)
+            if complaint is not None:
+                raise TableError(TableErrorCode.INVALID_TABLE, complaint)
             return
         if settings.avro_schema is AvroSchemaPlace.REGISTRY and not self.context.config[REGISTRY_URL]:
             raise TableError(

@@ -54,6 +54,8 @@ _FIRST_PREFIX_LOOKUP_IN_PARTS = 1
 _FIRST_LIMIT_SCAN_IN_PARTS = 2
 _QUICK_BUCKETS_MAX = 8  # each takes the event loop for some microseconds
 _PARTS_TOGETHER = 4  # as many as there are threads
+_BEGUN_TOGETHER = 16
+"""Parts of a request in one turn of the event loop: some milliseconds."""
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -662,7 +664,11 @@ def _answering(handler: Callable[..., Awaitable[ApiMessage | None]], response: t
     async def answer(context: RequestContext, request: Any) -> ApiMessage | None:
         try:
             return await (handler(context, request) if knows_client else handler(request))
-        except TableError as error:
+        except (TableError, KafkaError) as error:
+            if getattr(request, "acks", -1) == 0:
+                raise CloseConnection(f"a write with acks=0 failed: {error.message}") from None
+            if isinstance(error, KafkaError):
+                raise
             failed: ApiMessage = response(error_code=int(error.code), error_message=error.message)
             return failed
 
@@ -674,10 +680,22 @@ Answer = TypeVar("Answer")
 
 
 async def _each(work: Callable[[Part], Awaitable[Answer]], parts: Iterable[Part]) -> list[Answer]:
+    """The answers to the parts of a request, in their order. All are under way at once, begun a few at a time: whoever
+    names thousands of buckets does not hold up the event loop."""
     listed = list(parts)
     if len(listed) == 1:
         return [await work(listed[0])]
-    return list(await asyncio.gather(*map(work, listed)))
+
+    async def one(part: Part) -> Answer:
+        return await work(part)
+
+    begun = []
+    async with asyncio.TaskGroup() as group:
+        for part in listed:
+            begun.append(group.create_task(one(part)))
+            if len(begun) % _BEGUN_TOGETHER == 0:
+                await asyncio.sleep(0)
+    return [each.result() for each in begun]
 
 
 def _check_each_once(definition: TableDefinition, buckets: Sequence[int]) -> None:

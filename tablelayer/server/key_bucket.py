@@ -25,7 +25,6 @@ from uuid import UUID
 from broker import disk_errors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records.header import read_header
 from tablelayer.model.batch import opened_size_of
 from tablelayer.model.schema import Schema
 from tablelayer.model.table import PARTITION_OF_CONFIG
@@ -40,7 +39,7 @@ from tablelayer.server.row_ttl import RowTimes
 from tablelayer.server.services import Services
 from tablelayer.server.snapshots import BucketSnapshots, SnapshotSchedule, SnapshotStoppedError
 from tablelayer.server.tablet import PreparedWrite, Tablet
-from tablelayer.server.writes import OperationSource, Writer, decode_put, key_insertions
+from tablelayer.server.writes import OperationSource, Writer, decode_put, key_insertions, write_header
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
@@ -50,7 +49,6 @@ logger = logging.getLogger("headrace.tables")
 
 Result = TypeVar("Result")
 
-_HEADER_MIN = 77
 _PUBLISH_TIMEOUT_MS = 30_000
 _DISK_FULL_RETRY_SECONDS = 1.0
 """Publishing follows storing at once; only a broken process takes longer."""
@@ -191,9 +189,7 @@ class KeyBucket(TableBucket):
 
         Raises KafkaError or TableError.
         """
-        if len(batch) < _HEADER_MIN:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
-        writer = Writer.of(read_header(batch))
+        writer = Writer.of(write_header(batch))
         return await self.write_rows(
             lambda now: decode_put(batch, now, targets, overwrite=overwrite),
             writer,

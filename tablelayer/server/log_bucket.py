@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from broker.log.partition_log import AppendInfo, AppendOrigin
-from protocol.errors import ErrorCode, KafkaError
-from protocol.records.header import BatchHeader, read_header
+from protocol.records.header import BatchHeader
 from tablelayer.model.batch import (
     encode_arrow_batch,
     opened_size_of,
@@ -29,9 +28,8 @@ from tablelayer.server.writes import (
     compression_of,
     decode_append,
     statistics_of,
+    write_header,
 )
-
-_HEADER_MIN = 77
 
 
 class LogBucket(TableBucket):
@@ -49,9 +47,7 @@ class LogBucket(TableBucket):
     async def append(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
         """A batch of a table client. Raises KafkaError or TableError."""
         self.check_open()
-        if len(batch) < _HEADER_MIN:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
-        duplicate = self._duplicate(batch)
+        duplicate = self._duplicate(write_header(batch))
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
         now_ms, size = self.services.context.clock.time_ms(), opened_size_of(batch)
@@ -118,8 +114,7 @@ class LogBucket(TableBucket):
         self.services.budget.release(size)
         return info
 
-    def _duplicate(self, batch: memoryview) -> AppendInfo | None:
-        header: BatchHeader = read_header(batch)
+    def _duplicate(self, header: BatchHeader) -> AppendInfo | None:
         return self.partition.log.check_producer(header)
 
     async def truncated(self, end_offset: int) -> None:

@@ -5,9 +5,13 @@ Two requests are made: `GET /schemas/ids/{id}` for the schema of what was produc
 change, so an answer is kept for good; that an id is unknown is kept for some seconds, so that a producer with a wrong
 one does not have the registry asked for every batch. Requests for the same thing at once are one request.
 
-Credentials are the server's, and are sent to the server's own registry only: who may create a table says where requests
-go, but not with whose name. Redirects are not followed. Requests are made in threads of their own: a registry that does
-not answer holds up neither the event loop nor other tables' work.
+Who creates a table says which registry it has, but only of those that the operator names: the server's own, and the
+hosts in `schema.registry.allowed.hosts`. So nobody has the server ask what only the server can reach. Credentials are
+the server's, and are sent to its own registry only. Redirects are not followed.
+
+Each registry has threads, a queue and answers kept of its own, all of them bounded: one that does not answer, or
+answers without end, holds up neither the event loop nor those who ask another. A request ends in its time, whatever the
+other side sends: its socket is closed then.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import asyncio
 import base64
 import json
 import logging
+import re
+import socket
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +32,7 @@ from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.avro_schema import SCHEMA_TEXT_MAX, AvroSchema, AvroSchemaError
 from tablelayer.model.kafka_formats import parse_registry_url
+from tablelayer.model.one_line import one_line
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig
@@ -37,13 +44,21 @@ REGISTRY_URL = "schema.registry.url"
 _USER_INFO = "schema.registry.basic.auth.user.info"
 _TOKEN = "schema.registry.bearer.auth.token"
 _TIMEOUT = "schema.registry.request.timeout.ms"
+ALLOWED_HOSTS = "schema.registry.allowed.hosts"
 
 _CONTENT = "application/vnd.schemaregistry.v1+json"
 _ANSWER_MAX = SCHEMA_TEXT_MAX * 2  # a schema is a text in JSON: quotes take two bytes
 _KEPT_MAX = 10_000
-"""Answers that are kept: far more than the schemas of one registry's producers here."""
+"""Answers of a registry that are kept: far more than the schemas of its producers here."""
+_KEPT_BYTES_MAX = 16 << 20
+"""... and their bytes as they came."""
 _UNKNOWN_SECONDS = 10.0
 _THREADS = 4
+"""Requests to one registry at a time."""
+_WAITING_MAX = 256
+"""Requests to one registry that run or wait: as many batches of producers with new schemas."""
+_REGISTRIES_MAX = 64
+"""Of those that were asked lately; a server has one or two."""
 _UNKNOWN_SCHEMA = 40403
 """The registry's own code of an id that it does not have."""
 
@@ -53,6 +68,16 @@ def _url_complaint(text: str) -> str | None:
         parse_registry_url(text)
     except ValueError as error:
         return str(error)
+    return None
+
+
+_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
+
+
+def _hosts_complaint(hosts: list[str]) -> str | None:
+    for each in hosts:
+        if not _HOST.fullmatch(each):
+            return f"{each} is no HOST, HOST:PORT or *.DOMAIN"
     return None
 
 
@@ -78,6 +103,14 @@ REGISTRY_CONFIGS = (
         "How long a request to a schema registry may take; then producer or consumer is told to try again.",
         at_least(1),
     ),
+    ConfigKey(
+        ALLOWED_HOSTS,
+        ConfigType.LIST,
+        None,
+        "Which hosts tables may name in 'table.kafka.avro.registry-url' besides the server's own registry: HOST (any "
+        "port), HOST:PORT, or *.DOMAIN. Whoever creates a table has the server send requests there. Without it none.",
+        _hosts_complaint,
+    ),
 )
 
 
@@ -87,6 +120,41 @@ class RegistryRefusal(Exception):  # noqa: N818 - not always an error: the regis
 
 class RegistryUnavailableError(Exception):
     """No answer, or one that may be another the next time."""
+
+
+class RegistryHosts:
+    """Which registries may be asked."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        own = config[REGISTRY_URL]
+        self._own = _address(parse_registry_url(own)) if own else None
+        self._allowed: list[str] = [each.lower() for each in config[ALLOWED_HOSTS] or ()]
+
+    def complaint(self, url: str) -> str | None:
+        """Why a registry may not be asked; None if it may."""
+        scheme, host, port = address = _address(url)
+        if address == self._own:
+            return None
+        shown = f"[{host}]" if ":" in host else host
+        for each in self._allowed:
+            if each.startswith("*."):
+                suffix, _, wanted_port = each[1:].partition(":")
+                if host.endswith(suffix) and wanted_port in ("", str(port)):
+                    return None
+            elif each in (shown, f"{shown}:{port}"):
+                return None
+        return (
+            f"the schema registry {scheme}://{shown}:{port} is none that tables of this server may name: use the "
+            f"server's own ('{REGISTRY_URL}'), or have its operator allow the host ('{ALLOWED_HOSTS}')"
+        )
+
+
+def _address(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(parts.scheme, 0)
+
+
+_PORTS = {"http": 80, "https": 443}
 
 
 class SchemaRegistries:
@@ -102,6 +170,7 @@ class SchemaRegistries:
         if (user or token) and not url:
             raise ConfigError(f"{_USER_INFO if user else _TOKEN} is of no use without {REGISTRY_URL}")
         self.own_url: str | None = parse_registry_url(url) if url else None
+        self.hosts = RegistryHosts(config)
         self._authorization: str | None = None
         if user:
             self._authorization = "Basic " + base64.b64encode(user.encode()).decode()
@@ -109,9 +178,7 @@ class SchemaRegistries:
             self._authorization = f"Bearer {token}"
         self._timeout_seconds: float = config[_TIMEOUT] / 1000
         self._clock = clock
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
-        self._asked: dict[Hashable, asyncio.Task[Any]] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._registries: OrderedDict[tuple[str, str, int], _Registry] = OrderedDict()
 
     async def schemas(self, url: str, ids: Iterable[int]) -> dict[int, AvroSchema | str]:
         """The schemas of these ids; a text says why there is none. Raises KafkaError (to be retried)."""
@@ -121,9 +188,8 @@ class SchemaRegistries:
 
     async def id_of(self, url: str, subject: str, schema: str) -> int:
         """The id of a schema, which is registered if it is not yet. Raises KafkaError."""
-        key = (url, subject, schema)
         try:
-            answer = await self._ask(key, _register, url, subject, schema)
+            answer = await self._registry(url).ask((url, subject, schema), _register, subject, schema)
         except RegistryUnavailableError as error:
             raise KafkaError(ErrorCode.REPLICA_NOT_AVAILABLE, str(error)) from None
         if isinstance(answer, str):
@@ -132,24 +198,82 @@ class SchemaRegistries:
 
     async def _schema(self, url: str, schema_id: int) -> AvroSchema | str:
         try:
-            answer: AvroSchema | str = await self._ask((url, schema_id), _schema_by_id, url, schema_id)
+            answer: AvroSchema | str = await self._registry(url).ask(
+                (url, schema_id), _schema_by_id, schema_id
+            )
         except RegistryUnavailableError as error:
             # Kafka's producers try again after this one, with the same sequence.
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, str(error)) from None
         return answer
 
-    async def _ask(self, key: Hashable, request: Callable[..., Any], url: str, *arguments: Any) -> Any:
-        """What a request gives, kept; a text if it was refused. Raises RegistryUnavailableError."""
+    def _registry(self, url: str) -> _Registry:
+        """Raises KafkaError(INVALID_CONFIG) for one that may not be asked, RegistryUnavailableError."""
+        complaint = self.hosts.complaint(url)
+        if complaint is not None:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, complaint)
+        address = _address(url)
+        found = self._registries.get(address)
+        if found is None:
+            if len(self._registries) >= _REGISTRIES_MAX:
+                idle = next((each for each, it in self._registries.items() if it.is_idle), None)
+                if idle is None:
+                    raise RegistryUnavailableError(
+                        f"{_REGISTRIES_MAX} schema registries are being asked, which is the most: try again"
+                    )
+                self._registries.pop(idle).close()
+            found = self._registries[address] = _Registry(self._clock, self._timeout_seconds, self._headers)
+        self._registries.move_to_end(address)
+        return found
+
+    def _headers(self, url: str) -> dict[str, str]:
+        headers = {"Accept": f"{_CONTENT}, application/json"}
+        if self._authorization is not None and url == self.own_url:
+            headers["Authorization"] = self._authorization
+        return headers
+
+
+class _Registry:
+    """Requests to the registry at one address, and its answers."""
+
+    def __init__(
+        self, clock: Clock, timeout_seconds: float, headers: Callable[[str], dict[str, str]]
+    ) -> None:
+        self._clock = clock
+        self._timeout_seconds = timeout_seconds
+        self._headers = headers
+        self._kept: OrderedDict[Hashable, tuple[Any, float | None, int]] = OrderedDict()
+        self._kept_bytes = 0
+        self._asked: dict[Hashable, asyncio.Task[Any]] = {}
+        self._running = 0
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="schema-registry")
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._asked and not self._running
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    async def ask(self, key: tuple[Any, ...], request: Callable[..., Any], *arguments: Any) -> Any:
+        """What a request gives, kept; a text if it was refused. The first of `key` is the URL.
+
+        Raises RegistryUnavailableError.
+        """
         kept = self._kept.get(key)
         if kept is not None:
-            answer, until = kept
+            answer, until, _ = kept
             if until is None or self._clock.monotonic() < until:
                 self._kept.move_to_end(key)
                 return answer
         task = self._asked.get(key)
         if task is None:
+            # What was given up may still hold a thread for a moment.
+            if max(len(self._asked), self._running) >= _WAITING_MAX:
+                raise RegistryUnavailableError(
+                    f"{_WAITING_MAX} requests to the schema registry {key[0]} wait for an answer: try again"
+                )
             task = asyncio.get_running_loop().create_task(
-                self._request(key, request, url, *arguments), name="schema registry"
+                self._request(key, request, *arguments), name="schema registry"
             )
             self._asked[key] = task
             task.add_done_callback(lambda done: self._finished(key, done))
@@ -161,31 +285,39 @@ class SchemaRegistries:
         if not task.cancelled() and task.exception() is not None:
             logger.warning("%s", task.exception())
 
-    async def _request(self, key: Hashable, request: Callable[..., Any], url: str, *arguments: Any) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="schema-registry")
-        headers = {"Accept": f"{_CONTENT}, application/json"}
-        if self._authorization is not None and url == self.own_url:
-            headers["Authorization"] = self._authorization
-        call = _Call(url, headers, self._timeout_seconds)
+    async def _request(self, key: tuple[Any, ...], request: Callable[..., Any], *arguments: Any) -> Any:
+        url = key[0]
+        call = _Call(url, self._headers(url), self._timeout_seconds)
         until: float | None = None
+        loop = asyncio.get_running_loop()
+        self._running += 1
+        work = self._threads.submit(request, call, *arguments)
+        work.add_done_callback(lambda _: self._left(loop))
         try:
             # The timeout of a socket is that of each read; a registry that drips is given up here.
-            answer = await asyncio.wait_for(
-                asyncio.get_running_loop().run_in_executor(self._threads, request, call, *arguments),
-                self._timeout_seconds,
-            )
+            answer = await asyncio.wait_for(asyncio.wrap_future(work), self._timeout_seconds)
         except TimeoutError:
+            call.abort()
             seconds = f"{self._timeout_seconds:g} s"
             raise RegistryUnavailableError(
                 f"the schema registry {url} did not answer within {seconds}"
             ) from None
         except RegistryRefusal as refusal:
             answer, until = str(refusal), self._clock.monotonic() + _UNKNOWN_SECONDS
-        self._kept[key] = answer, until
-        while len(self._kept) > _KEPT_MAX:
-            self._kept.popitem(last=False)
+        old = self._kept.pop(key, None)
+        self._kept[key] = answer, until, call.size
+        self._kept_bytes += call.size - (0 if old is None else old[2])
+        while len(self._kept) > _KEPT_MAX or self._kept_bytes > _KEPT_BYTES_MAX:
+            self._kept_bytes -= self._kept.popitem(last=False)[1][2]
         return answer
+
+    def _left(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the thread that a request has left; one that was given up may leave it later, or never have begun."""
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._count_left)
+
+    def _count_left(self) -> None:
+        self._running -= 1
 
 
 class _Call:
@@ -195,6 +327,21 @@ class _Call:
         self.url = url
         self._headers = headers
         self._timeout_seconds = timeout_seconds
+        self._socket: socket.socket | None = None
+        self._is_aborted = False
+        self.size = 0
+        """Bytes of the last answer."""
+
+    def abort(self) -> None:
+        """End the request from another thread: whoever waits for the socket is told at once."""
+        self._is_aborted = True
+        used = self._socket
+        if used is not None:
+            try:
+                # Not an SSLSocket's own, which takes from under its reader what it reads with.
+                socket.socket.shutdown(used, socket.SHUT_RDWR)
+            except OSError:
+                return  # it has ended by itself
 
     def __call__(self, method: str, path: str, body: Any = None) -> Any:
         """The answer, from JSON. Raises RegistryRefusal, RegistryUnavailableError."""
@@ -216,15 +363,21 @@ class _Call:
             headers["Content-Type"] = _CONTENT
             data = json.dumps(body, ensure_ascii=False).encode()
         try:
+            connection.connect()
+            self._socket = connection.sock
+            if self._is_aborted:
+                raise TimeoutError("too late")
             connection.request(method, parts.path + path, data, headers)
-            response = connection.getresponse()
-            status, text = response.status, response.read(_ANSWER_MAX + 1)
+            with connection.getresponse() as response:
+                status, text = response.status, response.read(_ANSWER_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
             raise RegistryUnavailableError(
-                f"the schema registry {self.url} cannot be asked: {error}"
+                f"the schema registry {self.url} cannot be asked: {one_line(str(error), 500)}"
             ) from None
         finally:
+            self._socket = None
             connection.close()
+        self.size = len(text)
         if len(text) > _ANSWER_MAX:
             raise RegistryRefusal(
                 f"the schema registry {self.url} answered with more than {_ANSWER_MAX} bytes"
@@ -237,7 +390,7 @@ class _Call:
             return answer
         reason = f"status {status}"
         if isinstance(answer, dict) and "message" in answer:
-            reason = f"{str(answer['message'])[:500]} ({answer.get('error_code', status)})"
+            reason = f"{one_line(str(answer['message']), 500)} ({one_line(str(answer.get('error_code', status)), 20)})"
         message = f"the schema registry {self.url} answered {method} {path} with: {reason}"
         # What is wrong with credentials or with the request stays wrong; anything else may get better.
         if status in (400, 401, 403, 409, 422) or (status == 404 and answer is not None) or status == 200:

@@ -49,6 +49,7 @@ from tablelayer.model.json_rows import JsonTexts, json_to_rows, rows_to_json
 from tablelayer.model.kafka_formats import KafkaValueFormat
 from tablelayer.model.options import KafkaChangelog, UnknownFields
 from tablelayer.model.schema import Column, Schema
+from tablelayer.model.sizes import check_rows
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
 from tablelayer.server import avro_face
@@ -346,7 +347,8 @@ def _key_columns(table: TableDefinition) -> list[Column]:
 
 
 def _key_rows(decoded: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Whole rows of which only the key columns are set."""
+    """Whole rows of which only the key columns are set. Raises RowError."""
+    check_rows(decoded.num_rows, schema.columns)
     by_name = dict(zip(decoded.schema.names, decoded.columns, strict=True))
     columns = [by_name.get(field.name) for field in schema.arrow()]
     return pa.RecordBatch.from_arrays(

@@ -14,16 +14,18 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
-from protocol.records.header import MAGIC_ARROW, BatchHeader, verify_crc
+from protocol.records.header import MAGIC_ARROW, BatchHeader, read_header, verify_crc
 from tablelayer.model.arrays import Mask
 from tablelayer.model.avro_schema import check_range
-from tablelayer.model.batch import ArrowBatch, ChangeType
+from tablelayer.model.batch import PREFIX_SIZE, ArrowBatch, ChangeType
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.ipc import STORED_BYTES_MAX
 from tablelayer.model.kafka_formats import KafkaValueFormat
 from tablelayer.model.nested import check_inside
 from tablelayer.model.options import ArrowCompression, DeleteBehavior, MergeEngine
 from tablelayer.model.partitions import check_rows_of_partition
 from tablelayer.model.schema import Column, Schema
+from tablelayer.model.sizes import check_rows
 from tablelayer.model.statistics import STATISTICS_FROM_ROWS, automatic_columns, compute
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.types import TypeKind
@@ -122,6 +124,7 @@ def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operati
     """Rows of nulls for keys, which are in the primary key's order (R6.6, R15). Raises TableError."""
     schema = definition.schema
     targets = frozenset(schema.index(column.name) for column in check_insertable(definition))
+    check_rows(keys.num_rows, schema.columns, STORED_BYTES_MAX)
     given = dict(zip(schema.primary_key, keys.columns, strict=True))
     columns = [
         given[column.name].cast(column.type.arrow())
@@ -130,6 +133,16 @@ def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operati
         for column in schema.columns
     ]
     return Operations(pa.RecordBatch.from_arrays(columns, schema=schema.arrow()), None, targets)
+
+
+def write_header(batch: memoryview) -> BatchHeader:
+    """The header of a batch from the network, its CRC unchecked. Raises KafkaError(CORRUPT_MESSAGE)."""
+    if len(batch) < PREFIX_SIZE:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"{len(batch)} bytes are no Arrow batch")
+    try:
+        return read_header(batch)
+    except DecodeError as error:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
 
 
 def parse_write(batch: memoryview, definition: TableDefinition) -> tuple[ArrowBatch, Schema]:
@@ -184,6 +197,7 @@ def decode_put(
         rows = parsed.to_record_batch(sent, untrusted=True)
     except DecodeError as error:
         raise TableError(TableErrorCode.INVALID_ROW, str(error)) from None
+    check_rows(rows.num_rows, latest.columns, STORED_BYTES_MAX)
     targets: frozenset[int] | None = None
     if target_ids is not None:
         targets = frozenset(index for index, each in enumerate(latest.columns) if each.id in target_ids)
@@ -261,6 +275,7 @@ def decode_append(
     if definition.path.partition is not None:
         latest = rows
         if schema is not definition.schema:
+            check_rows(rows.num_rows, definition.schema.columns, STORED_BYTES_MAX)
             latest = definition.versions.conversion(schema.schema_id).of(rows)
         check_rows_of_partition(definition, latest)
     return parsed, schema, rows

@@ -111,6 +111,23 @@ def test_kip74_sizes(sizes, max_bytes, partition_max_bytes, data, tmp_path_facto
     asyncio.run(test())
 
 
+def test_kip74_one_batch_may_be_larger_than_what_was_asked_for_and_it_is_the_first(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"fetch.max.bytes": "1500"}) as broker:
+            await filled(broker, [[], [1000], [1000], [10]])
+
+            async def sizes(max_bytes: int, partition_max_bytes: int) -> list[int]:
+                asked = [(index, 0, partition_max_bytes) for index in range(4)]
+                response = await broker.send(request("t", asked, max_bytes=max_bytes), 12)
+                return [len(part.records) // 1000 for part in response.responses[0].partitions]
+
+            assert await sizes(1, 1 << 20) == [0, 1, 0, 0]
+            assert await sizes(1 << 20, 1) == [0, 1, 0, 0]
+            assert await sizes(1 << 20, 1 << 20) == [0, 1, 0, 0], "the broker's own bound"
+
+    asyncio.run(test())
+
+
 def test_a_fetch_inside_a_batch_gives_the_whole_batch(tmp_path) -> None:
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:

@@ -8,6 +8,7 @@ import threading
 import msgspec
 import pytest
 
+from broker.log.partition_log import AppendOrigin
 from broker.testing.direct import DirectBroker, direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
@@ -178,5 +179,21 @@ def test_a_search_by_time_opens_large_batches_in_a_thread(tmp_path, monkeypatch)
                 assert answers == [(0, expected)] * 20
             assert sum(is_loops for is_loops, _ in opened) <= 3
             assert sum(not is_loops for is_loops, _ in opened) == 60
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state"])
+def test_records_of_the_brokers_own_topics_are_not_deleted_by_clients(tmp_path, topic) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic(topic)
+            partition = broker.context.partition(topic, 0)
+            partition.append(build_batch([Record(b"k", b"v", (), START)]), AppendOrigin.COORDINATOR)
+            wanted = DeleteRecordsPartition(partition_index=0, offset=1)
+            request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=topic, partitions=[wanted])])
+            answer = (await broker.send(request)).topics[0].partitions[0]
+            assert answer.error_code == ErrorCode.POLICY_VIOLATION
+            assert partition.log.log_start_offset == 0
 
     asyncio.run(test())

@@ -303,8 +303,16 @@ def test_the_event_loop_opens_so_many_bytes_of_a_request_and_threads_the_others(
     loop_thread, opened = threading.get_ident(), []
     original = check.decompress
 
+    under_way: list[int] = []
+    at_a_time: list[int] = []
+
     def decompress(codec, data, *, max_bytes):
-        result = original(codec, data, max_bytes=max_bytes)
+        under_way.append(threading.get_ident())
+        at_a_time.append(len(set(under_way) - {loop_thread}))
+        try:
+            result = original(codec, data, max_bytes=max_bytes)
+        finally:
+            under_way.remove(threading.get_ident())
         opened.append((threading.get_ident() == loop_thread, len(result)))
         return result
 
@@ -326,5 +334,6 @@ def test_the_event_loop_opens_so_many_bytes_of_a_request_and_threads_the_others(
             assert {p.error_code for p in response.responses[0].partition_responses} == {0}
             assert sum(size for is_loops, size in opened if is_loops) < 1_000_000
             assert sum(size for is_loops, size in opened if not is_loops) > 60 * 400_000
+            assert max(at_a_time) == 1
 
     asyncio.run(test())

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from broker.api.repeats import FORMS_MAX
 from broker.net.reply import CloseConnection, Peer
 from broker.testing.direct import DirectBroker, direct_broker, values_of
 from protocol.errors import ErrorCode
@@ -34,9 +35,9 @@ def changed(position: int, value: int) -> bytes:
     return bytes(batch)
 
 
-def numbered(sequence: int) -> bytes:
+def numbered(sequence: int, **options) -> bytes:
     record = Record(None, b"p", (), NOW)
-    return build_batch([record], producer_id=7, producer_epoch=0, base_sequence=sequence)
+    return build_batch([record], producer_id=7, producer_epoch=0, base_sequence=sequence, **options)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -69,6 +70,7 @@ def test_repeated_requests_are_appended_and_answered_like_the_first(tmp_path, ve
         changed(22, 0x10),
         changed(22, 4),
         changed(0, 1),
+        numbered(0, attributes=0x10),
     ],
 )
 @pytest.mark.parametrize("version", [6, 12])
@@ -119,6 +121,43 @@ def test_what_changes_of_the_topic_is_seen_by_the_next_request(tmp_path) -> None
             await repeating(broker)
             await broker.context.partition("t", 0).close()
             assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    asyncio.run(test())
+
+
+def test_a_request_of_another_version_is_answered_in_its_own(tmp_path) -> None:
+    """The bytes behind the header are the same in Produce 7 and 8, the answer has more fields."""
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            await repeating(broker, version=7)
+            for version, offset in ((8, 2), (7, 3), (8, 4)):
+                answer = await broker.produce("t", BATCH, version=version)
+                assert answers(answer) == (0, 0, None, offset, 0)
+
+    asyncio.run(test())
+
+
+def test_replicas_that_are_not_there_are_missing_at_each_request(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", min_insync_replicas="2")
+            for _ in range(3):
+                assert (await broker.produce("t", BATCH)).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+            assert broker.context.partition("t", 0).log.log_end_offset == 0
+
+    asyncio.run(test())
+
+
+def test_what_is_remembered_of_a_connection_is_bounded(tmp_path) -> None:
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t", 3 * FORMS_MAX)
+            for round_ in range(2):
+                for partition in range(3 * FORMS_MAX):
+                    assert (await broker.produce("t", BATCH, partition=partition)).base_offset == round_
+            assert 0 < len(broker.peer.memory._forms) <= FORMS_MAX
 
     asyncio.run(test())
 

@@ -165,6 +165,19 @@ def test_a_deleted_topic_has_lost_its_name_durably_before_its_files_go(tmp_path,
     directory.close(clean=False)
 
 
+def test_a_deletion_that_comes_late_leaves_the_next_topic_of_the_name_alone(tmp_path) -> None:
+    directory = opened(tmp_path)
+    old, new = topic("t"), topic("t")
+    directory.prepare_partition_dir(old, 0)
+    directory.set_aside(old)
+    path = directory.prepare_partition_dir(new, 0)
+    (path / "00000000000000000000.log").write_bytes(b"new")
+    directory.set_aside(old)
+    directory.remove_set_aside(old)
+    assert (path / "00000000000000000000.log").read_bytes() == b"new"
+    directory.close(clean=False)
+
+
 def test_a_folder_that_lost_its_id_goes_with_its_topic(tmp_path) -> None:
     """As a power cut leaves it: the next topic of that name must not find the old one's records."""
     directory = opened(tmp_path)

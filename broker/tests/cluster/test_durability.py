@@ -170,6 +170,62 @@ def test_the_name_of_a_segment_made_during_a_commit_is_durable_after_the_next(po
     assert len(power.survivors(power.disk)) == 4
 
 
+def test_what_waits_for_its_fsync_is_neither_stable_nor_to_be_deleted(power) -> None:
+    async def test() -> None:
+        partition = power.partition()
+        power.go_on.clear()
+        partition.append(power.batch(1), AppendOrigin.CLIENT)
+        transactional = power.batch(1, producer_id=1, producer_epoch=0, base_sequence=0, attributes=0x10)
+        partition.append(transactional, AppendOrigin.CLIENT)
+        assert (partition.high_watermark, partition.log.first_unstable_offset) == (0, 1)
+        assert partition.last_stable_offset == 0
+        with pytest.raises(KafkaError) as error:
+            partition.delete_records(1)
+        assert error.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+        power.go_on.set()
+        await partition.settled()
+        assert (partition.high_watermark, partition.last_stable_offset) == (2, 1)
+        assert partition.delete_records(1) == 1
+
+    asyncio.run(test())
+
+
+def test_who_waits_for_an_fsync_is_told_in_the_order_of_the_appends_and_one_at_a_time(power) -> None:
+    async def test() -> None:
+        partition, told = power.partition(), []
+
+        def first(error: KafkaError | None) -> None:
+            told.append("first is told")
+            partition.wake()  # as what it does next may have it done
+            told.append("first has acted")
+
+        power.go_on.clear()
+        for tell in (first, lambda error: told.append("second is told")):
+            info = partition.append(power.batch(1), AppendOrigin.CLIENT)
+            partition.when_published(info.last_offset + 1, tell)
+        assert not partition.is_published(0)
+        power.go_on.set()
+        await partition.settled()
+        assert told == ["first is told", "first has acted", "second is told"]
+
+    asyncio.run(test())
+
+
+def test_who_waits_for_an_fsync_that_fails_is_told_so(power) -> None:
+    async def test() -> None:
+        partition, told = power.partition(), []
+        power.go_on.clear()
+        info = partition.append(power.batch(1), AppendOrigin.CLIENT)
+        partition.when_published(info.last_offset + 1, told.append)
+        power.disk.fail(Fault("sync", errno.EIO, suffix=".log"))
+        power.go_on.set()
+        await partition.settled()
+        assert [error.code for error in told] == [ErrorCode.KAFKA_STORAGE_ERROR]
+        assert partition.failure is not None
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("moment", ["its fsync", "the sync of its folder"])
 def test_what_is_appended_during_a_commit_is_durable_after_the_next_only(power, moment) -> None:
     log = power.open(durability="power", segment_bytes=300)

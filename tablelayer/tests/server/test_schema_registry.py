@@ -25,6 +25,7 @@ from tablelayer.tests.server.tables import Table, run, tables
 from tablelayer.tests.server.test_kafka_face import batch, consume, row
 
 COLUMNS = "id INT, name STRING, price DECIMAL(10, 2), PRIMARY KEY (id) NOT ENFORCED"
+LOCAL = {"schema.registry.allowed.hosts": "127.0.0.1"}
 WRITER = {
     "type": "record", "name": "w",
     "fields": [{"name": "name", "type": ["null", "string"]}, {"name": "id", "type": "int"}],
@@ -40,11 +41,17 @@ class Registry:
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     status: int = 200
     delay_seconds: float = 0.0
+    message: str = "as told"
+    goes_on: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.goes_on.set()
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         time.sleep(self.delay_seconds)
+        self.goes_on.wait()
         if self.status != 200:
-            return self.status, {"error_code": self.status, "message": "as told"}
+            return self.status, {"error_code": self.status, "message": self.message}
         parts = path.strip("/").split("/")
         if method == "GET" and parts[:2] == ["schemas", "ids"]:
             found = self.schemas.get(int(parts[2]))
@@ -111,6 +118,7 @@ def registries(url: str | None = None, clock: Clock | None = None, **config: Any
     given = {
         "schema.registry.url": url, "schema.registry.basic.auth.user.info": None,
         "schema.registry.bearer.auth.token": None, "schema.registry.request.timeout.ms": 2000,
+        "schema.registry.allowed.hosts": ["127.0.0.1"],
     }  # fmt: skip
     for name, value in config.items():
         given[f"schema.registry.{name.replace('_', '.')}"] = value
@@ -137,7 +145,7 @@ async def produce(table: Table, *pairs: tuple[Any, Any], **options: Any) -> Any:
 
 def test_r17_avro_through_the_broker_both_ways(tmp_path: Path) -> None:
     async def work(known: Registry) -> None:
-        async with tables(tmp_path) as all_tables:
+        async with tables(tmp_path, LOCAL) as all_tables:
             table = await avro_table(all_tables, known.url)
             answer = await produce(
                 table, *wire(7, {"id": 1, "name": "a"}, {"id": 2, "name": None}), (b"2", None)
@@ -164,7 +172,7 @@ def test_r17_avro_through_the_broker_both_ways(tmp_path: Path) -> None:
 
 def test_r17_6_bad_avro_is_named_and_a_silent_registry_is_for_later(tmp_path: Path) -> None:
     async def work(known: Registry) -> None:
-        async with tables(tmp_path) as all_tables:
+        async with tables(tmp_path, LOCAL) as all_tables:
             table = await avro_table(all_tables, known.url)
             good = wire(7, {"id": 1, "name": "a"})
             for bad, reason in (
@@ -290,6 +298,144 @@ def test_a_registry_that_does_not_answer_holds_nobody_up() -> None:
         asyncio.run(work(known))
     with pytest.raises(KafkaError, match="cannot be asked"):
         asyncio.run(registries().id_of("http://127.0.0.1:1", "s", '"string"'))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "url", "is_asked"),
+    [
+        ([], "http://169.254.169.254/latest", False),
+        ([], "http://own:8081", True),
+        ([], "http://own:8081/other/path", True),
+        ([], "http://own", False),
+        ([], "https://own:8081", False),
+        (["a.b"], "http://a.b", True),
+        (["A.b"], "https://A.B:99", True),
+        (["a.b:80"], "http://a.b/x", True),
+        (["a.b:80"], "https://a.b", False),
+        (["a.b:80"], "http://a.b:81", False),
+        (["a.b"], "http://x.a.b", False),
+        (["a.b"], "http://a.b.evil", False),
+        (["a.b"], "http://a.b@evil", False),
+        (["*.b.c"], "http://x.y.b.c:1", True),
+        (["*.b.c"], "http://b.c", False),
+        (["*.b.c"], "http://xb.c", False),
+        (["*.b.c:443"], "https://x.b.c", True),
+        (["*.b.c:443"], "http://x.b.c", False),
+        (["[::1]"], "http://[::1]:8", True),
+        (["127.0.0.1"], "http://127.0.0.2", False),
+    ],
+)
+def test_registries_that_the_operator_names_are_asked(allowed: list[str], url: str, is_asked: bool) -> None:
+    asked = registries("http://own:8081", allowed_hosts=allowed)
+    assert (asked.hosts.complaint(url) is None) == is_asked
+
+
+def test_no_table_has_the_server_ask_another_host(tmp_path: Path) -> None:
+    async def allowed(known: Registry) -> None:
+        async with tables(tmp_path, LOCAL) as all_tables:
+            await avro_table(all_tables, known.url)
+
+    async def not_allowed(known: Registry) -> None:
+        async with tables(tmp_path) as all_tables:
+            with pytest.raises(AssertionError, match=r"schema\.registry\.allowed\.hosts"):
+                await avro_table(all_tables, known.url, name="u")
+            config = {
+                "table.schema": "a INT",
+                "table.kafka.value-format": "avro",
+                "table.kafka.avro.registry-url": known.url,
+            }
+            with pytest.raises(KafkaError, match=r"schema\.registry\.allowed\.hosts"):
+                await all_tables.broker.context.metadata.create_topic("default.v", 1, config)
+            answer = await produce(await all_tables.open(), *wire(7, {"id": 1, "name": "a"}))
+            assert answer.error_code == ErrorCode.INVALID_CONFIG
+            assert "schema.registry.allowed.hosts" in answer.error_message
+            assert known.asked == []
+
+    with registry() as known:
+        known.schemas[7] = {"schema": json.dumps(WRITER)}
+        run(lambda: allowed(known))
+        run(lambda: not_allowed(known))
+
+
+def test_a_registry_that_is_silent_holds_up_nobody_who_asks_another() -> None:
+    """With the threads shared, these would wait behind what the silent one was asked first."""
+
+    async def work(silent: Registry, other: Registry) -> None:
+        asked = registries(request_timeout_ms=20_000)
+        waiting = [asyncio.create_task(asked.schemas(silent.url, [each])) for each in range(300)]
+        while len(silent.asked) < 4:  # noqa: ASYNC110 - the registry is a thread
+            await asyncio.sleep(0.001)
+        assert isinstance((await asked.schemas(other.url, [7]))[7], AvroSchema)
+        assert len(silent.asked) == 4, "so many at a time"
+        refused = [each for each in waiting if each.done()]
+        assert len(refused) == 300 - 256
+        for each in refused:
+            with pytest.raises(
+                KafkaError, match=r"256 requests to the schema registry .* try again"
+            ) as caught:
+                await each
+            assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
+        silent.goes_on.set()
+        found = await asyncio.gather(*(each for each in waiting if each not in refused))
+        assert len(found) == 256
+
+    with registry() as silent, registry() as other:
+        silent.goes_on.clear()
+        for each in (silent, other):
+            each.schemas[7] = {"schema": '"string"'}
+        try:
+            asyncio.run(work(silent, other))
+        finally:
+            silent.goes_on.set()
+
+
+def test_a_registry_that_drips_is_given_up_and_its_socket_closed() -> None:
+    closed = threading.Event()
+
+    class Dripping(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(b" ")
+                    time.sleep(0.01)
+            except OSError:
+                closed.set()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    async def work(url: str) -> None:
+        asked = registries(request_timeout_ms=200)
+        with pytest.raises(KafkaError, match=r"did not answer within 0\.2 s"):
+            await asked.schemas(url, [7])
+        (it,) = asked._registries.values()
+        while not it.is_idle:  # noqa: ASYNC110 - the thread ends by itself
+            await asyncio.sleep(0.01)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        asyncio.run(work(f"http://127.0.0.1:{server.server_port}"))
+        assert closed.wait(10)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_what_a_registry_says_stays_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    with registry() as known:
+        known.status = 500
+        known.message = "no\n2026-01-01 ERROR forged \ud800 \x1b[2J" + "x" * 10_000
+        with pytest.raises(KafkaError) as caught:
+            asyncio.run(registries().schemas(known.url, [7]))
+    for text in (caught.value.message, *(record.getMessage() for record in caplog.records)):
+        assert text.isprintable()
+        assert len(text) < 1000
 
 
 def test_a_refusal_to_register_says_why() -> None:

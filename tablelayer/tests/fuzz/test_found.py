@@ -1,0 +1,146 @@
+"""What the fuzzer has found, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from broker.net.reply import CloseConnection
+from protocol.errors import ErrorCode
+from tablelayer.model import messages as m
+from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.evolution import changes_from_json
+from tablelayer.server.handlers import _each
+from tablelayer.tests.server.tables import run, tables
+from tablelayer.tests.server.test_hostile_batches import send
+
+
+@pytest.mark.parametrize("damage", ["magic", "count", "short"])
+@pytest.mark.parametrize("put", [False, True])
+def test_a_batch_that_is_none_is_the_clients_mistake_and_no_error_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str, put: bool
+) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT" + (", PRIMARY KEY (id) NOT ENFORCED" if put else ""))
+            batch: Any = bytearray(table.batch([{"id": 1}], [3] if put else None))
+            if damage == "magic":
+                batch[16] = 12
+            elif damage == "count":
+                struct.pack_into(">i", batch, 57, -1)
+            else:
+                del batch[70:]
+            answer = await send(table, bytes(batch), put=put)
+            assert answer.error_code == ErrorCode.CORRUPT_MESSAGE
+            assert answer.error_message
+            assert table.partition.log.log_end_offset == 0
+
+    run(work)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_parts_of_a_request_are_begun_a_few_in_each_turn_of_the_loop() -> None:
+    async def work() -> None:
+        begun, most, turns = 0, 0, 0
+
+        async def part(number: int) -> int:
+            nonlocal begun
+            begun += 1
+            await asyncio.sleep(0)
+            return number
+
+        async def innocent() -> None:
+            nonlocal most, turns
+            while True:
+                before = begun
+                await asyncio.sleep(0)
+                most, turns = max(most, begun - before), turns + 1
+
+        other = asyncio.ensure_future(innocent())
+        assert await _each(part, range(2000)) == list(range(2000))
+        other.cancel()
+        assert turns > 100
+        assert most <= 32
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"change": "set", "options": "STRING"},
+        {"change": "reset", "names": "table.log.ttl"},
+        {"change": "reset", "names": [["table.log.ttl"]]},
+        {"change": "add", "name": True, "type": "INT"},
+        {"change": "add", "name": "c", "type": "INT", "nullable": "no"},
+        {"change": "add", "name": "c", "type": 7},
+        {"change": "drop", "name": None},
+        {"change": "rename", "name": "id", "new_name": None},
+        {"change": "modify", "name": "id", "comment": {}},
+        {"change": "comment", "comment": 5},
+        {"change": ["set"]},
+        ["change"],
+        "change",
+        None,
+    ],
+)
+def test_a_change_of_a_table_with_a_value_of_another_type_is_refused(tmp_path: Path, change: Any) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("id INT, s STRING")
+            answer = await table.alter_answer(json.dumps([change]))
+            assert answer.error_code == TableErrorCode.INVALID_TABLE
+            assert "not a list of changes" in answer.error_message
+            assert (await table.latest()).schema == table.definition.schema
+
+    run(work)
+
+
+def test_a_write_without_an_answer_that_is_refused_as_a_whole_closes_the_connection(tmp_path: Path) -> None:
+    """Its client does not look for an answer: it would take this one for that to its next request."""
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            log = await all_tables.create("id INT", name="log")
+            keyed = await all_tables.create("id INT, PRIMARY KEY (id) NOT ENFORCED", name="keyed")
+            row = log.batch([{"id": 1}])
+            for request in (
+                m.AppendRowsRequest(table_id=UUID(int=5), buckets=[m.WriteBucket(bucket=0, batch=row)]),
+                m.AppendRowsRequest(table_id=keyed.table_id, buckets=[m.WriteBucket(bucket=0, batch=row)]),
+                m.PutRowsRequest(table_id=log.table_id, buckets=[m.WriteBucket(bucket=0, batch=row)]),
+                m.PutRowsRequest(
+                    table_id=keyed.table_id, write_mode=7, buckets=[m.WriteBucket(bucket=0, batch=row)]
+                ),
+            ):
+                assert (await all_tables.broker.send(request)).error_code != 0
+                request.acks = 0
+                with pytest.raises(CloseConnection, match="acks=0"):
+                    await all_tables.broker.send(request)
+
+    run(work)
+
+
+def test_the_names_of_reset_options_are_a_list() -> None:
+    (change,) = changes_from_json('[{"change":"reset","names":["table.log.ttl"]}]')
+    assert change.names == ("table.log.ttl",)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("zone", ["1", "Nowhere/At_all", "", "..", "/etc/passwd", "a" * 300, "\0", "Europe"])
+def test_a_time_zone_that_there_is_not_is_refused(tmp_path: Path, zone: str) -> None:
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            definition = {
+                "database": "default", "table": "t", "options": {"table.auto-partition.time-zone": zone},
+                "schema": {"schema_id": 1, "columns": [{"id": 0, "name": "id", "type": "INT"}], "primary_key": []},
+            }  # fmt: skip
+            answer = await all_tables.broker.send(m.CreateTableRequest(definition=json.dumps(definition)))
+            assert answer.error_code == TableErrorCode.INVALID_TABLE
+            assert "time zone" in answer.error_message
+
+    run(work)
