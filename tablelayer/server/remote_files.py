@@ -42,10 +42,12 @@ class RemoteFiles(Protocol):
 
 
 class LocalFiles:
-    """Files below a directory of this machine, durable when a call returns."""
+    """Files below a directory of this machine, durable when a call returns, with the folders that lead to them."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._durable: set[Path] = set()
+        """Folders that this process has synced in the ones above them."""
 
     def __str__(self) -> str:
         return str(self._root)
@@ -61,16 +63,27 @@ class LocalFiles:
     @contextlib.contextmanager
     def _writing(self, name: str) -> Any:
         target = self._root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(target.parent)
         partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}{_PARTIAL}")
         try:
             yield partial
-            _sync(partial)
+            sync_path(partial)
             partial.replace(target)
-            _sync(target.parent)
+            sync_path(target.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+    def _make_folder(self, folder: Path) -> None:
+        if folder in self._durable and folder.is_dir():
+            return
+        if folder == self._root:
+            _make_durably(folder)
+        else:
+            self._make_folder(folder.parent)
+            folder.mkdir(exist_ok=True)
+            sync_path(folder.parent)
+        self._durable.add(folder)
 
     def read(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
@@ -174,7 +187,16 @@ def open_files(location: str) -> RemoteFiles:
     return ArrowFiles(filesystem, root)
 
 
-def _sync(path: Path) -> None:
+def _make_durably(folder: Path) -> None:
+    """Make a folder that is not there, with those above it."""
+    if not folder.is_dir():
+        _make_durably(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_path(folder.parent)
+
+
+def sync_path(path: Path) -> None:
+    """Make a file's contents durable, or the names in a directory. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

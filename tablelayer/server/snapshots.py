@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tablelayer.server.remote_files import RemoteFiles
+from tablelayer.server.remote_files import RemoteFiles, sync_path
 
 if TYPE_CHECKING:
     from tablelayer.model.table import TableDefinition
@@ -236,7 +236,7 @@ class BucketSnapshots:
     # -- giving back ---------------------------------------------------------------------------------------
 
     def download(self, snapshot: Snapshot, directory: Path) -> None:
-        """Make `directory` the store that the snapshot is of. Raises DamagedSnapshotError, and then it is not
+        """Make `directory` the store that the snapshot is of, durably. Raises DamagedSnapshotError, and then it is not
         there, and OSError when the files cannot be reached."""
         partial = directory.with_name(f"{directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -245,8 +245,11 @@ class BucketSnapshots:
             with self.lease(snapshot):
                 for file in snapshot.files:
                     self._download(file, partial / file.name)
+                    sync_path(partial / file.name)
+            sync_path(partial)
             shutil.rmtree(directory, ignore_errors=True)
             partial.rename(directory)
+            sync_path(directory.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import _MockFileSystem
 
+from broker.testing.fsyncs import recorded_fsyncs
 from tablelayer.server.remote_files import ArrowFiles, LocalFiles, RemoteFiles, open_files
 
 
@@ -47,6 +48,34 @@ def test_what_is_not_there_is_not_found_and_its_removal_no_error(files: RemoteFi
     assert files.names("t") == ["t/0/b"]
     files.remove_folder("t")
     assert files.names("t") == []
+
+
+def test_a_file_is_durable_with_the_folders_that_lead_to_it(tmp_path: Path) -> None:
+    """The log is cut where a snapshot has its records: it must not be gone after a power cut."""
+    files = LocalFiles(tmp_path / "new" / "remote")
+    folder = tmp_path / "new" / "remote" / "t" / "0"
+    with recorded_fsyncs(tmp_path) as synced:
+        files.put("t/0/a", b"1")
+    assert [path for path in synced if path.is_dir()] == [
+        tmp_path,
+        tmp_path / "new",
+        tmp_path / "new" / "remote",
+        folder.parent,
+        folder,
+    ]
+    assert [path.name[:2] for path in synced].index("a.") == len(synced) - 2
+    with recorded_fsyncs(tmp_path) as synced:
+        files.put("t/0/b", b"2")
+    assert len(synced) == 2, "once is enough"
+    for name in ("t/0/a", "t/0/b"):
+        files.remove(name)
+    with recorded_fsyncs(tmp_path) as synced:
+        files.put("t/0/c", b"3")
+    assert folder.parent in synced, "it is another folder"
+    files.remove_folder("t")
+    with recorded_fsyncs(tmp_path) as synced:
+        files.put("t/0/d", b"4")
+    assert {folder.parent.parent, folder.parent, folder} <= set(synced)
 
 
 def test_an_interrupted_upload_leaves_no_file(tmp_path: Path) -> None:

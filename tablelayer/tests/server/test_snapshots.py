@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from broker.testing.files import copy_as_killed
+from broker.testing.fsyncs import recorded_fsyncs
 from tablelayer.server.kv import KeyValueStore, SharedMemory
 from tablelayer.server.limits import Limits
 from tablelayer.server.remote_files import LocalFiles
@@ -77,6 +78,20 @@ def test_r14_a_snapshot_is_the_state_at_its_offset(tmp_path: Path) -> None:
     assert (copy.applied_offset, copy.row_count) == (1000, 1000)
     assert state_of(copy) == then
     copy.close()
+    bucket.store.close()
+
+
+def test_a_store_that_is_given_back_is_durable_before_it_has_its_name(tmp_path: Path) -> None:
+    """Or a power cut would leave a store without contents, and the next snapshot would be one of it."""
+    bucket = Bucket(tmp_path)
+    bucket.write(range(1000), b"a")
+    taken = bucket.take()
+    target = tmp_path / "copies" / "0"
+    with recorded_fsyncs(tmp_path / "copies") as synced:
+        bucket.snapshots.download(taken, target)
+    partial = target.with_name("0.partial")
+    assert set(synced[:-2]) == {partial / file.name for file in taken.files}
+    assert synced[-2:] == [partial, target.parent]
     bucket.store.close()
 
 
