@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
+from broker.cluster.partition import TopicImage
+from broker.cluster.topic_config import TopicConfigs
 from broker.config import BROKER_CONFIGS, BrokerConfig, parse_listener
 from broker.config_key import ConfigError, ConfigKey, ConfigType
 
@@ -108,6 +112,20 @@ def test_files_in_both_formats_and_sets_on_top(tmp_path) -> None:
 )
 def test_broker_configurations_are_the_defaults_of_topics(explicit, expected) -> None:
     assert BrokerConfig(explicit).topic_defaults() == expected
+
+
+def test_a_topics_own_configuration_goes_before_the_brokers_and_journals_are_never_cut_by_age() -> None:
+    configs = TopicConfigs({"retention.ms": "5", "segment.bytes": "1000"})
+
+    def of(internal: bool = False, **config: str) -> tuple[int, int]:
+        named = {name.replace("_", "."): value for name, value in config.items()}
+        parsed = configs.log_config(TopicImage("t", uuid.uuid4(), 1, named, internal))
+        return parsed.retention_ms, parsed.segment_bytes
+
+    assert of() == (5, 1000)
+    assert of(retention_ms="7") == (7, 1000)
+    assert of(internal=True) == (-1, 1000)
+    assert of(internal=True, retention_ms="7", segment_bytes="2000") == (7, 2000)
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ def test_an_import_that_died_half_way_is_not_seen_and_can_be_made_again(kafka, t
     assert topics_in(data) == []
     (data / "clicks-0" / "00000000000000000999.log").write_bytes(b"of the one that died")
     brought_in(kafka, data)
+    assert not (data / "clicks-0" / "00000000000000000999.log").exists()
     assert len(read_by(data, "clicks")) == 30
 
 

@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.cluster.epoch import next_leader_epoch, raise_leader_epoch
+from broker.cluster.producer_ids import BLOCK_SIZE, ProducerIds
 from broker.cluster.store import EmbeddedStore
 from broker.ports import (
     BadVersionError,
@@ -156,6 +159,76 @@ def test_what_was_acknowledged_survives_a_kill_and_transactions_are_whole(tmp_pa
         await store.close()
 
     asyncio.run(test())
+
+
+def in_store(test: Callable[[EmbeddedStore], Awaitable[None]], tmp_path) -> None:
+    async def main() -> None:
+        store = EmbeddedStore(tmp_path / "meta.db")
+        await store.open()
+        try:
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_transaction_that_cannot_be_carried_out_leaves_nothing(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        await store.transact([CreateNode("/a/b")])
+        await store.transact([SetNode("/a/b", b"0", 0)])
+        outdated, early = SetNode("/a/b", b"2", 1), SetNode("/a/b", b"2", 7)
+        for last in (DeleteNode("/a"), SetNode("/none", b""), outdated, early, CreateNode("/a/b")):
+            with pytest.raises(StoreError):
+                await store.transact([CreateNode("/new"), SetNode("/a/b", b"1", 1), last])
+            assert await store.get("/new") is None
+            assert await store.get("/a/b") == Node(b"0", 1)
+
+    in_store(test, tmp_path)
+
+
+def test_sequences_count_for_each_parent(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        made = [
+            (await store.transact([CreateNode(f"{parent}/n-", sequence=True)]))[0]
+            for parent in ("/a", "/b", "/a")
+        ]
+        assert made == ["/a/n-0000000000", "/b/n-0000000000", "/a/n-0000000001"]
+
+    in_store(test, tmp_path)
+
+
+def test_who_watches_a_node_is_told_of_children_however_deep_they_were_made(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        told: list[str] = []
+        for path in ("/a", "/a/b", "/a/b/c", "/other"):
+            store.watch(path, lambda path=path: told.append(path))
+        await store.transact([CreateNode("/a/b/c")])
+        await asyncio.sleep(0)
+        assert sorted(told) == ["/a", "/a/b", "/a/b/c"]
+
+    in_store(test, tmp_path)
+
+
+def test_a_leader_epoch_is_stored_before_it_is_given_out_and_goes_up_after_a_crash(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        given = [await next_leader_epoch(store, clean=clean) for clean in (True, True, False, True, False)]
+        assert given == [0, 0, 1, 1, 2]
+        await raise_leader_epoch(store, 9)
+        await raise_leader_epoch(store, 3)
+        assert await next_leader_epoch(store, clean=True) == 9
+
+    in_store(test, tmp_path)
+
+
+def test_a_producer_id_is_given_out_once_over_blocks_and_restarts(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        first, second, third = (ProducerIds(store) for _ in range(3))
+        given = [await first.allocate() for _ in range(2 * BLOCK_SIZE + 1)]
+        given += [await ids.allocate() for ids in (second, third, first)]
+        assert len(set(given)) == len(given)
+
+    in_store(test, tmp_path)
 
 
 def test_a_transaction_is_synced_before_it_is_over(tmp_path) -> None:
