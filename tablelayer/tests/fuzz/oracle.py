@@ -208,6 +208,7 @@ class Oracle:
 
     def _log_agrees(self, table: Standing, bucket: int, offset: int) -> list[tuple[int, int, str, str]]:
         """(offset, change, row, key) of the log, if all readers of logs see it alike."""
+        self.world.server.until_published(table.topic, bucket)
         place, schema = f"{table.topic}-{bucket}", table.definition.schema
         whole = self._scan(table, bucket, offset, None)
         plain = [each[:2] for each in whole]

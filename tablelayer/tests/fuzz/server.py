@@ -15,6 +15,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 
 from broker.config import BrokerConfig
@@ -141,6 +142,17 @@ class WatchedServer:
             self._loop.close()
             logging.getLogger().removeHandler(self._complaints)
             logging.getLogger("headrace").setLevel(self._level)
+
+    def until_published(self, topic: str, index: int) -> None:
+        """Rows written with acks 0 or 1 are seen a little later, and by no reader in the middle of the others."""
+        ends = time.monotonic() + ANSWER_SECONDS
+        partition = self.broker.context.partition(topic, index)
+        while partition.high_watermark < partition.log.log_end_offset:
+            if time.monotonic() > ends:
+                raise UnansweredError(
+                    f"rows of {topic}-{index} are not published within {ANSWER_SECONDS:.0f} s"
+                )
+            time.sleep(0.001)
 
     def quiet(self) -> None:
         """Forget what was seen so far, and begin now."""
