@@ -18,6 +18,7 @@ from protocol.records.header import BatchHeader
 from tablelayer.model.arrays import Mask
 from tablelayer.model.batch import PREFIX_SIZE, ArrowBatch, encode_arrow_batch
 from tablelayer.model.filters import Filter, Verdict
+from tablelayer.model.ipc import STORED_BYTES_MAX
 from tablelayer.model.options import ArrowCompression
 from tablelayer.model.schema import Schema
 from tablelayer.model.statistics import ColumnStatistics, comparable, decode
@@ -88,7 +89,7 @@ class BatchColumns:
         arrays: list[pa.Array] = []
         if projection is not None:
             data = read_projected(region, position, header.size, projection)
-            arrays = ArrowBatch.parse(data).to_record_batch(sent).columns
+            arrays = ArrowBatch.parse(data).to_record_batch(sent, bytes_max=STORED_BYTES_MAX).columns
         return conversion.of_needed(arrays, header.record_count)
 
     def _plan(self, schema_id: int) -> tuple[Schema, Conversion, Projection | None, pa.Schema]:

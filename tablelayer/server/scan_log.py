@@ -2,7 +2,7 @@
 
 Whole batches leave as file regions, by `sendfile`; projected ones as byte ranges (`projection.py`). Nothing at or
 above the published high watermark is given (R12.1). Sizes are as in Kafka's Fetch: the first bucket that has
-anything gives at least one batch, the others what is left of `max_bytes`.
+anything gives at least one batch, the others what is left of `max_bytes`, which the server bounds too.
 
 With a filter, batches in which nothing can match are passed over, and the answer says how far it has looked
 (`filtered_end_offset`), so that readers of few rows get on: a request whose bucket had rows of which none was wanted is
@@ -27,6 +27,7 @@ from tablelayer.model.arrays import Mask
 from tablelayer.model.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.model.errors import TableError
 from tablelayer.model.filters import Filter, Verdict
+from tablelayer.model.ipc import STORED_BYTES_MAX
 from tablelayer.model.messages import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
 from tablelayer.model.table import TableDefinition
 from tablelayer.model.versions import SchemaVersions
@@ -88,6 +89,7 @@ class _Scan:
         self._services = services
         self._topic = definition.path.topic
         self._request = request
+        self._max_bytes = min(request.max_bytes, services.limits.answer_bytes_max)
         self._schema = wanted.schema
         self._column_ids = None if wanted.is_whole else wanted.ids
         self._filter = wanted.filter
@@ -155,7 +157,7 @@ class _Scan:
         bucket.check_open()
         result.log_start_offset = partition.log.log_start_offset
         result.high_watermark = partition.high_watermark
-        room = min(wanted.max_bytes, self._request.max_bytes - self._bytes)
+        room = min(wanted.max_bytes, self._max_bytes - self._bytes)
         must = self._bytes == 0
         if self._filter is not None:
             result.filtered_end_offset = self._looked_up_to.get(wanted.bucket, wanted.offset)
@@ -267,7 +269,9 @@ class _Scan:
             for column in versions.get(batch.schema_id).columns
             if self._column_ids is None or column.id in self._column_ids
         ]
-        return bytes(filtered_batch(batch, batch.to_record_batch(pa.schema(columns)), mask))
+        return bytes(
+            filtered_batch(batch, batch.to_record_batch(pa.schema(columns), bytes_max=STORED_BYTES_MAX), mask)
+        )
 
     def _project(
         self, region: FileRegion, bucket: TableBucket, max_bytes: int

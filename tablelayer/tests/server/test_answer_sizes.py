@@ -285,6 +285,29 @@ def test_a_piece_of_a_scan_is_bounded_by_its_bytes_row_by_row(tmp_path: Path) ->
     run(work)
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_scan_of_the_log_gives_no_more_than_an_answer_may_have_whatever_it_is_asked_for(
+    tmp_path: Path, filtered: bool
+) -> None:
+    async def work() -> None:
+        async with tables(tmp_path, limits=SMALL) as all_tables:
+            table = await all_tables.create("id INT, text STRING, n INT")
+            for n in range(12):
+                await table.append([{**row(n), "n": n}])
+            schema = table.definition.schema
+            most = (1 << 31) - 1
+            request = m.ScanLogRequest(
+                table_id=table.table_id, columns=[0, 1], max_bytes=most,
+                buckets=[m.ScanLogBucket(bucket=0, offset=0, max_bytes=most)], schema_id=schema.schema_id,
+                filter=encode_filter(pc.field("id") >= pa.scalar(0, pa.int32()), schema) if filtered else None,
+            )  # fmt: skip
+            result = (await table.broker.send(request)).buckets[0]
+            assert result.error_code == 0
+            assert LARGE < len(bytes(result.records)) <= SMALL.answer_bytes_max
+
+    run(work)
+
+
 def test_large_rows_are_left_to_a_thread(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
