@@ -25,7 +25,7 @@ from broker.background import BackgroundTasks
 from broker.config_key import ConfigError, ConfigKey, ConfigType
 from broker.log.errors import RecordErrors
 from broker.metrics.model import Metrics
-from broker.slices import Slices
+from broker.slices import Slices, Work
 
 if TYPE_CHECKING:
     import asyncio
@@ -75,7 +75,13 @@ class Encodable(Protocol):
     def encode_parts(self, version: int) -> list[Any]: ...
 
 
-Handler = Callable[[RequestContext, Any], "Encodable | Awaitable[Encodable | None] | None"]
+Handler = Callable[
+    [RequestContext, Any],
+    "Encodable | Awaitable[Encodable | Work[Encodable] | None] | Work[Encodable | Awaitable[Any] | None] | None",
+]
+"""Gives the response (None: there is none), or an awaitable of it, or work in slices whose result that is
+(`broker.slices`): whatever loops over what a client has named has to be that.
+"""
 
 
 class Repeat(msgspec.Struct):
@@ -119,7 +125,7 @@ class ApiDeclaration(msgspec.Struct, frozen=True):
     max_version: int = -1
     advertised_min_version: int = -1
     cancel_on_disconnect: bool = False
-    on_error: Callable[[Any, int, KafkaError], ApiMessage] | None = None
+    on_error: Callable[[Any, int, KafkaError], ApiMessage | Work[ApiMessage]] | None = None
     repeat: Callable[[RequestContext, Any], Repeat | None] | None = None
     advertised: bool = True
 

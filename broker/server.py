@@ -59,6 +59,7 @@ from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.ports import AgeClock, Clock, Entropy, SystemClock, SystemEntropy
+from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import ErrorCode, KafkaError
 
@@ -184,6 +185,7 @@ class Broker:
             advertised=self._advertised,
             ages=AgeClock(self._clock),
             background=self._background,
+            slices=Slices(self._clock.monotonic),
         )
         undo.push_async_callback(self._background.cancel)
         for extension in self._extensions:
@@ -203,7 +205,7 @@ class Broker:
         await transactions.start()
         fetches = FetchApi(self.context)
         declarations = self._declarations(groups, transactions, fetches, configs)
-        network.answerer = self.dispatcher = Dispatcher(declarations)
+        network.answerer = self.dispatcher = Dispatcher(declarations, self.context.slices)
         metrics = self.context.metrics
         metrics.add(BROKER_METRICS, BrokerCollector(self.context, network, groups, transactions).collect)
         if self._measured:

@@ -2,7 +2,8 @@
 
 Work is a generator that yields wherever it may rest, and returns its result. It rests once a slice is over
 (`SLICE_SECONDS`); then the loop serves everybody else. All work of a loop shares one queue and gets one slice in each
-turn of the loop: a hundred long requests hold up an innocent one by one slice, not by a hundred.
+turn of the loop: a hundred long requests hold up an innocent one by one slice, not by a hundred. What the time is, a
+clock says that is handed in: under a simulated one, which stands still while anything runs, no work ever rests.
 
 What the work reads may change while it rests; it has to look again, or to take what it needs before its first rest.
 Whoever only wants the result of such a generator, and owns the thread, calls `finish`.
@@ -11,9 +12,10 @@ Whoever only wants the result of such a generator, and owns the thread, calls `f
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -23,12 +25,14 @@ Work = Generator[None, None, Result]
 FIRST_SLICE_SECONDS = 0.0005
 """Before anything is queued: most work is done by then, and costs no turn."""
 SLICE_SECONDS = 0.001
+_RUN_LENGTH = 512
 
 
 class Slices:
-    """The queue of one event loop."""
+    """The queue of one event loop. `clock` gives seconds and never goes back."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._queue: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
 
     def start(self, work: Work[Result]) -> tuple[bool, Result | asyncio.Future[Result]]:
@@ -36,15 +40,20 @@ class Slices:
 
         What the work raises in its first slice is raised here. Cancelling the future closes the work.
         """
-        until = time.perf_counter() + FIRST_SLICE_SECONDS
+        clock = self._clock
+        until = clock() + FIRST_SLICE_SECONDS
         try:
             while True:
                 next(work)
-                if time.perf_counter() >= until:
+                if clock() >= until:
                     break
         except StopIteration as end:
             return True, end.value
         return False, self._enqueue(work)
+
+    def pace(self) -> Pace:
+        """For a coroutine that loops over much and awaits little: `await pace.rest()` in each round."""
+        return Pace(self)
 
     async def run(self, work: Work[Result]) -> Result:
         """Do all of it. Cancelling the caller closes the work."""
@@ -65,11 +74,12 @@ class Slices:
         if future.done():  # cancelled
             work.close()
         else:
-            until = time.perf_counter() + SLICE_SECONDS
+            clock = self._clock
+            until = clock() + SLICE_SECONDS
             try:
                 while True:
                     next(work)
-                    if time.perf_counter() >= until:
+                    if clock() >= until:
                         self._queue.append((work, future))
                         break
             except StopIteration as end:
@@ -79,6 +89,47 @@ class Slices:
         self._queue.popleft()
         if self._queue:
             asyncio.get_running_loop().call_soon(self._turn)
+
+
+class Pace:
+    """What a coroutine has of its slice. See `Slices.pace`."""
+
+    def __init__(self, slices: Slices) -> None:
+        self._slices = slices
+        self._until = slices._clock() + FIRST_SLICE_SECONDS
+
+    async def rest(self) -> None:
+        """Once the slice is over, wait for the next one, in the same queue as all other work."""
+        clock = self._slices._clock
+        if clock() >= self._until:
+            await self._slices._enqueue(_nothing())
+            self._until = clock() + SLICE_SECONDS
+
+
+def _nothing() -> Work[None]:
+    return
+    yield
+
+
+def sort_in_slices(items: Iterable[Any]) -> Work[list[Any]]:
+    """The items in their order."""
+    runs, run = [], []
+    for item in items:
+        run.append(item)
+        if len(run) == _RUN_LENGTH:
+            run.sort()
+            runs.append(run)
+            run = []
+            yield
+    run.sort()
+    if not runs:
+        return run
+    ordered = []
+    for item in heapq.merge(*runs, run):
+        ordered.append(item)
+        if not len(ordered) % 32:
+            yield
+    return ordered
 
 
 def finish(work: Work[Result]) -> Result:

@@ -6,6 +6,9 @@ remains of the budget, in bytes. It raises DecodeError for what it notices itsel
 the buffer surfaces as `struct.error` or IndexError and bad text as UnicodeDecodeError, which the caller
 translates.
 
+For large frames there is a second form of it, a generator that rests every few elements, so that whoever decodes can
+let others run in between.
+
 Nothing is allocated before it is checked: a count of elements that could not fit into the rest of the
 buffer even if each were as small as it can be, or that the budget cannot pay, is refused first. What text
 and bytes cost is settled at the next array or at the end, since they cannot be larger than the buffer.
@@ -13,7 +16,7 @@ and bytes cost is settled at the next array or at the end, since they cannot be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from struct import Struct as Packer
 from struct import unpack_from
@@ -29,17 +32,36 @@ if TYPE_CHECKING:
     from protocol.schema import Message, Struct
 
 Decoder = Callable[[Any, int, int], tuple[Any, int, int]]
+RestingDecoder = Callable[[Any, int, int], Generator[None, None, tuple[Any, int, int]]]
+
+ELEMENTS_PER_REST = 32
+"""Of an array, between two rests of a decoder or encoder that rests."""
+STRING_BYTES_MAX = 32_767
+"""As in Kafka, though the compact encoding could say more: one string is not decoded in pieces. For Kafka's own
+messages, where a decoder rests."""
+_PRIVATE_KEYS_FROM = 10_000
+_LENGTH_OF_STRING = f"a length of a string, of at most {STRING_BYTES_MAX} bytes"
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
     """The decoder of `cls` in `version`, which must be one of its versions."""
-    return _DecoderCompiler(cls, version).compile()
+    decoder: Decoder = _DecoderCompiler(cls, version, rests=False).compile()
+    return decoder
+
+
+def compile_resting_decoder(cls: type[Message], version: int) -> RestingDecoder:
+    """The same as a generator, which yields every few elements and returns what the other one returns."""
+    decoder: RestingDecoder = _DecoderCompiler(cls, version, rests=True).compile()
+    return decoder
 
 
 class _DecoderCompiler:
-    def __init__(self, cls: type[Message], version: int) -> None:
+    def __init__(self, cls: type[Message], version: int, *, rests: bool) -> None:
         self.cls = cls
         self.version = version
+        self.rests = rests
+        api_key = getattr(cls, "API_KEY", _PRIVATE_KEYS_FROM)
+        self.bounds_strings = rests and cls.is_flexible(version) and api_key < _PRIVATE_KEYS_FROM
         self.flexible = cls.is_flexible(version)
         self.source = Source()
         self.source.namespace.update(
@@ -61,7 +83,7 @@ class _DecoderCompiler:
         self.run: list[tuple[str, int, str]] = []
         self.after_run: list[str] = []
 
-    def compile(self) -> Decoder:
+    def compile(self) -> Any:
         source = self.source
         source.line("def decode(buf, pos, left):")
         source.depth += 1
@@ -71,8 +93,10 @@ class _DecoderCompiler:
         self.flush()
         source.line("if left < 0: raise exceeded(-left, 0)")
         source.line("return m, pos, left")
-        decoder: Decoder = source.function("decode", f"decoder of {self.cls.__name__} version {self.version}")
-        return decoder
+        if self.rests:
+            source.line("yield")
+        kind = "resting decoder" if self.rests else "decoder"
+        return source.function("decode", f"{kind} of {self.cls.__name__} version {self.version}")
 
     def flush(self) -> None:
         """Unpack the fixed-size values that were collected."""
@@ -184,6 +208,10 @@ class _DecoderCompiler:
         line(f"if {stop} > end: raise too_long({path!r}, {size}, end - pos)")
         if field.kind == "string":
             text = self.source.fresh("s")
+            if self.bounds_strings:
+                line(
+                    f"if {size} > {STRING_BYTES_MAX}: raise bad_value({path!r}, {size}, {_LENGTH_OF_STRING!r})"
+                )
             line(f"{text} = str(buf[pos:{stop}], 'utf-8')")
             # One character beyond Latin-1 makes all of them two or four bytes wide.
             line(f"left -= {size} if {text}.isascii() else 4 * {size}")
@@ -247,8 +275,11 @@ class _DecoderCompiler:
             line(f"{values} = []")
             line(assign.format(values))
             line(f"{add} = {values}.append")
-            line(f"for _ in range({count}):")
+            index = self.source.fresh("k") if self.rests else "_"
+            line(f"for {index} in range({count}):")
             self.source.depth += 1
+            if self.rests:
+                line(f"if not {index} % {ELEMENTS_PER_REST}: yield")
             self.value(element, f"{add}({{}})", f"{path}[]")
             self.flush()
             self.source.depth -= 1
@@ -265,8 +296,11 @@ class _DecoderCompiler:
         self.varint(count)
         line(f"if 2 * {count} > end - pos: raise too_many({path + ' tagged fields'!r}, {count}, end - pos)")
         line(f"{last} = -1")
-        line(f"for _ in range({count}):")
+        index = self.source.fresh("k") if self.rests else "_"
+        line(f"for {index} in range({count}):")
         self.source.depth += 1
+        if self.rests:
+            line(f"if not {index} % {ELEMENTS_PER_REST}: yield")
         self.varint(tag)
         line(f"if {tag} <= {last}: raise bad_tag({path!r}, {tag}, {last})")
         line(f"{last} = {tag}")

@@ -3,20 +3,22 @@ of fixed-size fields (lengths of the old encoding among them).
 
 The function takes the message and returns a list of buffers. Without records that is one; with records
 what is between them is one each, and each `records` value stands in the list by
-reference, whether it is a buffer or a region of a file. Values of a wrong type or out of range surface as
+reference, whether it is a buffer or a region of a file. For large messages there is a second form of it, a generator
+that rests every few elements and gives many buffers. Values of a wrong type or out of range surface as
 `struct.error`, TypeError and the like, which the caller translates; a field that is set but not carried by
 the version is an EncodeError right away, as in Kafka.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from struct import Struct as Packer
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from protocol.compile import Source
-from protocol.errors import EncodeError
+from protocol.compile_decoder import ELEMENTS_PER_REST
+from protocol.errors import EncodeError, EncodeTooLarge
 from protocol.fields import FORMATS, STRUCT_DEFAULT, Field
 from protocol.varint import ONE_BYTE, encode_unsigned_varint
 
@@ -24,17 +26,30 @@ if TYPE_CHECKING:
     from protocol.schema import Message, Struct
 
 Encoder = Callable[[Any], list[Any]]
+RestingEncoder = Callable[[Any, int], Generator[None, None, list[Any]]]
+
+_CHUNKS_PER_PART = 512
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
     """The encoder of `cls` in `version`, which must be one of its versions."""
-    return _EncoderCompiler(cls, version).compile()
+    encoder: Encoder = _EncoderCompiler(cls, version, rests=False).compile()
+    return encoder
+
+
+def compile_resting_encoder(cls: type[Message], version: int) -> RestingEncoder:
+    """The same as a generator, which yields every few elements. Its second argument is how many bytes there may be
+    besides records; above it raises EncodeTooLarge.
+    """
+    encoder: RestingEncoder = _EncoderCompiler(cls, version, rests=True).compile()
+    return encoder
 
 
 class _EncoderCompiler:
-    def __init__(self, cls: type[Message], version: int) -> None:
+    def __init__(self, cls: type[Message], version: int, *, rests: bool) -> None:
         self.cls = cls
         self.version = version
+        self.rests = rests
         self.flexible = cls.is_flexible(version)
         self.source = Source()
         self.source.namespace.update(
@@ -45,29 +60,35 @@ class _EncoderCompiler:
             records_part=_records_part,
             no_place=_no_place,
             no_null=_no_null,
+            too_large=_too_large,
         )
         # Fixed-size values that wait to be packed in one call: (format letter, expression).
         self.run: list[tuple[str, str]] = []
         self.add = "add"
 
-    def compile(self) -> Encoder:
+    def compile(self) -> Any:
         source = self.source
-        has_records = _carries_records(self.cls, self.version)
-        source.line("def encode(m):")
+        has_parts = self.rests or _carries_records(self.cls, self.version)
+        source.line("def encode(m, left):" if self.rests else "def encode(m):")
         source.depth += 1
         source.line("chunks = []")
         source.line("add = chunks.append")
-        if has_records:
+        if has_parts:
             source.line("parts = []")
         self.structure(self.cls, "m", self.cls.__name__)
         self.flush()
-        if has_records:
+        if self.rests:
+            source.line("if chunks: parts.append(join(chunks)); left -= len(parts[-1])")
+            source.line("if left < 0: raise too_large(m)")
+            source.line("return parts")
+            source.line("yield")
+        elif has_parts:
             source.line("if chunks: parts.append(join(chunks))")
             source.line("return parts")
         else:
             source.line("return [join(chunks)]")
-        encoder: Encoder = source.function("encode", f"encoder of {self.cls.__name__} version {self.version}")
-        return encoder
+        kind = "resting encoder" if self.rests else "encoder"
+        return source.function("encode", f"{kind} of {self.cls.__name__} version {self.version}")
 
     def flush(self) -> None:
         """Pack the fixed-size values that were collected."""
@@ -193,6 +214,8 @@ class _EncoderCompiler:
         line = self.source.line
         line(f"if {size} > 0:")
         line("    parts.append(join(chunks))")
+        if self.rests:
+            line("    left -= len(parts[-1])")
         line("    chunks.clear()")
         line(f"    parts.append({data})")
 
@@ -228,8 +251,20 @@ class _EncoderCompiler:
         item = self.source.fresh("i")
         line(f"if {size} > 0:")
         self.source.depth += 1
-        line(f"for {item} in {values}:")
+        if self.rests:
+            index = self.source.fresh("k")
+            line(f"for {index}, {item} in enumerate({values}):")
+        else:
+            line(f"for {item} in {values}:")
         self.source.depth += 1
+        if self.rests:
+            line(f"if not {index} % {ELEMENTS_PER_REST}:")
+            line("    yield")
+            line(f"    if len(chunks) > {_CHUNKS_PER_PART}:")
+            line("        parts.append(join(chunks))")
+            line("        chunks.clear()")
+            line("        left -= len(parts[-1])")
+            line("        if left < 0: raise too_large(m)")
         if element.kind == "struct":
             assert element.structure is not None
             self.structure(element.structure, item, f"{path}[]")
@@ -306,6 +341,10 @@ def _records_part(value: Any) -> tuple[Any, int]:
             f"records: {value!r} is neither a buffer nor a region with a size in bytes"
         ) from None
     return (view if view.format == "B" and view.ndim == 1 else view.cast("B")), view.nbytes
+
+
+def _too_large(message: Message) -> EncodeTooLarge:
+    return EncodeTooLarge(f"{type(message).__name__} takes more bytes than are allowed")
 
 
 def _no_place(path: str, value: object, version: int) -> EncodeError:

@@ -21,6 +21,10 @@ class EncodeError(Exception):
     """The message cannot be written: a value does not fit its field, or the version has no place for it."""
 
 
+class EncodeTooLarge(EncodeError):  # noqa: N818
+    """The message would take more bytes than its writer allows."""
+
+
 class ErrorCode(IntEnum):
     """Kafka's error codes up to Apache Kafka 4.4."""
 

@@ -18,6 +18,8 @@ from protocol.varint import Buffer, read_unsigned_varint
 _REQUEST = Packer(">hhih")
 _PREFIX = Packer(">hhi")
 _CORRELATION = Packer(">i")
+TAGGED_FIELDS_MAX = 1000
+"""Of a header; none is defined, and each that is sent has to be looked at to skip it."""
 
 
 class RequestHeader(NamedTuple):
@@ -101,6 +103,8 @@ def skip_tagged_fields(buffer: Buffer, position: int) -> int:
     if position < len(buffer) and buffer[position] == 0:
         return position + 1
     count, position = read_unsigned_varint(buffer, position)
+    if count > TAGGED_FIELDS_MAX:
+        raise DecodeError(f"a header has {count} tagged fields; {TAGGED_FIELDS_MAX} are accepted")
     last = -1
     for _ in range(count):
         tag, position = read_unsigned_varint(buffer, position)

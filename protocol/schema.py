@@ -21,12 +21,19 @@ alone meanwhile.
 from __future__ import annotations
 
 import struct as struct_module
+from collections.abc import Generator
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 from protocol.budget import DEFAULT_BUDGET_BYTES, DecodeBudget
 from protocol.compile import compile_constructor
-from protocol.compile_decoder import Decoder, compile_decoder
-from protocol.compile_encoder import Encoder, compile_encoder, materialize
+from protocol.compile_decoder import Decoder, RestingDecoder, compile_decoder, compile_resting_decoder
+from protocol.compile_encoder import (
+    Encoder,
+    RestingEncoder,
+    compile_encoder,
+    compile_resting_encoder,
+    materialize,
+)
 from protocol.errors import DecodeError, EncodeError
 from protocol.explain import explain
 from protocol.fields import (
@@ -129,6 +136,8 @@ class Message(Struct):
     """The first version with compact lengths and tagged fields; above MAX_VERSION when there is none."""
     _decoders: ClassVar[dict[int, Decoder]]
     _encoders: ClassVar[dict[int, Encoder]]
+    _resting_decoders: ClassVar[dict[int, RestingDecoder]]
+    _resting_encoders: ClassVar[dict[int, RestingEncoder]]
 
     def __init_subclass__(cls, *, versions: str = "", flexible: str = "none", **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -141,6 +150,8 @@ class Message(Struct):
         cls.FLEXIBLE_FROM = flexible_versions.low if flexible_versions.high >= 0 else known.high + 1
         cls._decoders = {}
         cls._encoders = {}
+        cls._resting_decoders = {}
+        cls._resting_encoders = {}
 
     @classmethod
     def is_flexible(cls, version: int) -> bool:
@@ -167,30 +178,62 @@ class Message(Struct):
         """
         decoder = cls._decoders.get(version)
         if decoder is None:
-            if not cls.MIN_VERSION <= version <= cls.MAX_VERSION:
-                raise DecodeError(cls._unknown_version(version))
+            cls._check_version(version, DecodeError)
             decoder = cls._decoders[version] = compile_decoder(cls, version)
         try:
             if budget is None:
                 message, end, _ = decoder(buffer, position, DEFAULT_BUDGET_BYTES)
             else:
                 message, end, budget.remaining_bytes = decoder(buffer, position, budget.remaining_bytes)
-        except (struct_module.error, IndexError):
-            raise DecodeError(
-                f"{cls.__name__} version {version} is cut off: "
-                f"the buffer ends at byte {len(buffer)}, inside of a field"
-            ) from None
-        except UnicodeDecodeError as error:
-            raise DecodeError(
+        except (struct_module.error, IndexError, UnicodeDecodeError) as error:
+            raise cls._undecodable(version, len(buffer), error) from None
+        if end != len(buffer) and not ignore_rest:
+            raise cls._left_over(version, end, len(buffer))
+        return message  # type: ignore[no-any-return]
+
+    @classmethod
+    def decode_in_slices(
+        cls,
+        buffer: bytes | bytearray | memoryview,
+        version: int,
+        budget: DecodeBudget,
+        position: int = 0,
+        *,
+        ignore_rest: bool = False,
+    ) -> Generator[None, None, Self]:
+        """`decode` as a generator that yields every few elements and returns the message: for large frames, whose
+        decoding must let others run in between.
+        """
+        decoder = cls._resting_decoders.get(version)
+        if decoder is None:
+            cls._check_version(version, DecodeError)
+            decoder = cls._resting_decoders[version] = compile_resting_decoder(cls, version)
+        try:
+            message, end, budget.remaining_bytes = yield from decoder(
+                buffer, position, budget.remaining_bytes
+            )
+        except (struct_module.error, IndexError, UnicodeDecodeError) as error:
+            raise cls._undecodable(version, len(buffer), error) from None
+        if end != len(buffer) and not ignore_rest:
+            raise cls._left_over(version, end, len(buffer))
+        return message  # type: ignore[no-any-return]
+
+    @classmethod
+    def _undecodable(cls, version: int, size: int, error: Exception) -> DecodeError:
+        if isinstance(error, UnicodeDecodeError):
+            return DecodeError(
                 f"{cls.__name__} version {version} has text that is not UTF-8: {error.reason} "
                 f"at byte {error.start} of {bytes(error.object[:64])!r}"
-            ) from None
-        if end != len(buffer) and not ignore_rest:
-            raise DecodeError(
-                f"{cls.__name__} version {version} ends at byte {end}, "
-                f"but {len(buffer) - end} more bytes follow it"
             )
-        return message  # type: ignore[no-any-return]
+        return DecodeError(
+            f"{cls.__name__} version {version} is cut off: the buffer ends at byte {size}, inside of a field"
+        )
+
+    @classmethod
+    def _left_over(cls, version: int, end: int, size: int) -> DecodeError:
+        return DecodeError(
+            f"{cls.__name__} version {version} ends at byte {end}, but {size - end} more bytes follow it"
+        )
 
     def encode(self, version: int) -> bytes:
         """The message as one bytes object. Regions of files among its records are read.
@@ -216,17 +259,35 @@ class Message(Struct):
         cls = type(self)
         encoder = cls._encoders.get(version)
         if encoder is None:
-            if not cls.MIN_VERSION <= version <= cls.MAX_VERSION:
-                raise EncodeError(cls._unknown_version(version))
+            cls._check_version(version, EncodeError)
             encoder = cls._encoders[version] = compile_encoder(cls, version)
         try:
             return encoder(self)
         except (struct_module.error, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise EncodeError(f"{cls.__name__} version {version}: {explain(self, version, error)}") from error
 
+    def encode_in_slices(self, version: int, bytes_max: int) -> Generator[None, None, list[Any]]:
+        """`encode_parts` as a generator that yields every few elements and returns the parts: for large messages, whose
+        encoding must let others run in between. Leave the message alone meanwhile.
+
+        Raises EncodeTooLarge when there are more than `bytes_max` bytes besides records, EncodeError as `encode`.
+        """
+        cls = type(self)
+        encoder = cls._resting_encoders.get(version)
+        if encoder is None:
+            cls._check_version(version, EncodeError)
+            encoder = cls._resting_encoders[version] = compile_resting_encoder(cls, version)
+        try:
+            return (yield from encoder(self, bytes_max))
+        except (struct_module.error, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise EncodeError(f"{cls.__name__} version {version}: {explain(self, version, error)}") from error
+
     @classmethod
-    def _unknown_version(cls, version: int) -> str:
-        return f"{cls.__name__} has versions {cls.MIN_VERSION} to {cls.MAX_VERSION}, not {version}"
+    def _check_version(cls, version: int, problem: type[Exception]) -> None:
+        if not cls.MIN_VERSION <= version <= cls.MAX_VERSION:
+            raise problem(
+                f"{cls.__name__} has versions {cls.MIN_VERSION} to {cls.MAX_VERSION}, not {version}"
+            )
 
 
 class ApiMessage(Message):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from broker.api.answers import AnswerBudget
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
 from broker.cluster.metadata import check_topic_name, unknown_topic
 from broker.cluster.partition import TopicImage
@@ -18,6 +19,7 @@ from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, Topi
 from broker.config_key import ConfigKey, ConfigType
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
+from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from protocol.messages.alter_configs import AlterConfigsResourceResponse as AlterResult
@@ -46,6 +48,8 @@ from protocol.messages.list_config_resources import (
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32  # ConfigResource.Type
 _TOPIC_SOURCE, _GROUP_SOURCE = 1, 8  # ConfigSource; those of the broker are in `broker.config`
 _SET, _DELETE, _APPEND, _SUBTRACT = range(4)  # AlterConfigOp.OpType
+CHANGES_MAX = 1000
+"""Of one resource in one request: many more than there are configurations."""
 _LIST_OPERATIONS = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
 
 
@@ -60,6 +64,7 @@ class ConfigsApi:
         self._metadata = context.metadata
         self._config = context.config
         self._broker_id = context.broker_id
+        self._slices = context.slices
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -71,9 +76,13 @@ class ConfigsApi:
             ApiDeclaration(ListConfigResourcesRequest, ListConfigResourcesResponse, self.list_resources),
         ]
 
-    def describe(self, context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    def describe(
+        self, context: RequestContext, request: DescribeConfigsRequest
+    ) -> Work[DescribeConfigsResponse]:
         response = DescribeConfigsResponse(results=[])
+        budget = AnswerBudget()
         for resource in request.resources:
+            yield
             result = DescribeConfigsResult(
                 error_message=None,
                 resource_type=resource.resource_type,
@@ -81,20 +90,19 @@ class ConfigsApi:
                 configs=[],
             )
             response.results.append(result)
+            wanted = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
             try:
-                entries = self._entries(resource)
+                for entry in self._entries(resource):
+                    if wanted is not None and entry.name not in wanted:
+                        continue
+                    if not request.include_synonyms:
+                        entry.synonyms = []
+                    if not request.include_documentation:
+                        entry.documentation = None
+                    budget.charge(_size_of(entry))
+                    result.configs.append(entry)
             except KafkaError as error:
-                result.error_code, result.error_message = error.code, error.message
-                continue
-            wanted = resource.configuration_keys
-            for entry in entries:
-                if wanted is not None and entry.name not in wanted:
-                    continue
-                if not request.include_synonyms:
-                    entry.synonyms = []
-                if not request.include_documentation:
-                    entry.documentation = None
-                result.configs.append(entry)
+                result.error_code, result.error_message, result.configs = error.code, error.message, []
         return response
 
     def _entries(self, resource: DescribeConfigsResource) -> list[DescribeConfigsResourceResult]:
@@ -108,7 +116,7 @@ class ConfigsApi:
 
     def list_resources(
         self, context: RequestContext, request: ListConfigResourcesRequest
-    ) -> ListConfigResourcesResponse:
+    ) -> Work[ListConfigResourcesResponse]:
         """What can be described. Loggers and client metrics have no configuration here."""
         known = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
         wanted = set(request.resource_types or known) if context.api_version else {CLIENT_METRICS}
@@ -116,22 +124,23 @@ class ConfigsApi:
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"resource type {resource_type} is unknown")
         found = []
         if TOPIC in wanted:
-            found = [
-                ConfigResource(resource_name=image.name, resource_type=TOPIC)
-                for image in self._metadata.topics()
-            ]
+            for image in self._metadata.topics():
+                yield
+                found.append(ConfigResource(resource_name=image.name, resource_type=TOPIC))
         if BROKER in wanted:
             found.append(ConfigResource(resource_name=str(self._broker_id), resource_type=BROKER))
         if GROUP in wanted:
-            found.extend(
-                ConfigResource(resource_name=name, resource_type=GROUP) for name in self._groups.names()
-            )
+            for name in self._groups.names():
+                yield
+                found.append(ConfigResource(resource_name=name, resource_type=GROUP))
         return ListConfigResourcesResponse(config_resources=found)
 
     async def alter(self, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
         """Replace: what is not named goes back to its default."""
         response = AlterConfigsResponse(responses=[])
+        pace = self._slices.pace()
         for resource in request.resources:
+            await pace.rest()
 
             def changes(
                 config: Mapping[str, str],
@@ -155,7 +164,9 @@ class ConfigsApi:
         self, context: RequestContext, request: IncrementalAlterConfigsRequest
     ) -> IncrementalAlterConfigsResponse:
         response = IncrementalAlterConfigsResponse(responses=[])
+        pace = self._slices.pace()
         for resource in request.resources:
+            await pace.rest()
 
             def changes(
                 config: Mapping[str, str],
@@ -177,6 +188,11 @@ class ConfigsApi:
 
     async def _change(self, resource: Any, changes: Changes, validate_only: bool) -> tuple[int, str | None]:
         try:
+            if len(resource.configs) > CHANGES_MAX:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{len(resource.configs)} configurations of one resource; {CHANGES_MAX} are accepted",
+                )
             if resource.resource_type == GROUP:
                 name = resource.resource_name
                 wanted = changes(self._groups.explicit(name), GROUP_CONFIGS)
@@ -343,10 +359,15 @@ def _entry(
 
 
 def _changed_list(current: str, entry: AlterableConfig) -> str:
-    items = [item.strip() for item in current.split(",") if item.strip()]
-    given = [item.strip() for item in (entry.value or "").split(",") if item.strip()]
+    items = dict.fromkeys(item.strip() for item in current.split(",") if item.strip())
+    given = dict.fromkeys(item.strip() for item in (entry.value or "").split(",") if item.strip())
     if entry.config_operation == _APPEND:
-        items.extend(item for item in given if item not in items)
-    else:
-        items = [item for item in items if item not in given]
-    return ",".join(items)
+        return ",".join({**items, **given})
+    return ",".join(item for item in items if item not in given)
+
+
+def _size_of(entry: DescribeConfigsResourceResult) -> int:
+    """Bytes that the entry takes in an answer, nearly."""
+    texts = (entry.name, entry.value, entry.documentation)
+    size = 16 + sum(len(text) for text in texts if text is not None)
+    return size + sum(8 + len(each.name) + len(each.value or "") for each in entry.synonyms)

@@ -11,6 +11,10 @@ This is the one place where exceptions become error codes:
 
 Requests that a connection sends again and again are answered by `repeats`, where the handler has a part in it.
 
+Nobody else waits for a long one. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.slices`), their answers
+and those that were waited for are encoded so; a handler that loops over what a client has named is a generator,
+which is run in slices. What is over within the first slice, nearly everything, is answered in the same call.
+
 A request with an unknown key or version closes the connection, as Kafka does, except ApiVersions: it is
 answered in version 0 with UNSUPPORTED_VERSION, so that the client can choose again (KIP-511).
 """
@@ -19,17 +23,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
-from functools import partial
+from collections.abc import Awaitable, Coroutine, Generator, Iterable
+from types import GeneratorType
 from typing import Any, cast
 
 import msgspec
 
+from broker.api.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.api.repeats import Repeats
 from broker.extension import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
+from broker.slices import Slices, Work
 from protocol.budget import DecodeBudget
-from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
+from protocol.errors import DecodeError, EncodeError, EncodeTooLarge, ErrorCode, KafkaError
 from protocol.headers import decode_request_header, encode_response_header, peek_request
 from protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from protocol.schema import ApiMessage
@@ -41,6 +47,10 @@ MEMORY_PER_BYTE, MEMORY_BASE = 8, 1 << 20
 """What decoding a request may allocate: eight times its frame and 1 MiB. A fetch of 20,000 partitions needs less;
 a frame of nothing but empty elements, which could take a hundred times its size, is refused.
 """
+MEMORY_MAX = 256 << 20
+"""The same for the largest frames; what they hold of records is not decoded and costs nothing."""
+AT_ONCE_BYTES_MAX = 2048
+"""A frame that is decoded in one go: some 200 elements, a fifth of a millisecond."""
 
 
 class _Route(msgspec.Struct, frozen=True):
@@ -57,8 +67,9 @@ class _Route(msgspec.Struct, frozen=True):
 class Dispatcher:
     """An Answerer (`broker.net.reply`) for the APIs that were declared."""
 
-    def __init__(self, declarations: Iterable[ApiDeclaration]) -> None:
+    def __init__(self, declarations: Iterable[ApiDeclaration], slices: Slices | None = None) -> None:
         """Raises ValueError when two declarations claim one API key."""
+        self._slices = slices or Slices()
         self._declarations: dict[int, ApiDeclaration] = {}
         self._routes: dict[tuple[int, int], _Route] = {}
         for declaration in declarations:
@@ -86,26 +97,86 @@ class Dispatcher:
             if route is None:
                 return self._unknown(api_key, version, correlation_id)
             header, position = decode_request_header(frame, route.request_header_version)
-            budget = DecodeBudget(MEMORY_PER_BYTE * len(frame) + MEMORY_BASE)
-            request = route.request.decode(frame, version, budget, position, ignore_rest=True)
+            context = RequestContext(
+                api_key,
+                version,
+                correlation_id,
+                header.client_id,
+                peer.host,
+                peer.connection_id,
+                peer.listener,
+            )
+            is_short = len(frame) <= AT_ONCE_BYTES_MAX
+            budget = DecodeBudget(min(MEMORY_PER_BYTE * len(frame) + MEMORY_BASE, MEMORY_MAX))
+            if is_short:
+                request = route.request.decode(frame, version, budget, position, ignore_rest=True)
+            else:
+                work = route.request.decode_in_slices(frame, version, budget, position, ignore_rest=True)
+                is_decoded, decoded = self._slices.start(work)
+                if not is_decoded:
+                    return _pending(route, self._decoded_later(route, context, decoded))
+                request = cast("ApiMessage", decoded)
         except DecodeError as error:
             raise CloseConnection(f"a request cannot be decoded: {error}") from None
-        context = RequestContext(
-            api_key, version, correlation_id, header.client_id, peer.host, peer.connection_id, peer.listener
-        )
         try:
-            response = route.handler(context, request)
-            if type(response) is route.response or response is None or hasattr(response, "encode_parts"):
+            response = self._handle(route, context, request)
+            if _is_response(route, response):
                 if response is not None and route.declaration.repeat is not None and type(frame) is bytes:
                     self._learn(peer, route, context, request, frame, position)
-                return _encode(route, context, cast("Encodable | None", response))
+                if is_short:
+                    return _encode(route, context, cast("Encodable | None", response))
+                is_encoded, parts = self._slices.start(_encoding(route, context, response))
+                if is_encoded:
+                    return cast("list[Part] | None", parts)
+                return _pending(route, self._encoded_later(route, context, request, parts))
         except Exception as error:  # noqa: BLE001 - the boundary: see the table in the module's docstring
-            return self._encode_failure(route, context, request, error)
-        return Pending(
-            cast("Awaitable[Any]", response),
-            partial(self._finish, route, context, request),
-            route.declaration.cancel_on_disconnect,
-        )
+            is_told, told = self._slices.start(self._failing(route, context, request, error))
+            return cast("list[Part]", told) if is_told else _pending(route, cast("Awaitable[Any]", told))
+        later = asyncio.ensure_future(self._answered_later(route, context, request, response))
+        if isinstance(response, Coroutine):
+            # Cancelled before it has begun, `later` would leave behind a coroutine that nobody has awaited.
+            later.add_done_callback(lambda _: response.close())
+        return _pending(route, later)
+
+    def _handle(self, route: _Route, context: RequestContext, request: ApiMessage) -> Any:
+        """The response, or an awaitable of it."""
+        response = route.handler(context, request)
+        if type(response) is GeneratorType:
+            _, response = self._slices.start(response)
+        return response
+
+    async def _decoded_later(
+        self, route: _Route, context: RequestContext, decoding: Any
+    ) -> list[Part] | None:
+        try:
+            request = await decoding
+        except DecodeError as error:
+            raise CloseConnection(f"a request cannot be decoded: {error}") from None
+        try:
+            response = self._handle(route, context, request)
+        except Exception as error:  # noqa: BLE001 - as above
+            return await self._slices.run(self._failing(route, context, request, error))
+        return await self._answered_later(route, context, request, response)
+
+    async def _answered_later(
+        self, route: _Route, context: RequestContext, request: ApiMessage, response: Any
+    ) -> list[Part] | None:
+        try:
+            while not _is_response(route, response):
+                is_work = type(response) is GeneratorType
+                response = await (self._slices.run(response) if is_work else response)
+            return await self._slices.run(_encoding(route, context, response))
+        except Exception as error:  # noqa: BLE001 - as above
+            return await self._slices.run(self._failing(route, context, request, error))
+
+    async def _encoded_later(
+        self, route: _Route, context: RequestContext, request: ApiMessage, encoding: Any
+    ) -> list[Part] | None:
+        try:
+            parts: list[Part] | None = await encoding
+        except Exception as error:  # noqa: BLE001 - as above
+            return await self._slices.run(self._failing(route, context, request, error))
+        return parts
 
     def _learn(
         self,
@@ -123,24 +194,16 @@ class Dispatcher:
                 peer.memory = Repeats()
             peer.memory.learn(frame, position, request, context.api_version, repeat)
 
-    def _finish(
-        self, route: _Route, context: RequestContext, request: ApiMessage, outcome: asyncio.Future[Any]
-    ) -> list[Part] | None:
-        try:
-            return _encode(route, context, outcome.result())
-        except asyncio.CancelledError:
-            raise CloseConnection("its request was cancelled") from None
-        except Exception as error:  # noqa: BLE001 - as above
-            return self._encode_failure(route, context, request, error)
-
-    def _encode_failure(
+    def _failing(
         self, route: _Route, context: RequestContext, request: ApiMessage, error: Exception
-    ) -> list[Part]:
+    ) -> Work[list[Part]]:
         name = route.request.__name__
         if isinstance(error, CloseConnection):
             raise error
         if isinstance(error, DecodeError):
             raise CloseConnection(f"{name} cannot be decoded: {error}") from None
+        if isinstance(error, EncodeTooLarge):
+            error = answer_too_large()
         if not isinstance(error, KafkaError):
             logger.error(
                 "%s version %d of client %r failed",
@@ -150,11 +213,11 @@ class Dispatcher:
                 exc_info=error,
             )
             error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says how")
-        response = failed_response(route.declaration, request, context.api_version, error)
+        response = yield from failed_response(route.declaration, request, context.api_version, error)
         if response is None:
             raise CloseConnection(f"{name} failed and its response has no place for the error: {error}")
         try:
-            return _encode(route, context, response) or []
+            return (yield from _encoding(route, context, response)) or []
         except EncodeError as second:
             logger.error("the failure of %s cannot be told: %s", name, second)
             raise CloseConnection(f"{name} failed: {error}") from None
@@ -183,10 +246,11 @@ class Dispatcher:
 
 def failed_response(
     declaration: ApiDeclaration, request: ApiMessage, version: int, error: KafkaError
-) -> ApiMessage | None:
+) -> Work[ApiMessage | None]:
     """The response that carries `error`, or None if the API has no place for one."""
     if declaration.on_error is not None:
-        return declaration.on_error(request, version, error)
+        answer = declaration.on_error(request, version, error)
+        return (yield from answer) if isinstance(answer, Generator) else answer
     fields = declaration.response.FIELDS
     if "error_code" not in fields:
         return None
@@ -194,6 +258,22 @@ def failed_response(
     if "error_message" in fields:
         response.error_message = error.message  # type: ignore[attr-defined]
     return response
+
+
+def _is_response(route: _Route, response: Any) -> bool:
+    return type(response) is route.response or response is None or hasattr(response, "encode_parts")
+
+
+def _pending(route: _Route, outcome: Awaitable[Any]) -> Pending:
+    return Pending(outcome, _told, route.declaration.cancel_on_disconnect)
+
+
+def _told(outcome: asyncio.Future[Any]) -> list[Part] | None:
+    try:
+        parts: list[Part] | None = outcome.result()
+    except asyncio.CancelledError:
+        raise CloseConnection("its request was cancelled") from None
+    return parts
 
 
 def _encode(route: _Route, context: RequestContext, response: Encodable | None) -> list[Part] | None:
@@ -205,4 +285,13 @@ def _encode(route: _Route, context: RequestContext, response: Encodable | None) 
         parts[0] = header + parts[0]
     else:
         parts.insert(0, header)
+    return parts
+
+
+def _encoding(route: _Route, context: RequestContext, response: Any) -> Work[list[Part] | None]:
+    """`_encode` in slices."""
+    if response is None or not isinstance(response, ApiMessage):
+        return _encode(route, context, response)
+    parts = yield from response.encode_in_slices(context.api_version, ANSWER_BYTES_MAX)
+    parts.insert(0, encode_response_header(context.correlation_id, route.response_header_version))
     return parts

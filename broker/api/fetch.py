@@ -12,6 +12,9 @@ What is remembered between the fetches of a consumer is in `fetch_sessions` (KIP
 partitions. In a session, a partition at whose end the consumer stands and of which everything was told costs
 a comparison, not an answer.
 
+A fetch of many partitions rests between them. Another one of its session may come then: the earlier one is superseded,
+and looks at its partitions no more.
+
 A read_committed fetch stops at the last stable offset, and is told which aborted transactions its batches
 belong to; it is the client that leaves their records out (KIP-98).
 """
@@ -22,6 +25,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 from broker.api.fetch_sessions import (
     FINAL_EPOCH,
@@ -35,6 +39,7 @@ from broker.api.fetch_sessions import (
 from broker.api.leaders import current_leader, endpoint
 from broker.cluster.partition import Partition, PartitionChanges
 from broker.extension import ApiDeclaration, BrokerContext, FetchedRecords, RequestContext
+from broker.slices import Pace, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
     AbortedTransaction,
@@ -82,57 +87,78 @@ class FetchApi:
         for fetch in tuple(self._waiting):
             fetch.stop()
 
-    def fetch(
-        self, context: RequestContext, request: FetchRequest
-    ) -> FetchResponse | Awaitable[FetchResponse]:
+    def fetch(self, context: RequestContext, request: FetchRequest) -> Work[FetchResponse | Awaitable[Any]]:
         version = context.api_version
         session = None
         if request.session_epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
-            session = self._sessions.resume(request, version, self._clock.monotonic(), _Wanted)
+            session = yield from self._sessions.resume(request, version, self._clock.monotonic(), _Wanted)
         elif request.session_id:
             self._sessions.end(request.session_id)
         if session is not None:
-            before = self._in_session.get(session.session_id)
-            if before is not None:
-                before.supersede()
             wanted = list(session.partitions.values())
         else:
-            wanted = [_Wanted(topic, asked) for topic in request.topics for asked in topic.partitions]
-        by_id = version >= FIRST_VERSION_WITH_IDS
-        image = self._metadata.version
-        for entry in wanted:
-            if entry.image != image:
-                self._resolve(entry, by_id)
+            wanted = []
+            for topic in request.topics:
+                yield
+                for asked in topic.partitions:
+                    yield
+                    wanted.append(_Wanted(topic, asked))
         fetch = _Fetch(wanted, request, self._max_bytes, session, self._metadata.changes)
-        if fetch.has_hooks:
-            return self._wait(fetch, version)
-        fetch.read()
-        if fetch.is_complete or request.max_wait_ms <= 0 or self._stopping:
-            return self._answer(fetch, version)
+        if session is None:
+            return (yield from self._begin(fetch, version))
+        before = self._in_session.get(session.session_id)
+        if before is not None:
+            before.supersede()
+        self._in_session[session.session_id] = fetch
+        waits: FetchResponse | Awaitable[Any] | None = None
+        try:
+            waits = yield from self._begin(fetch, version)
+            return waits
+        finally:
+            if not isinstance(waits, Awaitable):
+                self._leave_session(fetch)
+
+    def _begin(self, fetch: _Fetch, version: int) -> Work[FetchResponse | Awaitable[Any]]:
+        """Read what there is; answer it if that is enough."""
+        by_id = version >= FIRST_VERSION_WITH_IDS
+        for entry in fetch.wanted:
+            yield
+            if fetch.superseded:
+                break
+            entry.size, entry.answer = 0, None
+            if entry.image != self._metadata.version:
+                self._resolve(entry, by_id)
+            if entry.partition is not None and entry.partition.hooks is not None:
+                fetch.has_hooks = True
+        if not fetch.has_hooks:
+            yield from fetch.read()
+            if fetch.is_complete or fetch.request.max_wait_ms <= 0 or self._stopping:
+                return (yield from self._answer(fetch, version))
         return self._wait(fetch, version)
 
-    async def _wait(self, fetch: _Fetch, version: int) -> FetchResponse:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + fetch.request.max_wait_ms / 1000
+    def _leave_session(self, fetch: _Fetch) -> None:
         session_id = fetch.session.session_id if fetch.session is not None else NO_SESSION
-        if session_id:
-            self._in_session[session_id] = fetch
-        fetch.start_watching()
-        self._waiting.add(fetch)
+        if self._in_session.get(session_id) is fetch:
+            del self._in_session[session_id]
+
+    async def _wait(self, fetch: _Fetch, version: int) -> FetchResponse:
+        loop, slices = asyncio.get_running_loop(), self._context.slices
+        deadline = loop.time() + fetch.request.max_wait_ms / 1000
         try:
+            await slices.run(fetch.start_watching())
+            self._waiting.add(fetch)
             if fetch.has_hooks:
-                await fetch.read_with_hooks()
+                await fetch.read_with_hooks(slices.pace())
             while not fetch.is_complete and not self._stopping and await fetch.changed(deadline):
                 if fetch.has_hooks:
-                    await fetch.read_with_hooks()
+                    await fetch.read_with_hooks(slices.pace())
                 else:
-                    fetch.read()
+                    await slices.run(fetch.read())
+            return await slices.run(self._answer(fetch, version))
         finally:
             self._waiting.discard(fetch)
-            if self._in_session.get(session_id) is fetch:
-                del self._in_session[session_id]
+            self._leave_session(fetch)
             fetch.stop_watching()
-        return self._answer(fetch, version)
 
     def _resolve(self, entry: _Wanted, by_id: bool) -> None:
         """Find the entry's partition in the present image of the topics."""
@@ -156,29 +182,30 @@ class FetchApi:
             entry.missing_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         entry.image = self._metadata.version
 
-    def _answer(self, fetch: _Fetch, version: int) -> FetchResponse:
+    def _answer(self, fetch: _Fetch, version: int) -> Work[FetchResponse]:
         request, session = fetch.request, fetch.session
         response = FetchResponse(responses=[])
         told = fetch.wanted
         if session is not None:
             if fetch.superseded:
-                # The next request of this session came while this one waited, and owns its partitions now.
-                response.error_code = ErrorCode.INVALID_FETCH_SESSION_EPOCH
-                response.session_id = session.session_id
-                return response
+                return _superseded(session)
             response.session_id = session.session_id
-            told = session.changes(
+            told = yield from session.changes(
                 (entry, entry.answer, entry.size) for entry in told if entry.answer is not None
             )
         elif request.session_epoch == INITIAL_EPOCH and version >= _FIRST_VERSION_WITH_SESSIONS:
-            response.session_id = self._sessions.begin(
+            response.session_id = yield from self._sessions.begin(
                 told, by_id=version >= FIRST_VERSION_WITH_IDS, now=self._clock.monotonic()
             )
             if response.session_id:
                 for entry in told:
+                    yield
                     entry.note(entry.told())
         topic = None
         for entry in told:
+            yield
+            if session is not None and fetch.superseded:
+                return _superseded(session)
             if entry.topic is not topic:
                 topic = entry.topic
                 answers: list[PartitionData] = []
@@ -203,10 +230,17 @@ class FetchApi:
             response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
 
 
+def _superseded(session: FetchSession[Any]) -> FetchResponse:
+    """The next request of this session came while this one was under way, and owns its partitions now."""
+    return FetchResponse(
+        error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH, session_id=session.session_id, responses=[]
+    )
+
+
 class _Wanted(SessionPartition):
     """One partition of a fetch and its part of the answer. Lives on in a session."""
 
-    __slots__ = ("answer", "failed", "image", "missing_code", "name", "partition", "record_count", "size")
+    __slots__ = ("answer", "image", "missing_code", "name", "partition", "record_count", "size")
 
     def __init__(self, topic: FetchTopic, request: FetchPartition) -> None:
         super().__init__(topic, request)
@@ -217,7 +251,6 @@ class _Wanted(SessionPartition):
         self.answer: PartitionData | None = None
         self.size = 0
         self.record_count = 0
-        self.failed = False
 
     def told(self) -> PartitionData:
         if self.answer is None:
@@ -250,6 +283,7 @@ class _Fetch:
         "_callbacks",
         "_changed",
         "_changes",
+        "_failed",
         "_max_bytes",
         "_moved",
         "_places",
@@ -271,31 +305,34 @@ class _Fetch:
     ) -> None:
         self._changes = changes
         self._seen = -1  # how many changes there had been when all was read last
-        self._places: dict[Partition, int] = {}  # where to look when a partition of many moves
+        self._places: dict[Partition, list[int]] = {}  # where to look when a partition moves
         self.wanted = wanted
         self.request = request
         self.session = session
         self.superseded = False
         self._max_bytes = min(request.max_bytes, bytes_max)
         self._bytes = 0
-        self._moved: set[int] | None = None  # which to read again; None: all
+        self._moved: set[Partition] | None = None  # which to read again; None: all
         self._changed: asyncio.Future[None] | None = None
         self._callbacks: list[tuple[Partition, Callable[[], None]]] = []
-        self.has_hooks = any(
-            entry.partition is not None and entry.partition.hooks is not None for entry in wanted
-        )
+        self._failed: set[_Wanted] = set()
+        self.has_hooks = False
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def read(self) -> None:
+    def read(self) -> Work[None]:
         self._seen = self._changes.count
         for entry in self._to_read():
+            yield
+            if self.superseded:
+                return
             if self._begin(entry):
                 self._read_log(entry)
 
-    async def read_with_hooks(self) -> None:
+    async def read_with_hooks(self, pace: Pace) -> None:
         self._seen = self._changes.count
         for entry in self._to_read():
+            await pace.rest()
             if self.superseded:
                 return
             if not self._begin(entry):
@@ -310,13 +347,15 @@ class _Fetch:
         moved, self._moved = self._moved, set()
         if moved is None:
             return self.wanted
-        return [self.wanted[index] for index in sorted(moved)]
+        indexes = sorted(index for partition in moved for index in self._places[partition])
+        return [self.wanted[index] for index in indexes]
 
     def _begin(self, entry: _Wanted) -> bool:
         """Make the entry's answer, with everything but records. False if there is no need to look for any."""
         request, partition = entry.request, entry.partition
         self._bytes -= entry.size
-        entry.size, entry.failed = 0, False
+        entry.size = 0
+        self._failed.discard(entry)
         if self.session is not None and entry.is_quiet:
             entry.answer = None
             return False
@@ -340,13 +379,13 @@ class _Fetch:
                 if epoch < request.last_fetched_epoch or end_offset < request.fetch_offset:
                     # KIP-320: what the consumer has read is not what is here; it has to go back.
                     answer.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end_offset)
-                    entry.failed = True
+                    self._failed.add(entry)
                     return False
             if not log.log_start_offset <= request.fetch_offset <= log.log_end_offset:
                 self._fail(entry, ErrorCode.OFFSET_OUT_OF_RANGE)
         except KafkaError as error:
             self._fail(entry, error.code, error.message)
-        return not entry.failed
+        return entry not in self._failed
 
     def _limits(self, entry: _Wanted) -> tuple[int, bool]:
         """How many bytes the entry may have, and whether it must have a batch."""
@@ -408,7 +447,7 @@ class _Fetch:
             self._bytes += found.size
 
     def _fail(self, entry: _Wanted, code: ErrorCode, message: str = "") -> None:
-        entry.failed = True
+        self._failed.add(entry)
         entry.told().error_code = code
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             logger.error("fetch of %r failed: %s", entry.partition, message)
@@ -417,36 +456,31 @@ class _Fetch:
     def is_complete(self) -> bool:
         """Enough was found, or something that the client must be told now."""
         return (
-            self.superseded
-            or self._bytes >= self.request.min_bytes
-            or not self.wanted
-            or any(entry.failed for entry in self.wanted)
+            self.superseded or self._bytes >= self.request.min_bytes or not self.wanted or bool(self._failed)
         )
 
     # -- waiting -------------------------------------------------------------------------------------------
 
-    def start_watching(self) -> None:
-        places = {
-            entry.partition: index for index, entry in enumerate(self.wanted) if entry.partition is not None
-        }
-        if len(places) == len(self.wanted) > _WATCHED_ONE_BY_ONE_MAX:
-            self._places = places
+    def start_watching(self) -> Work[None]:
+        for index, entry in enumerate(self.wanted):
+            yield
+            if entry.partition is not None:
+                self._places.setdefault(entry.partition, []).append(index)
+        if len(self._places) > _WATCHED_ONE_BY_ONE_MAX:
             self._changes.watchers.add(self._on_any)
         else:
-            for index, entry in enumerate(self.wanted):
-                if entry.partition is not None:
-                    callback = partial(self._on_moved, index)
-                    entry.partition.add_waiter(callback)
-                    self._callbacks.append((entry.partition, callback))
+            for partition in self._places:
+                callback = partial(self._on_moved, partition)
+                partition.add_waiter(callback)
+                self._callbacks.append((partition, callback))
         if self._moved is None or self._seen == self._changes.count:
             return
-        for index, entry in enumerate(self.wanted):
-            partition = entry.partition
-            if partition is not None and (
-                partition.high_watermark != entry.seen_high_watermark or not partition.is_open
-            ):
+        for entry in self.wanted:
+            yield
+            at = entry.partition
+            if at is not None and (at.high_watermark != entry.seen_high_watermark or not at.is_open):
                 # It moved after it was read and before anybody was watching.
-                self._moved.add(index)
+                self._moved.add(at)
 
     def stop_watching(self) -> None:
         self._changes.watchers.discard(self._on_any)
@@ -455,13 +489,12 @@ class _Fetch:
         self._callbacks.clear()
 
     def _on_any(self, partition: Partition) -> None:
-        index = self._places.get(partition)
-        if index is not None:
-            self._on_moved(index)
+        if partition in self._places:
+            self._on_moved(partition)
 
-    def _on_moved(self, index: int) -> None:
+    def _on_moved(self, partition: Partition) -> None:
         if self._moved is not None:
-            self._moved.add(index)
+            self._moved.add(partition)
         self.stop()
 
     def stop(self) -> None:

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 from uuid import UUID
 
+from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic, PartitionData
 
@@ -83,9 +84,19 @@ Entry = TypeVar("Entry", bound=SessionPartition)
 class FetchSession(Generic[Entry]):
     """One session. `epoch` is the one that its next request must carry."""
 
-    __slots__ = ("by_id", "created", "epoch", "last_used", "partitions", "rank", "session_id", "topics")
+    __slots__ = (
+        "by_id",
+        "counted",
+        "created",
+        "epoch",
+        "last_used",
+        "partitions",
+        "rank",
+        "session_id",
+        "topics",
+    )
 
-    def __init__(self, session_id: int, entries: Iterable[Entry], by_id: bool, now: float) -> None:
+    def __init__(self, session_id: int, by_id: bool, now: float) -> None:
         self.session_id = session_id
         self.by_id = by_id
         self.created = self.last_used = now
@@ -93,8 +104,12 @@ class FetchSession(Generic[Entry]):
         self.partitions: dict[Key, Entry] = {}
         self.topics: dict[str | UUID, FetchTopic] = {}
         self.rank: tuple[int, int] | None = None  # its place among those that may be evicted
+        self.counted = 0  # of its partitions, in those of all sessions
+
+    def fill(self, entries: Iterable[Entry]) -> Work[None]:
         for entry in entries:
-            name = _name(entry.topic, by_id)
+            yield
+            name = _name(entry.topic, self.by_id)
             self.topics.setdefault(name, entry.topic)
             self.partitions[name, entry.request.partition] = entry
 
@@ -103,11 +118,13 @@ class FetchSession(Generic[Entry]):
         topics: Iterable[FetchTopic],
         forgotten: Iterable[ForgottenTopic],
         make: Callable[[FetchTopic, FetchPartition], Entry],
-    ) -> None:
+    ) -> Work[None]:
         partitions = self.partitions
         for topic in topics:
             name = _name(topic, self.by_id)
+            yield
             for request in topic.partitions:
+                yield
                 entry = partitions.get((name, request.partition))
                 if entry is not None:
                     entry.request = request
@@ -118,16 +135,19 @@ class FetchSession(Generic[Entry]):
                 partitions[name, request.partition] = make(known, request)
         for gone in forgotten:
             name = _name(gone, self.by_id)
+            yield
             for index in gone.partitions:
+                yield
                 partitions.pop((name, index), None)
         if len(self.topics) > 2 * len(partitions) + 16:
             used = {name for name, _ in partitions}
             self.topics = {name: topic for name, topic in self.topics.items() if name in used}
 
-    def changes(self, answers: Iterable[tuple[Entry, PartitionData, int]]) -> list[Entry]:
+    def changes(self, answers: Iterable[tuple[Entry, PartitionData, int]]) -> Work[list[Entry]]:
         """Of what was found (entry, answer, bytes of records) that which the client must be told."""
         told = []
         for entry, answer, size in answers:
+            yield
             if not entry.must_tell(answer, size):
                 continue
             told.append(entry)
@@ -158,20 +178,24 @@ class FetchSessions(Generic[Entry]):
         """Forget a session; no error if there is none."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self.partition_count -= len(session.partitions)
+            self.partition_count -= session.counted
             self._unrank(session)
 
-    def begin(self, entries: list[Entry], *, by_id: bool, now: float) -> int:
+    def begin(self, entries: list[Entry], *, by_id: bool, now: float) -> Work[int]:
         """Remember a full fetch; gives the id of its session, or NO_SESSION when there is no room."""
         if not entries or self.partition_count + len(entries) > PARTITIONS_MAX:
+            return NO_SESSION
+        session: FetchSession[Entry] = FetchSession(NO_SESSION, by_id, now)
+        yield from session.fill(entries)
+        if self.partition_count + len(session.partitions) > PARTITIONS_MAX:  # others have begun meanwhile
             return NO_SESSION
         if len(self._sessions) >= self._slots and not self._make_room(len(entries), now):
             return NO_SESSION
         session_id = NO_SESSION
         while session_id == NO_SESSION or session_id in self._sessions:
             session_id = int(self._random() * _EPOCH_MAX)
-        session = self._sessions[session_id] = FetchSession(session_id, entries, by_id, now)
-        self.partition_count += len(session.partitions)
+        session.session_id, self._sessions[session_id] = session_id, session
+        self._count(session)
         return session_id
 
     def resume(
@@ -180,7 +204,7 @@ class FetchSessions(Generic[Entry]):
         version: int,
         now: float,
         make: Callable[[FetchTopic, FetchPartition], Entry],
-    ) -> FetchSession[Entry] | None:
+    ) -> Work[FetchSession[Entry] | None]:
         """Take the next fetch of a session; None if it leaves no partition, which ends the session.
 
         Raises KafkaError: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH,
@@ -201,9 +225,15 @@ class FetchSessions(Generic[Entry]):
                 ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
                 f"fetch session {session.session_id} names topics by {'id' if session.by_id else 'name'}",
             )
-        before = len(session.partitions)
-        session.update(request.topics, request.forgotten_topics_data, make)
-        self.partition_count += len(session.partitions) - before
+        session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
+        session.last_used = now
+        self._sessions.move_to_end(session.session_id)
+        yield from session.update(request.topics, request.forgotten_topics_data, make)
+        if self._sessions.get(session.session_id) is not session:
+            raise KafkaError(
+                ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"fetch session {session.session_id} has ended"
+            )
+        self._count(session)
         if self.partition_count > PARTITIONS_MAX:
             self.end(session.session_id)
             raise KafkaError(
@@ -214,11 +244,12 @@ class FetchSessions(Generic[Entry]):
         if not session.partitions:
             self.end(session.session_id)
             return None
-        session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
-        session.last_used = now
-        self._sessions.move_to_end(session.session_id)
         self._rank(session, now)
         return session
+
+    def _count(self, session: FetchSession[Entry]) -> None:
+        self.partition_count += len(session.partitions) - session.counted
+        session.counted = len(session.partitions)
 
     # -- room for new ones ---------------------------------------------------------------------------------
 

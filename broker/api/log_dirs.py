@@ -16,6 +16,7 @@ from pathlib import Path
 
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
@@ -36,6 +37,7 @@ class LogDirsApi:
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
         self._executor = context.executor
+        self._slices = context.slices
         self._directory = Path(os.path.abspath(context.data_dir))
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -73,48 +75,60 @@ class LogDirsApi:
         self, context: RequestContext, request: DescribeLogDirsRequest
     ) -> DescribeLogDirsResponse:
         """Topics and partitions that do not exist are left out, as in Kafka."""
-        if request.topics is None:
-            wanted = [
-                (image.name, list(self._metadata.partitions(image.name))) for image in self._metadata.topics()
-            ]
-        else:
-            wanted = [
-                (topic.topic, self._existing(topic.topic, topic.partitions)) for topic in request.topics
-            ]
+        slices = self._slices
+        wanted = await slices.run(self._existing(request))
         unopened = [
-            partition for _, partitions in wanted for partition in partitions if not partition.is_open
+            partition for partitions in wanted.values() for partition in partitions if not partition.is_open
         ]
         loop = asyncio.get_running_loop()
         volume, on_disk = await loop.run_in_executor(self._executor, self._look, unopened)
         result = DescribeLogDirsResult(
             log_dir=str(self._directory),
-            topics=[
-                DescribeLogDirsTopic(
-                    name=name,
-                    partitions=[
-                        DescribeLogDirsPartition(
-                            partition_index=partition.index,
-                            partition_size=partition.log.size_bytes
-                            if partition.is_open
-                            else on_disk.get(partition, 0),
-                        )
-                        for partition in partitions
-                    ],
-                )
-                for name, partitions in wanted
-                if partitions
-            ],
+            topics=await slices.run(_sizes(wanted, on_disk)),
             total_bytes=volume.total,
             usable_bytes=volume.free,
         )
         return DescribeLogDirsResponse(results=[result])
 
-    def _existing(self, topic: str, indexes: Iterable[int]) -> list[Partition]:
-        found = (self._metadata.find_partition(topic, index) for index in indexes)
-        return [partition for partition in found if partition is not None]
+    def _existing(self, request: DescribeLogDirsRequest) -> Work[dict[str, dict[Partition, None]]]:
+        """What is asked for, each once."""
+        wanted: dict[str, dict[Partition, None]] = {}
+        if request.topics is None:
+            for image in self._metadata.topics():
+                yield
+                wanted[image.name] = dict.fromkeys(self._metadata.partitions(image.name))
+            return wanted
+        for topic in request.topics:
+            yield
+            found = wanted.setdefault(topic.topic, {})
+            for index in topic.partitions:
+                yield
+                partition = self._metadata.find_partition(topic.topic, index)
+                if partition is not None:
+                    found[partition] = None
+        return wanted
 
     def _look(self, unopened: list[Partition]) -> tuple[shutil._ntuple_diskusage, dict[Partition, int]]:
         return shutil.disk_usage(self._directory), sizes_on_disk(self._directory, unopened)
+
+
+def _sizes(
+    wanted: dict[str, dict[Partition, None]], on_disk: dict[Partition, int]
+) -> Work[list[DescribeLogDirsTopic]]:
+    topics = []
+    for name, partitions in wanted.items():
+        yield
+        if not partitions:
+            continue
+        topic = DescribeLogDirsTopic(name=name)
+        topics.append(topic)
+        for partition in partitions:
+            yield
+            size = partition.log.size_bytes if partition.is_open else on_disk.get(partition, 0)
+            topic.partitions.append(
+                DescribeLogDirsPartition(partition_index=partition.index, partition_size=size)
+            )
+    return topics
 
 
 def sizes_on_disk(directory: Path, partitions: Iterable[Partition]) -> dict[Partition, int]:

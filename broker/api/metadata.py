@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from typing import Any
+from uuid import UUID
 
-from broker.cluster.metadata import INTERNAL_TOPICS, check_topic_name
+from broker.api.answers import ANSWER_BYTES_MAX, AnswerBudget
+from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic, check_topic_name
 from broker.cluster.partition import TopicImage
 from broker.extension import ApiDeclaration, BrokerContext, Encodable, RequestContext
+from broker.slices import Work, sort_in_slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -43,6 +46,9 @@ DESCRIBED_PARTITIONS_MAX = 2000  # Kafka's max.request.partition.size.limit
 
 KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing what was asked
 KEPT_ANSWERS_MAX, KEPT_BYTES_MAX = 32, 1 << 20
+KEPT_TOPICS_MAX = 1000  # above, comparing what was asked takes long itself
+ALL_TOPICS_BYTES_MAX = 1 << 31  # a frame cannot have more; every client asks for all topics sooner or later
+_PARTITION_BYTES = 30  # of an answer, nearly
 
 
 class _Encoded:
@@ -50,11 +56,11 @@ class _Encoded:
 
     __slots__ = ("_body",)
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: list[Any]) -> None:
         self._body = body
 
     def encode_parts(self, version: int) -> list[Any]:
-        return [self._body]
+        return list(self._body)
 
 
 class MetadataApi:
@@ -63,7 +69,7 @@ class MetadataApi:
         self._metadata = context.metadata
         self._auto_create: bool = context.config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicImage, MetadataResponseTopic]] = {}
-        self._all: dict[int, tuple[int, bytes]] = {}  # by API version: image version and encoded body
+        self._all: dict[int, tuple[int, list[Any]]] = {}  # by API version: image version and encoded body
         self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
         self._some_of = -1
 
@@ -83,22 +89,28 @@ class MetadataApi:
 
     def metadata(
         self, context: RequestContext, request: MetadataRequest
-    ) -> Encodable | Awaitable[Encodable | None]:
-        topics = request.topics
-        if topics is None or (context.api_version == 0 and not topics):
-            return self._all_topics(context.api_version, request)
-        missing = [
-            topic
-            for topic in topics
-            if topic.name is not None and not topic.topic_id.int and self._may_create(topic.name, request)
-        ]
+    ) -> Work[Encodable | Awaitable[Any] | None]:
+        """A topic that is named again and again is answered once, as in Kafka."""
+        if request.topics is None or (context.api_version == 0 and not request.topics):
+            return (yield from self._all_topics(context.api_version, request))
+        topics: dict[tuple[str | None, UUID], MetadataRequestTopic] = {}
+        missing = []
+        for topic in request.topics:
+            yield
+            key = topic.name, topic.topic_id
+            if key in topics:
+                continue
+            topics[key] = topic
+            if topic.name is not None and not topic.topic_id.int and self._may_create(topic.name, request):
+                missing.append(topic.name)
         if missing:
-            return self._create_and_answer(context, request, missing)
-        return self._encoded_topics(context, request, topics)
+            return self._create_and_answer(context, request, list(topics.values()), missing)
+        return (yield from self._encoded_topics(context, request, list(topics.values())))
 
     def _encoded_topics(
         self, context: RequestContext, request: MetadataRequest, wanted: list[MetadataRequestTopic]
-    ) -> MetadataResponse | _Encoded:
+    ) -> Work[MetadataResponse | _Encoded]:
+        image_version = self._metadata.version
         if self._some_of != self._metadata.version:
             self._some.clear()
             self._some_of = self._metadata.version
@@ -107,21 +119,23 @@ class MetadataApi:
             version,
             request.include_cluster_authorized_operations,
             request.include_topic_authorized_operations,
-            *((topic.name, topic.topic_id) for topic in wanted),
+            *((topic.name, topic.topic_id) for topic in wanted[:KEPT_TOPICS_MAX]),
         )
         known = self._some.get(key)
         if known is not None:
-            return _Encoded(known)
-        response = self._some_topics(context, request, wanted)
+            return _Encoded([known])
+        response = yield from self._some_topics(context, request, wanted)
+        if len(wanted) > KEPT_TOPICS_MAX:
+            return response
         partitions = sum(len(topic.partitions) for topic in response.topics)
         if partitions < KEPT_PARTITIONS_MIN:
             return response
-        body = response.encode(version)
-        if len(body) <= KEPT_BYTES_MAX:
+        body = b"".join((yield from response.encode_in_slices(version, ANSWER_BYTES_MAX)))
+        if len(body) <= KEPT_BYTES_MAX and image_version == self._some_of == self._metadata.version:
             if len(self._some) >= KEPT_ANSWERS_MAX:
                 del self._some[next(iter(self._some))]
             self._some[key] = body
-        return _Encoded(body)
+        return _Encoded([body])
 
     def _may_create(self, name: str, request: MetadataRequest) -> bool:
         return (
@@ -132,18 +146,19 @@ class MetadataApi:
         )
 
     async def _create_and_answer(
-        self, context: RequestContext, request: MetadataRequest, missing: list[MetadataRequestTopic]
-    ) -> MetadataResponse:
+        self,
+        context: RequestContext,
+        request: MetadataRequest,
+        wanted: list[MetadataRequestTopic],
+        missing: list[str],
+    ) -> Work[MetadataResponse]:
         failed: dict[str, ErrorCode] = {}
-        for topic in missing:
-            name = topic.name or ""
-            try:
-                self._metadata.check_collision(name)
-                await self._metadata.create_topic(name)
-            except KafkaError as error:
-                if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:  # somebody else was faster
-                    failed[name] = error.code
-        return self._some_topics(context, request, request.topics or [], failed)
+        made = await self._metadata.create_topics([NewTopic(name, -1, {}) for name in missing])
+        for name, outcome in zip(missing, made, strict=True):
+            # Somebody else may have been faster.
+            if isinstance(outcome, KafkaError) and outcome.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                failed[name] = outcome.code
+        return self._some_topics(context, request, wanted, failed)
 
     def _some_topics(
         self,
@@ -151,9 +166,11 @@ class MetadataApi:
         request: MetadataRequest,
         wanted: list[MetadataRequestTopic],
         failed: dict[str, ErrorCode] | None = None,
-    ) -> MetadataResponse:
+    ) -> Work[MetadataResponse]:
         response = self._frame(request)
+        budget = AnswerBudget()
         for topic in wanted:
+            yield
             name: str | None = topic.name
             if topic.topic_id.int or name is None:  # the id decides: Java sends an empty name beside it
                 if context.api_version < 12:
@@ -166,28 +183,33 @@ class MetadataApi:
                 image = self._metadata.topic(name)
                 code = (failed or {}).get(name) or _missing_code(name)
             if image is not None:
-                response.topics.append(self._describe(image, request.include_topic_authorized_operations))
+                budget.charge(image.partition_count * _PARTITION_BYTES)
+                response.topics.append(
+                    (yield from self._describe(image, request.include_topic_authorized_operations))
+                )
             else:
                 response.topics.append(
                     MetadataResponseTopic(error_code=code, name=name, topic_id=topic.topic_id)
                 )
         return response
 
-    def _all_topics(self, version: int, request: MetadataRequest) -> MetadataResponse | _Encoded:
+    def _all_topics(self, version: int, request: MetadataRequest) -> Work[MetadataResponse | _Encoded]:
         special = request.include_topic_authorized_operations or request.include_cluster_authorized_operations
         if not special:
             known = self._all.get(version)
             if known is not None and known[0] == self._metadata.version:
                 return _Encoded(known[1])
+        image_version = self._metadata.version
         response = self._frame(request)
-        response.topics = [
-            self._describe(image, request.include_topic_authorized_operations)
-            for image in self._metadata.topics()
-        ]
+        for image in self._metadata.topics():
+            yield
+            response.topics.append(
+                (yield from self._describe(image, request.include_topic_authorized_operations))
+            )
         if special:
             return response
-        body = response.encode(version)
-        self._all[version] = (self._metadata.version, body)
+        body = yield from response.encode_in_slices(version, ALL_TOPICS_BYTES_MAX)
+        self._all[version] = (image_version, body)
         return _Encoded(body)
 
     def _frame(self, request: MetadataRequest) -> MetadataResponse:
@@ -206,7 +228,7 @@ class MetadataApi:
             response.cluster_authorized_operations = CLUSTER_OPERATIONS
         return response
 
-    def _describe(self, image: TopicImage, with_operations: bool) -> MetadataResponseTopic:
+    def _describe(self, image: TopicImage, with_operations: bool) -> Work[MetadataResponseTopic]:
         known = self._topics.get(image.name)
         if known is not None and known[0] is image and not with_operations:
             return known[1]
@@ -215,7 +237,10 @@ class MetadataApi:
             name=image.name,
             topic_id=image.topic_id,
             is_internal=image.internal,
-            partitions=[
+        )
+        for partition in self._metadata.partitions(image.name):
+            yield
+            described.partitions.append(
                 MetadataResponsePartition(
                     partition_index=partition.index,
                     leader_id=self._context.broker_id,
@@ -223,13 +248,11 @@ class MetadataApi:
                     replica_nodes=node,
                     isr_nodes=node,
                 )
-                for partition in self._metadata.partitions(image.name)
-            ],
-        )
+            )
         if with_operations:
             described.topic_authorized_operations = TOPIC_OPERATIONS
         else:
-            if len(self._topics) > 2 * len(self._metadata.topics()) + 100:
+            if len(self._topics) > 2 * self._metadata.topic_count + 100:
                 self._topics.clear()  # deleted topics must not stay for ever
             self._topics[image.name] = (image, described)
         return described
@@ -262,10 +285,10 @@ class MetadataApi:
 
     def describe_topic_partitions(
         self, context: RequestContext, request: DescribeTopicPartitionsRequest
-    ) -> DescribeTopicPartitionsResponse:
+    ) -> Work[DescribeTopicPartitionsResponse]:
         """Topics in order of their names; a page ends within a topic if it must (KIP-966)."""
         if request.topics:
-            names = sorted({topic.name for topic in request.topics})
+            names = yield from sort_in_slices({topic.name for topic in request.topics})
         else:
             names = [image.name for image in self._metadata.topics()]
         first_index = 0
@@ -278,6 +301,7 @@ class MetadataApi:
         left = min(max(request.response_partition_limit, 1), DESCRIBED_PARTITIONS_MAX)
         response = DescribeTopicPartitionsResponse(topics=[])
         for name in names:
+            yield
             image = self._metadata.topic(name)
             if image is None:
                 response.topics.append(
@@ -324,22 +348,23 @@ def _missing_code(name: str) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _metadata_error(request: MetadataRequest, version: int, error: KafkaError) -> MetadataResponse:
-    return MetadataResponse(
-        error_code=error.code,
-        topics=[
+def _metadata_error(request: MetadataRequest, version: int, error: KafkaError) -> Work[MetadataResponse]:
+    response = MetadataResponse(error_code=error.code)
+    for topic in request.topics or []:
+        yield
+        response.topics.append(
             MetadataResponseTopic(error_code=error.code, name=topic.name or "", topic_id=topic.topic_id)
-            for topic in request.topics or []
-        ],
-    )
+        )
+    return response
 
 
 def _describe_topics_error(
     request: DescribeTopicPartitionsRequest, version: int, error: KafkaError
-) -> DescribeTopicPartitionsResponse:
-    return DescribeTopicPartitionsResponse(
-        topics=[
+) -> Work[DescribeTopicPartitionsResponse]:
+    response = DescribeTopicPartitionsResponse(topics=[])
+    for topic in request.topics:
+        yield
+        response.topics.append(
             DescribeTopicPartitionsResponseTopic(error_code=error.code, name=topic.name, topic_id=NIL_UUID)
-            for topic in request.topics
-        ]
-    )
+        )
+    return response

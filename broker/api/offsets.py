@@ -1,7 +1,7 @@
 """ListOffsets (2), OffsetForLeaderEpoch (23), DeleteRecords (21): where partitions begin and end.
 
 ListOffsets for "earliest" and "latest" only reads two attributes: Spark asks twice per poll. For a time it may have to
-open a batch, large ones in a thread.
+open a batch, large ones in a thread. All three rest between partitions, of which a client may name any number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from broker.api.fetch import check_leader_epoch
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
 from broker.log.time_lookup import BatchTakesTime, Opened
+from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import (
     DeleteRecordsPartitionResult,
@@ -66,14 +67,16 @@ class OffsetsApi:
 
     def list_offsets(
         self, context: RequestContext, request: ListOffsetsRequest
-    ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
+    ) -> Work[ListOffsetsResponse | Awaitable[ListOffsetsResponse]]:
         effort = Effort()
         waiting: list[Callable[[], Awaitable[None]]] = []
         response = ListOffsetsResponse(topics=[])
         committed = request.isolation_level == READ_COMMITTED
         for topic in request.topics:
+            yield
             answers = []
             for wanted in topic.partitions:
+                yield
                 answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
                 answers.append(answer)
                 partition = self._find(topic.name, wanted.partition_index)
@@ -122,11 +125,13 @@ class OffsetsApi:
 
     def offset_for_leader_epoch(
         self, context: RequestContext, request: OffsetForLeaderEpochRequest
-    ) -> OffsetForLeaderEpochResponse:
+    ) -> Work[OffsetForLeaderEpochResponse]:
         response = OffsetForLeaderEpochResponse(topics=[])
         for topic in request.topics:
+            yield
             answers = []
             for wanted in topic.partitions:
+                yield
                 answer = EpochEndOffset(partition=wanted.partition)
                 answers.append(answer)
                 partition = self._find(topic.topic, wanted.partition)
@@ -143,11 +148,15 @@ class OffsetsApi:
             response.topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
         return response
 
-    def delete_records(self, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    def delete_records(
+        self, context: RequestContext, request: DeleteRecordsRequest
+    ) -> Work[DeleteRecordsResponse]:
         response = DeleteRecordsResponse(topics=[])
         for topic in request.topics:
+            yield
             answers = []
             for wanted in topic.partitions:
+                yield
                 answer = DeleteRecordsPartitionResult(
                     partition_index=wanted.partition_index, low_watermark=-1
                 )

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from typing import Any
 
 from broker.api.leaders import current_leader, endpoint
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RecordErrors, Repeat, RequestContext
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
+from broker.slices import Work
 from broker.transactions.admission import admit_batch
 from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import DecodeError, ErrorCode, KafkaError
@@ -47,6 +49,12 @@ _COMPRESSION_MASK, _ZSTD = 0x07, 4
 _TRANSACTIONAL = 0x10
 _FIRST_VERSION_WITH_IDS = 13
 _PLACEHOLDERS = (0x6B1D_A2E4_97C3_5F08, 0x2E97_04D8_B16A_F35C, 0x51F8_3C6E_0AD9_72B4)
+_APPENDED_TOGETHER = 8
+"""Topics and partitions of one request between two rests. One with fewer, as nearly all are, is answered at once."""
+_AWAITED_TOGETHER = 100
+"""Partitions of one request that are worked at side by side: many times what clients send."""
+
+_Unsafe = tuple[Partition, AppendInfo, PartitionProduceResponse]
 
 
 class ProduceApi:
@@ -72,26 +80,34 @@ class ProduceApi:
 
     def produce(
         self, context: RequestContext, request: ProduceRequest
-    ) -> ProduceResponse | Awaitable[ProduceResponse | None] | None:
+    ) -> Work[ProduceResponse | Awaitable[Any] | None]:
         acks = request.acks
         if acks not in (-1, 1, 0):
             raise KafkaError(
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
             )
-        waiting: list[Awaitable[None]] = []
+        waiting: list[Coroutine[Any, Any, None]] = []
+        unsafe: list[_Unsafe] = []
         slow: list[tuple[Partition, memoryview, PartitionProduceResponse]] = []
         effort = Effort()
         topics = []
+        count = 0
         for topic in request.topic_data:
+            count += 1
+            if not count % _APPENDED_TOGETHER:
+                yield
             name = topic.name
             if context.api_version >= _FIRST_VERSION_WITH_IDS:
                 image = self._context.metadata.topic_by_id(topic.topic_id)
                 if image is None:
-                    topics.append(_unknown_id(topic))
+                    topics.append((yield from _unknown_id(topic)))
                     continue
                 name = image.name
             answers = []
             for data in topic.partition_data:
+                count += 1
+                if not count % _APPENDED_TOGETHER:
+                    yield
                 answer = PartitionProduceResponse(index=data.index, base_offset=-1)
                 answers.append(answer)
                 try:
@@ -117,7 +133,7 @@ class ProduceApi:
                             continue
                         _fill(answer, info)
                         if acks and partition.high_watermark <= info.last_offset:
-                            waiting.append(_wait_durable(partition, info, request.timeout_ms, answer))
+                            unsafe.append((partition, info, answer))
                     else:
                         waiting.append(_hand_over(partition, data.records, acks, request.timeout_ms, answer))
                 except Exception as error:  # noqa: BLE001 - of one partition: the others are appended to
@@ -128,9 +144,9 @@ class ProduceApi:
         response = ProduceResponse(responses=topics)
         if slow:
             waiting.append(self._prepare_in_turn(slow, request))
-        if waiting:
-            return self._wait(response, waiting, acks)
-        return self._answer(response, acks)
+        if waiting or unsafe:
+            return self._wait(response, waiting, unsafe, request)
+        return (yield from self._answer(response, acks))
 
     def repeat(self, context: RequestContext, request: ProduceRequest) -> Repeat | None:
         """For producers that send one batch a request, to a plain topic."""
@@ -174,17 +190,46 @@ class ProduceApi:
         return Repeat(handle, ProduceResponse(responses=[told]), _PLACEHOLDERS)
 
     async def _wait(
-        self, response: ProduceResponse, waiting: list[Awaitable[None]], acks: int
-    ) -> ProduceResponse | None:
-        if len(waiting) == 1:
-            await waiting[0]
-        else:
-            await asyncio.gather(*waiting)
-        return self._answer(response, acks)
+        self,
+        response: ProduceResponse,
+        waiting: list[Coroutine[Any, Any, None]],
+        unsafe: list[_Unsafe],
+        request: ProduceRequest,
+    ) -> Work[ProduceResponse | None]:
+        """`unsafe` is in the logs already, so their fsyncs are under way together and are waited for in turn."""
+        pace = self._context.slices.pace()
+        deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+        waves = [
+            waiting[first : first + _AWAITED_TOGETHER] for first in range(0, len(waiting), _AWAITED_TOGETHER)
+        ]
+        try:
+            while waves:
+                wave = waves.pop(0)
+                if len(wave) == 1:
+                    await wave[0]
+                else:
+                    await asyncio.gather(*wave)
+                await pace.rest()
+        finally:
+            for wave in waves:
+                for coroutine in wave:
+                    coroutine.close()
+        for partition, info, answer in unsafe:
+            await pace.rest()
+            left_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
+            await _wait_durable(partition, info, max(left_ms, 0), answer)
+        return self._answer(response, request.acks)
 
-    def _answer(self, response: ProduceResponse, acks: int) -> ProduceResponse | None:
+    def _answer(self, response: ProduceResponse, acks: int) -> Work[ProduceResponse | None]:
+        count = 0
         for topic in response.responses:
+            count += 1
+            if not count % _APPENDED_TOGETHER:
+                yield
             for partition in topic.partition_responses:
+                count += 1
+                if not count % _APPENDED_TOGETHER:
+                    yield
                 if not partition.error_code:
                     continue
                 if acks == 0:
@@ -337,19 +382,21 @@ async def _wait_durable(
         answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
 
 
-def _unknown_id(topic: TopicProduceData) -> TopicProduceResponse:
-    return TopicProduceResponse(
-        topic_id=topic.topic_id,
-        partition_responses=[
+def _unknown_id(topic: TopicProduceData) -> Work[TopicProduceResponse]:
+    error = KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic.topic_id}")
+    return (yield from _failed_topic(topic, error))
+
+
+def _failed_topic(topic: TopicProduceData, error: KafkaError) -> Work[TopicProduceResponse]:
+    response = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id)
+    for data in topic.partition_data:
+        yield
+        response.partition_responses.append(
             PartitionProduceResponse(
-                index=data.index,
-                error_code=ErrorCode.UNKNOWN_TOPIC_ID,
-                error_message=f"there is no topic with id {topic.topic_id}",
-                base_offset=-1,
+                index=data.index, error_code=error.code, error_message=error.message, base_offset=-1
             )
-            for data in topic.partition_data
-        ],
-    )
+        )
+    return response
 
 
 def _fill(answer: PartitionProduceResponse, info: AppendInfo) -> None:
@@ -373,25 +420,12 @@ def _refuse(answer: PartitionProduceResponse, error: Exception, topic: str) -> N
         ]
 
 
-def _failed(request: ProduceRequest, version: int, error: KafkaError) -> ProduceResponse:
+def _failed(request: ProduceRequest, version: int, error: KafkaError) -> Work[ProduceResponse]:
     """The same error for every partition of the request."""
     if request.acks == 0:
         raise CloseConnection(f"a produce with acks=0 failed: {error}")
-    return ProduceResponse(
-        responses=[
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=[
-                    PartitionProduceResponse(
-                        index=data.index,
-                        error_code=error.code,
-                        error_message=error.message,
-                        base_offset=-1,
-                    )
-                    for data in topic.partition_data
-                ],
-            )
-            for topic in request.topic_data
-        ]
-    )
+    response = ProduceResponse(responses=[])
+    for topic in request.topic_data:
+        yield
+        response.responses.append((yield from _failed_topic(topic, error)))
+    return response

@@ -7,8 +7,11 @@ the reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from broker.cluster.partition import Partition
 from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -54,7 +57,9 @@ class ReplicasApi:
 
     # -- elections -----------------------------------------------------------------------------------------
 
-    def elect_leaders(self, context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    def elect_leaders(
+        self, context: RequestContext, request: ElectLeadersRequest
+    ) -> Work[ElectLeadersResponse]:
         if request.election_type not in (_PREFERRED, _UNCLEAN):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
@@ -62,15 +67,21 @@ class ReplicasApi:
             )
         if request.topic_partitions is None:
             # For all partitions only those are told that did not have their leader already (as in Kafka).
-            wanted = [(image.name, list(range(image.partition_count))) for image in self._metadata.topics()]
+            wanted: Iterable[tuple[str, Iterable[int]]] = (
+                (image.name, range(image.partition_count)) for image in self._metadata.topics()
+            )
         else:
-            wanted = [(topic.topic, topic.partitions) for topic in request.topic_partitions]
+            wanted = ((topic.topic, topic.partitions) for topic in request.topic_partitions)
         named = request.topic_partitions is not None
         response = ElectLeadersResponse(replica_election_results=[])
         for name, indexes in wanted:
-            results = [self._elect(name, index, request.election_type) for index in indexes]
-            if not named:
-                results = [result for result in results if result.error_code != ErrorCode.ELECTION_NOT_NEEDED]
+            yield
+            results = []
+            for index in indexes:
+                yield
+                result = self._elect(name, index, request.election_type)
+                if named or result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
+                    results.append(result)
             if results or named:
                 response.replica_election_results.append(
                     ReplicaElectionResult(topic=name, partition_result=results)
@@ -101,15 +112,17 @@ class ReplicasApi:
 
     def alter_reassignments(
         self, context: RequestContext, request: AlterPartitionReassignmentsRequest
-    ) -> AlterPartitionReassignmentsResponse:
+    ) -> Work[AlterPartitionReassignmentsResponse]:
         response = AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change,
             error_message=None,
             responses=[],
         )
         for topic in request.topics:
+            yield
             results = []
             for wanted in topic.partitions:
+                yield
                 result = ReassignablePartitionResponse(
                     partition_index=wanted.partition_index, error_message=None
                 )
@@ -142,19 +155,20 @@ class ReplicasApi:
         return ListPartitionReassignmentsResponse(error_message=None, topics=[])
 
 
-def _election_failed(request: ElectLeadersRequest, version: int, error: KafkaError) -> ElectLeadersResponse:
+def _election_failed(
+    request: ElectLeadersRequest, version: int, error: KafkaError
+) -> Work[ElectLeadersResponse]:
     """Version 0 has no error of the whole: every partition that was named carries it."""
     if version >= 1:
         return ElectLeadersResponse(error_code=error.code)
-    return ElectLeadersResponse(
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=topic.topic,
-                partition_result=[
-                    PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
-                    for index in topic.partitions
-                ],
+    response = ElectLeadersResponse(replica_election_results=[])
+    for topic in request.topic_partitions or []:
+        yield
+        result = ReplicaElectionResult(topic=topic.topic, partition_result=[])
+        response.replica_election_results.append(result)
+        for index in topic.partitions:
+            yield
+            result.partition_result.append(
+                PartitionResult(partition_id=index, error_code=error.code, error_message=error.message)
             )
-            for topic in request.topic_partitions or []
-        ]
-    )
+    return response

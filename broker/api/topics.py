@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from broker.api.answers import AnswerBudget
 from broker.api.configs import describe_topic
 from broker.cluster.metadata import (
     INTERNAL_TOPICS,
@@ -45,6 +46,7 @@ class TopicsApi:
         self._metadata = context.metadata
         self._config = context.config
         self._broker_id = context.broker_id
+        self._slices = context.slices
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -58,13 +60,14 @@ class TopicsApi:
     async def create_topics(
         self, context: RequestContext, request: CreateTopicsRequest
     ) -> CreateTopicsResponse:
-        results = [
-            CreatableTopicResult(name=topic.name, error_message=None, configs=None)
-            for topic in request.topics
-        ]
+        results = []
         named = Counter(topic.name for topic in request.topics)
         wanted: list[tuple[CreatableTopicResult, NewTopic]] = []
-        for topic, result in zip(request.topics, results, strict=True):
+        pace = self._slices.pace()
+        for topic in request.topics:
+            await pace.rest()
+            result = CreatableTopicResult(name=topic.name, error_message=None, configs=None)
+            results.append(result)
             try:
                 if named[topic.name] > 1:
                     raise _twice(topic.name)
@@ -75,7 +78,9 @@ class TopicsApi:
             [new for _, new in wanted], validate_only=request.validate_only
         )
         described: dict[tuple[tuple[str, str], ...], list[CreatableTopicConfigs]] = {}
+        budget = AnswerBudget()
         for (result, _), image in zip(wanted, made, strict=True):
+            await pace.rest()
             if isinstance(image, KafkaError):
                 result.error_code, result.error_message = image.code, image.message
                 continue
@@ -87,7 +92,13 @@ class TopicsApi:
                 config = tuple(sorted(image.config.items()))  # topics made together are mostly alike
                 if config not in described:
                     described[config] = self._configs(image)
-                result.configs = described[config]
+                try:
+                    budget.charge(
+                        sum(16 + len(each.name) + len(each.value or "") for each in described[config])
+                    )
+                    result.configs = described[config]
+                except KafkaError as error:
+                    result.topic_config_error_code = error.code
         return CreateTopicsResponse(topics=results)
 
     def _configs(self, image: TopicImage) -> list[CreatableTopicConfigs]:
@@ -168,7 +179,9 @@ class TopicsApi:
     ) -> DeleteTopicsResponse:
         wanted = request.topics or [DeleteTopicState(name=name) for name in request.topic_names]
         response = DeleteTopicsResponse(responses=[])
+        pace = self._slices.pace()
         for topic in wanted:
+            await pace.rest()
             result = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
             response.responses.append(result)
             try:
@@ -209,7 +222,9 @@ class TopicsApi:
     ) -> CreatePartitionsResponse:
         response = CreatePartitionsResponse(results=[])
         named = Counter(topic.name for topic in request.topics)
+        pace = self._slices.pace()
         for topic in request.topics:
+            await pace.rest()
             result = CreatePartitionsTopicResult(name=topic.name)
             response.results.append(result)
             try:

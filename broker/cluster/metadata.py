@@ -17,6 +17,7 @@ import json
 import logging
 import re
 import uuid
+from bisect import bisect_left, insort
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -45,6 +46,10 @@ PARTITIONS_OPENED_TOGETHER = 4
 PARTITIONS_PER_TURN = 32
 """Partitions that are made in one turn of the event loop: below a millisecond."""
 PARTITIONS_CLOSED_TOGETHER = 8
+TOPICS_PER_TURN = 32
+"""Topics whose configuration is checked in one turn of the event loop."""
+TOPICS_PER_TRANSACTION = 250
+"""Topics that are created by one transaction of the store; what is said of them has to fit into one of its messages."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -143,7 +148,11 @@ class TopicManager:
         self._default_partitions = default_partitions
         self._leader_epoch = leader_epoch
         self._topics: dict[str, TopicImage] = {}
+        self._names: list[str] = []  # in their order
         self._topics_by_id: dict[uuid.UUID, TopicImage] = {}
+        self._metric_names: dict[
+            str, str
+        ] = {}  # of one topic each; names that collide may be older than the rule
         self._partitions: dict[str, list[Partition]] = {}
         self._change = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
@@ -159,10 +168,7 @@ class TopicManager:
 
         Raises KafkaError(INVALID_TOPIC_EXCEPTION).
         """
-        same = _metric_name(name)
-        for other in self._topics:
-            if len(other) == len(name) and _metric_name(other) == same:
-                _check_collision(name, other)
+        _check_collision(name, self._metric_names.get(_metric_name(name), name))
 
     def topic_by_id(self, topic_id: uuid.UUID) -> TopicImage | None:
         return self._topics_by_id.get(topic_id)
@@ -173,7 +179,7 @@ class TopicManager:
 
     def topics(self) -> list[TopicImage]:
         """All topics, by name."""
-        return [self._topics[name] for name in sorted(self._topics)]
+        return [self._topics[name] for name in self._names]
 
     def partition(self, topic: str, index: int) -> Partition:
         """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
@@ -225,7 +231,8 @@ class TopicManager:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[TopicImage | KafkaError]:
-        """Create what a client asks for, by one transaction of the store: each topic's image, or why not.
+        """Create what a client asks for, TOPICS_PER_TRANSACTION by one transaction of the store: each topic's image, or
+        why not.
 
         Names that collide with those of other topics are refused (see `check_collision`).
         """
@@ -237,11 +244,14 @@ class TopicManager:
         created: list[TopicImage | KafkaError] = []
         async with self._change:
             images: dict[str, TopicImage] = {}
-            taken = {_metric_name(name): name for name in self._topics} if check_collisions else {}
-            for topic in topics:
+            taken: dict[str, str] = {}
+            for number, topic in enumerate(topics):
+                if not (number + 1) % TOPICS_PER_TURN:
+                    await asyncio.sleep(0)
                 try:
                     image = await self._new_image(topic, images)
                     if check_collisions:
+                        self.check_collision(image.name)
                         _check_collision(image.name, taken.setdefault(_metric_name(image.name), image.name))
                 except KafkaError as error:
                     created.append(error)
@@ -250,17 +260,20 @@ class TopicManager:
                 created.append(image)
             if validate_only or not images:
                 return created
-            await self._store.transact(
-                [CreateNode(f"/topics/{name}", encode_topic(image)) for name, image in images.items()]
-            )
-            for image in images.values():
-                await self._serve(image, range(image.partition_count))
-                logger.info(
-                    "created topic %s with %d partitions, id %s",
-                    image.name,
-                    image.partition_count,
-                    image.topic_id,
+            made = list(images.values())
+            for first in range(0, len(made), TOPICS_PER_TRANSACTION):
+                some = made[first : first + TOPICS_PER_TRANSACTION]
+                await self._store.transact(
+                    [CreateNode(f"/topics/{image.name}", encode_topic(image)) for image in some]
                 )
+                for image in some:
+                    await self._serve(image, range(image.partition_count))
+                    logger.info(
+                        "created topic %s with %d partitions, id %s",
+                        image.name,
+                        image.partition_count,
+                        image.topic_id,
+                    )
         return created
 
     async def _new_image(self, topic: NewTopic, others: Mapping[str, TopicImage]) -> TopicImage:
@@ -290,6 +303,9 @@ class TopicManager:
             )
             partitions = self._partitions.pop(name)
             del self._topics[name], self._topics_by_id[image.topic_id]
+            del self._names[bisect_left(self._names, name)]
+            if self._metric_names.get(_metric_name(name)) == name:
+                del self._metric_names[_metric_name(name)]
             self.version += 1
             for partition in partitions:
                 await partition.drop()
@@ -440,8 +456,11 @@ class TopicManager:
         return image
 
     def _put(self, image: TopicImage) -> None:
+        if image.name not in self._topics:
+            insort(self._names, image.name)
         self._topics[image.name] = image
         self._topics_by_id[image.topic_id] = image
+        self._metric_names.setdefault(_metric_name(image.name), image.name)
         self.version += 1
 
     async def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:

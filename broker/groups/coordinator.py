@@ -71,6 +71,8 @@ logger = logging.getLogger("headrace.groups")
 R = TypeVar("R")
 
 GROUPS_PER_TURN = 100
+_FEW_RECORDS = 64
+_RECORD_BYTES_MIN = 16  # of anything in the journal
 
 
 def limits_of(config: BrokerConfig) -> Limits:
@@ -225,11 +227,12 @@ class GroupCoordinator:
         instance_id: str | None,
         generation: int,
         offsets: Mapping[tuple[str, int], CommittedOffset],
+        batch: bytes | None = None,
     ) -> OffsetsResult | asyncio.Future[OffsetsResult]:
         """Commit as part of the transaction of `producer` (id and epoch)."""
 
         def event(token: int) -> Event:
-            commit = Commit(token, member_id, instance_id, generation, offsets)
+            commit = Commit(token, member_id, instance_id, generation, offsets, batch=batch)
             return TransactionalCommit(commit, *producer)
 
         return self.submit(group_id, event, _as_it_is)
@@ -310,13 +313,31 @@ class GroupCoordinator:
             self._run(group_id, Appended(pending, code))
 
         try:
-            batch = journal.encode_journal_batch(effect.records, self.context.clock.time_ms(), producer)
+            batch = effect.batch
+            if batch is None:
+                self._check_size(group_id, len(effect.records))
+                batch = journal.encode_journal_batch(effect.records, self.context.clock.time_ms(), producer)
             if self.journal.append(self.journal.index_of(group_id), batch, later):
                 return self._appended(group_id, effect)
         except KafkaError as error:
             return self._failed(group_id, error)
         self._storing[group_id] += 1
         return None
+
+    def batch_bytes_max(self, group_id: str) -> int:
+        """What the journal takes at once; it must be there. It may take more of the coordinator's own than what Kafka
+        takes of a client, `message.max.bytes`.
+        """
+        partition = self.journal.partitions[self.journal.index_of(group_id)]
+        client_bytes_max: int = self.context.config["message.max.bytes"]
+        return min(partition.log.config.max_message_bytes, client_bytes_max)
+
+    def _check_size(self, group_id: str, records: int) -> None:
+        if records <= _FEW_RECORDS:
+            return
+        partition = self.journal.partitions[self.journal.index_of(group_id)]
+        if records * _RECORD_BYTES_MIN > partition.log.config.max_message_bytes:
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{records} records do not fit into one batch")
 
     def _appended(self, group_id: str, effect: Append) -> ErrorCode:
         match effect.pending:

@@ -74,6 +74,8 @@ class Commit(msgspec.Struct, frozen=True):
     offsets: Mapping[tuple[str, int], CommittedOffset]
     knows_epochs: bool = True
     """OffsetCommit v9+: the client can be told that its epoch is stale."""
+    batch: bytes | None = None
+    """What the journal shall have of it, made beforehand: then every metadata text is short enough."""
 
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True):
@@ -341,6 +343,8 @@ class Append(msgspec.Struct, frozen=True):
 
     records: tuple[JournalRecord, ...]
     pending: Pending
+    batch: bytes | None = None
+    """What `records` would be encoded to, if that was done before; there are none then."""
 
 
 Effect = Reply | Append

@@ -6,9 +6,11 @@ Versions matter only here: what an old version cannot say is filled in, what it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from broker.api.answers import AnswerBudget
 from broker.extension import ApiDeclaration, RequestContext
 from broker.groups.events import (
     Commit,
@@ -24,8 +26,11 @@ from broker.groups.events import (
     Sync,
     SyncResult,
 )
-from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase
+from broker.groups.journal import encode_batch_in_slices
+from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase, PutOffset
 from broker.groups.modern.positions import fetch_error
+from broker.groups.offsets import is_too_long
+from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
@@ -68,9 +73,17 @@ if TYPE_CHECKING:
 
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1
+PREPARED_FROM = 64
+"""Offsets of one commit: below they are encoded in a few milliseconds, where they are stored."""
+DELETED_TOGETHER = 50
+LEAVE_TOGETHER = 50
+MEMBERS_MAX, PROTOCOLS_MAX = 10_000, 1000
+"""What one request may name of a group's members and of a member's assignors; many times what clients do."""
+_OFFSET_BYTES_MIN = 40  # of its record besides texts
 _NO_COMMIT = CommittedOffset(offset=-1)
 _FIRST_VERSION_WITH_IDS = 10  # of OffsetCommit and OffsetFetch
 
+Errors = Mapping[tuple[str, int], ErrorCode]
 Wanted = Iterable[tuple[str, Iterable[int]]] | None
 
 
@@ -118,6 +131,8 @@ class GroupHandlers:
         async def first(context: RequestContext, request: Any) -> Any:
             await self._coordinator.journal.ensure()
             answer = handler(context, request)
+            if isinstance(answer, Generator):
+                answer = await self._context.slices.run(answer)
             return await answer if isinstance(answer, Awaitable) else answer
 
         return handle
@@ -126,9 +141,12 @@ class GroupHandlers:
 
     def find_coordinator(
         self, context: RequestContext, request: FindCoordinatorRequest
-    ) -> FindCoordinatorResponse:
+    ) -> Work[FindCoordinatorResponse]:
         keys = request.coordinator_keys if context.api_version >= 4 else [request.key]
-        found = [self._coordinator_for(key, request.key_type) for key in keys]
+        found = []
+        for key in keys:
+            yield
+            found.append(self._coordinator_for(key, request.key_type))
         return _find_response(found, context.api_version)
 
     def _coordinator_for(self, key: str, key_type: int) -> Coordinator:
@@ -144,6 +162,10 @@ class GroupHandlers:
         self, context: RequestContext, request: JoinGroupRequest
     ) -> JoinGroupResponse | asyncio.Future[JoinGroupResponse]:
         version = context.api_version
+        if len(request.protocols) > PROTOCOLS_MAX:
+            return _join_response(
+                JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id), version
+            )
         if (error := self._refusal(request.group_id)) is not ErrorCode.NONE:
             return _join_response(JoinResult(error, request.member_id), version)
         client_id = context.client_id or ""
@@ -177,6 +199,8 @@ class GroupHandlers:
         self, context: RequestContext, request: SyncGroupRequest
     ) -> SyncGroupResponse | asyncio.Future[SyncGroupResponse]:
         error = self._refusal(request.group_id)
+        if len(request.assignments) > MEMBERS_MAX:
+            error = ErrorCode.INVALID_REQUEST
         if context.api_version >= 5 and None in (request.protocol_type, request.protocol_name):
             error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL  # KIP-559: from version 5 on both must be there
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
@@ -218,10 +242,12 @@ class GroupHandlers:
 
     def leave_group(
         self, context: RequestContext, request: LeaveGroupRequest
-    ) -> LeaveGroupResponse | asyncio.Future[LeaveGroupResponse]:
+    ) -> LeaveGroupResponse | Awaitable[LeaveGroupResponse]:
         if (error := self._refusal(request.group_id)) is not ErrorCode.NONE:
             return LeaveGroupResponse(error_code=error)
         if context.api_version >= 3:
+            if len(request.members) > LEAVE_TOGETHER:
+                return self._leave_by_turns(request)
             leavers = tuple(Leaver(member.member_id, member.group_instance_id) for member in request.members)
         else:
             leavers = (Leaver(request.member_id, None),)
@@ -231,6 +257,25 @@ class GroupHandlers:
             lambda result: _leave_response(result, context.api_version),
         )
 
+    async def _leave_by_turns(self, request: LeaveGroupRequest) -> LeaveGroupResponse:
+        """Each leaves or not for itself."""
+        response = LeaveGroupResponse(members=[])
+        pace = self._context.slices.pace()
+        for first in range(0, len(request.members), LEAVE_TOGETHER):
+            await pace.rest()
+            if (error := self._refusal(request.group_id)) is not ErrorCode.NONE:
+                return LeaveGroupResponse(error_code=error)
+            some = request.members[first : first + LEAVE_TOGETHER]
+            leavers = tuple(Leaver(member.member_id, member.group_instance_id) for member in some)
+            answer = self._coordinator.submit(
+                request.group_id, partial(Leave, leavers=leavers), partial(_leave_response, version=3)
+            )
+            told = await answer if isinstance(answer, asyncio.Future) else answer
+            if told.error_code:
+                return told
+            response.members += told.members
+        return response
+
     def _refusal(self, group_id: str) -> ErrorCode:
         """Why no member of this group can be served at all, or NONE."""
         return self._coordinator.unavailable(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
@@ -239,18 +284,25 @@ class GroupHandlers:
 
     def offset_commit(
         self, context: RequestContext, request: OffsetCommitRequest
-    ) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]:
+    ) -> Work[OffsetCommitResponse | Awaitable[Any]]:
         if context.api_version >= _FIRST_VERSION_WITH_IDS:
-            self._name_topics(request.topics)
+            yield from self._name_topics(request.topics)
         error = self._coordinator.unavailable(request.group_id)
         generation = request.generation_id_or_member_epoch
         if error is ErrorCode.NONE and generation >= 0 and request.group_id not in self._coordinator.groups:
             is_new_client = context.api_version >= 9
             error = ErrorCode.GROUP_ID_NOT_FOUND if is_new_client else ErrorCode.ILLEGAL_GENERATION
         if error is not ErrorCode.NONE:
-            return _commit_response(request, error, {})
-        offsets, errors = self._committed(context, request)
-        return self._coordinator.submit(
+            return (yield from _commit_response(request, error, {}))
+        offsets, errors = yield from self._committed(context, request)
+        try:
+            batch = yield from prepared(self._coordinator, request.group_id, offsets, errors)
+        except KafkaError as refused:
+            return (yield from _commit_response(request, refused.code, errors))
+        error = self._coordinator.unavailable(request.group_id)  # it may have begun to stop
+        if error is not ErrorCode.NONE:
+            return (yield from _commit_response(request, error, {}))
+        outcome = self._coordinator.submit(
             request.group_id,
             lambda token: Commit(
                 token,
@@ -259,13 +311,21 @@ class GroupHandlers:
                 generation,
                 offsets,
                 knows_epochs=context.api_version >= 9,
+                batch=batch,
             ),
-            lambda result: _commit_response(request, result.error, {**errors, **result.errors}),
+            _as_it_is,
         )
+
+        def respond(result: OffsetsResult) -> Work[OffsetCommitResponse]:
+            return _commit_response(request, result.error, {**errors, **result.errors})
+
+        if isinstance(outcome, asyncio.Future):
+            return _then(outcome, respond)
+        return (yield from respond(outcome))
 
     def _committed(
         self, context: RequestContext, request: OffsetCommitRequest
-    ) -> tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]:
+    ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
         """The offsets to store, and the partitions that do not exist."""
         now_ms = self._context.clock.time_ms()
         retention_ms = request.retention_time_ms if context.api_version <= 4 else -1
@@ -275,7 +335,9 @@ class GroupHandlers:
         for topic in request.topics:
             image = self._context.metadata.topic(topic.name)
             partition_count = image.partition_count if image is not None else 0
+            yield
             for partition in topic.partitions:
+                yield
                 key = (topic.name, partition.partition_index)
                 if 0 <= partition.partition_index < partition_count:
                     offsets[key] = CommittedOffset(
@@ -289,75 +351,83 @@ class GroupHandlers:
                     errors[key] = _unknown(topic)
         return offsets, errors
 
-    def _name_topics(self, topics: Iterable[Any]) -> None:
+    def _name_topics(self, topics: Iterable[Any]) -> Work[None]:
         """Fill in the names of topics that were given by id; the name of an unknown one stays empty."""
         for topic in topics:
+            yield
             image = self._context.metadata.topic_by_id(topic.topic_id)
             if image is not None:
                 topic.name = image.name
 
-    def offset_fetch(self, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    def offset_fetch(self, context: RequestContext, request: OffsetFetchRequest) -> Work[OffsetFetchResponse]:
+        budget = AnswerBudget()
         if context.api_version >= 8:
             by_id = context.api_version >= _FIRST_VERSION_WITH_IDS
             groups = []
             for group in request.groups:
+                yield
                 if by_id:
-                    self._name_topics(group.topics or ())
-                answer = self._fetch_group(
-                    group.group_id,
-                    _wanted(group.topics),
-                    request.require_stable,
-                    group.member_id,
-                    group.member_epoch,
-                )
+                    yield from self._name_topics(group.topics or ())
+                try:
+                    answer = yield from self._fetch_group(
+                        budget,
+                        group.group_id,
+                        _wanted(group.topics),
+                        request.require_stable,
+                        group.member_id,
+                        group.member_epoch,
+                    )
+                except KafkaError as error:
+                    answer = OffsetFetchResponseGroup(group_id=group.group_id, error_code=error.code)
                 if by_id:
-                    self._identify(answer, group.topics)
+                    yield from self._identify(answer, group.topics)
                 groups.append(answer)
             return OffsetFetchResponse(groups=groups)
-        fetched = self._fetch_group(request.group_id, _wanted(request.topics), request.require_stable)
+        fetched = yield from self._fetch_group(
+            budget, request.group_id, _wanted(request.topics), request.require_stable
+        )
         topics = fetched.topics
         if fetched.error_code and context.api_version < 2 and request.topics is not None:
             # There is no error of the whole yet: say it of every partition.
-            topics = [
-                OffsetFetchResponseTopics(
-                    name=topic.name,
-                    partitions=[
-                        _position(index, _NO_COMMIT, fetched.error_code) for index in topic.partition_indexes
-                    ],
+            topics = []
+            for asked in request.topics:
+                yield
+                failed = OffsetFetchResponseTopics(name=asked.name)
+                topics.append(failed)
+                for index in asked.partition_indexes:
+                    yield
+                    failed.partitions.append(_position(index, _NO_COMMIT, fetched.error_code))
+        response = OffsetFetchResponse(error_code=fetched.error_code, topics=[])
+        for topic in topics:
+            yield
+            told = OffsetFetchResponseTopic(name=topic.name)
+            response.topics.append(told)
+            for position in topic.partitions:
+                yield
+                told.partitions.append(
+                    OffsetFetchResponsePartition(
+                        partition_index=position.partition_index,
+                        committed_offset=position.committed_offset,
+                        committed_leader_epoch=position.committed_leader_epoch,
+                        metadata=position.metadata,
+                        error_code=position.error_code,
+                    )
                 )
-                for topic in request.topics
-            ]
-        return OffsetFetchResponse(
-            error_code=fetched.error_code,
-            topics=[
-                OffsetFetchResponseTopic(
-                    name=topic.name,
-                    partitions=[
-                        OffsetFetchResponsePartition(
-                            partition_index=position.partition_index,
-                            committed_offset=position.committed_offset,
-                            committed_leader_epoch=position.committed_leader_epoch,
-                            metadata=position.metadata,
-                            error_code=position.error_code,
-                        )
-                        for position in topic.partitions
-                    ],
-                )
-                for topic in topics
-            ],
-        )
+        return response
 
     def _identify(
         self, answer: OffsetFetchResponseGroup, asked: list[OffsetFetchRequestTopics] | None
-    ) -> None:
+    ) -> Work[None]:
         """Fill in the ids of an answer's topics, which stand in the order in which they were asked for."""
         if asked is None:
             for topic in answer.topics:
+                yield
                 image = self._context.metadata.topic(topic.name)
                 if image is not None:
                     topic.topic_id = image.topic_id
             return
         for topic, wanted in zip(answer.topics, asked, strict=False):  # none when the whole group failed
+            yield
             topic.topic_id = wanted.topic_id
             if not wanted.name:
                 for partition in topic.partitions:
@@ -365,12 +435,13 @@ class GroupHandlers:
 
     def _fetch_group(
         self,
+        budget: AnswerBudget,
         group_id: str,
         wanted: Wanted,
         require_stable: bool,
         member_id: str | None = None,
         member_epoch: int = -1,
-    ) -> OffsetFetchResponseGroup:
+    ) -> Work[OffsetFetchResponseGroup]:
         """With `require_stable` a position that an open transaction may change is not given (KIP-447)."""
         error = self._coordinator.unavailable(group_id)
         group = self._coordinator.groups.get(group_id)
@@ -390,75 +461,99 @@ class GroupHandlers:
         topics = []
         for topic, indexes in wanted:
             known = offsets.get(topic, {})
-            positions = [
-                _position(index, _NO_COMMIT, ErrorCode.UNSTABLE_OFFSET_COMMIT)
-                if require_stable and self._coordinator.transactional.is_unstable(group_id, topic, index)
-                else _position(index, known.get(index, _NO_COMMIT))
-                for index in indexes
-            ]
+            yield
+            positions = []
+            for index in indexes:
+                yield
+                if require_stable and self._coordinator.transactional.is_unstable(group_id, topic, index):
+                    position = _position(index, _NO_COMMIT, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+                else:
+                    position = _position(index, known.get(index, _NO_COMMIT))
+                budget.charge(24 + len(position.metadata or ""))
+                positions.append(position)
             topics.append(OffsetFetchResponseTopics(name=topic, partitions=positions))
         return OffsetFetchResponseGroup(group_id=group_id, topics=topics)
 
-    def offset_delete(
+    async def offset_delete(
         self, context: RequestContext, request: OffsetDeleteRequest
-    ) -> OffsetDeleteResponse | asyncio.Future[OffsetDeleteResponse]:
+    ) -> OffsetDeleteResponse | Work[OffsetDeleteResponse]:
+        """A few at a time: each is deleted or not for itself."""
         error = self._refusal(request.group_id)
         if error is ErrorCode.NONE and not self._exists(request.group_id):
             error = ErrorCode.GROUP_ID_NOT_FOUND
         if error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=error)
-        partitions = tuple(
-            (topic.name, partition.partition_index)
-            for topic in request.topics
-            for partition in topic.partitions
-        )
-        return self._coordinator.submit(
-            request.group_id,
-            lambda token: DeleteOffsets(token, partitions, self._in_transactions(request.group_id)),
-            lambda result: self._deletion_response(request, result),
-        )
+        pace = self._context.slices.pace()
+        errors: dict[tuple[str, int], ErrorCode] = {}
+        partitions: list[tuple[str, int]] = []
+        for topic in request.topics:
+            for partition in topic.partitions:
+                partitions.append((topic.name, partition.partition_index))
+                await pace.rest()
+        for first in range(0, max(len(partitions), 1), DELETED_TOGETHER):
+            some = tuple(partitions[first : first + DELETED_TOGETHER])
+            result = await self._delete_offsets(request.group_id, some)
+            if result.error is not ErrorCode.NONE:
+                return OffsetDeleteResponse(error_code=result.error)
+            errors.update(result.errors)
+            await pace.rest()
+        return self._deletion_response(request, errors)
 
-    def _deletion_response(self, request: OffsetDeleteRequest, result: OffsetsResult) -> OffsetDeleteResponse:
-        if result.error is not ErrorCode.NONE:
-            return OffsetDeleteResponse(error_code=result.error)
-        return OffsetDeleteResponse(
-            topics=[
-                OffsetDeleteResponseTopic(
-                    name=topic.name,
-                    partitions=[
-                        OffsetDeleteResponsePartition(
-                            partition_index=partition.partition_index,
-                            error_code=self._deletion_error(topic.name, partition.partition_index, result),
-                        )
-                        for partition in topic.partitions
-                    ],
+    async def _delete_offsets(self, group_id: str, partitions: tuple[tuple[str, int], ...]) -> OffsetsResult:
+        outcome = self._coordinator.submit(
+            group_id,
+            lambda token: DeleteOffsets(token, partitions, self._in_transactions(group_id)),
+            _as_it_is,
+        )
+        result: OffsetsResult = await outcome if isinstance(outcome, asyncio.Future) else outcome
+        return result
+
+    def _deletion_response(self, request: OffsetDeleteRequest, errors: Errors) -> Work[OffsetDeleteResponse]:
+        response = OffsetDeleteResponse(topics=[])
+        for topic in request.topics:
+            yield
+            told = OffsetDeleteResponseTopic(name=topic.name)
+            response.topics.append(told)
+            for partition in topic.partitions:
+                yield
+                index = partition.partition_index
+                told.partitions.append(
+                    OffsetDeleteResponsePartition(
+                        partition_index=index, error_code=self._deletion_error(topic.name, index, errors)
+                    )
                 )
-                for topic in request.topics
-            ]
-        )
+        return response
 
-    def _deletion_error(self, topic: str, index: int, result: OffsetsResult) -> ErrorCode:
+    def _deletion_error(self, topic: str, index: int, errors: Errors) -> ErrorCode:
         image = self._context.metadata.topic(topic)
         if image is None or not 0 <= index < image.partition_count:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return result.errors.get((topic, index), ErrorCode.NONE)
+        return errors.get((topic, index), ErrorCode.NONE)
 
     # -- administration ------------------------------------------------------------------------------------
 
     def describe_groups(
         self, context: RequestContext, request: DescribeGroupsRequest
-    ) -> DescribeGroupsResponse:
-        return DescribeGroupsResponse(
-            groups=[self._describe(group_id, context.api_version) for group_id in request.groups]
-        )
+    ) -> Work[DescribeGroupsResponse]:
+        """A group that is named again and again is described once."""
+        response = DescribeGroupsResponse(groups=[])
+        budget = AnswerBudget()
+        for group_id in dict.fromkeys(request.groups):
+            yield
+            try:
+                described = yield from self._describe(group_id, context.api_version, budget)
+            except KafkaError as error:
+                described = DescribedGroup(group_id=group_id, error_code=error.code)
+            response.groups.append(described)
+        return response
 
-    def _describe(self, group_id: str, version: int) -> DescribedGroup:
+    def _describe(self, group_id: str, version: int, budget: AnswerBudget) -> Work[DescribedGroup]:
         error = self._coordinator.unavailable(group_id)
         if error is not ErrorCode.NONE:
             return DescribedGroup(group_id=group_id, error_code=error)
         group = self._coordinator.groups.get(group_id)
         if group is not None and group.consumer is None:
-            return _described(group)
+            return (yield from _described(group, budget))
         described = DescribedGroup(group_id=group_id, group_state=Phase.DEAD.value)
         if version >= 6:
             what = "not found" if group is None else "is not a classic group"
@@ -466,19 +561,29 @@ class GroupHandlers:
             described.error_message = f"Group {group_id} {what}."
         return described
 
-    def list_groups(self, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-        states = {state.lower() for state in request.states_filter}
-        types = {kind.lower() for kind in request.types_filter}
-        groups = [
-            ListedGroup(
-                group_id=group.group_id,
-                protocol_type=CONSUMER_PROTOCOL_TYPE if group.consumer else group.protocol_type or "",
-                group_state=group.state_name,
-                group_type=_type_of(group),
+    def list_groups(self, context: RequestContext, request: ListGroupsRequest) -> Work[ListGroupsResponse]:
+        states, types = set(), set()
+        for state in request.states_filter:
+            yield
+            states.add(state.lower())
+        for kind in request.types_filter:
+            yield
+            types.add(kind.lower())
+        groups = []
+        for group in list(self._coordinator.groups.values()):
+            yield
+            if (states and group.state_name.lower() not in states) or (
+                types and _type_of(group) not in types
+            ):
+                continue
+            groups.append(
+                ListedGroup(
+                    group_id=group.group_id,
+                    protocol_type=CONSUMER_PROTOCOL_TYPE if group.consumer else group.protocol_type or "",
+                    group_state=group.state_name,
+                    group_type=_type_of(group),
+                )
             )
-            for group in self._coordinator.groups.values()
-            if (not states or group.state_name.lower() in states) and (not types or _type_of(group) in types)
-        ]
         loading = self._coordinator.journal.is_loading
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if loading else ErrorCode.NONE
         return ListGroupsResponse(error_code=error, groups=groups)
@@ -486,16 +591,16 @@ class GroupHandlers:
     async def delete_groups(
         self, context: RequestContext, request: DeleteGroupsRequest
     ) -> DeleteGroupsResponse:
-        outcomes = [(group_id, self._delete(group_id)) for group_id in request.groups_names]
-        return DeleteGroupsResponse(
-            results=[
-                DeletableGroupResult(
-                    group_id=group_id,
-                    error_code=await outcome if isinstance(outcome, asyncio.Future) else outcome,
-                )
-                for group_id, outcome in outcomes
-            ]
-        )
+        pace, outcomes = self._context.slices.pace(), []
+        for group_id in request.groups_names:
+            await pace.rest()
+            outcomes.append((group_id, self._delete(group_id)))
+        response = DeleteGroupsResponse(results=[])
+        for group_id, outcome in outcomes:
+            await pace.rest()
+            error = await outcome if isinstance(outcome, asyncio.Future) else outcome
+            response.results.append(DeletableGroupResult(group_id=group_id, error_code=error))
+        return response
 
     def _delete(self, group_id: str) -> ErrorCode | asyncio.Future[ErrorCode]:
         error = self._coordinator.unavailable(group_id)
@@ -533,35 +638,86 @@ def _leave_response(result: LeaveResult, version: int) -> LeaveGroupResponse:
     )
 
 
-def _commit_response(
-    request: OffsetCommitRequest, error: int, errors: Mapping[tuple[str, int], ErrorCode]
-) -> OffsetCommitResponse:
+def _commit_response(request: OffsetCommitRequest, error: int, errors: Errors) -> Work[OffsetCommitResponse]:
     """`error` for every partition that has none of its own in `errors`."""
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    OffsetCommitResponsePartition(
-                        partition_index=partition.partition_index,
-                        error_code=errors.get((topic.name, partition.partition_index), error),
-                    )
-                    for partition in topic.partitions
-                ],
+    response = OffsetCommitResponse(topics=[])
+    for topic in request.topics:
+        yield
+        told = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
+        response.topics.append(told)
+        for partition in topic.partitions:
+            yield
+            index = partition.partition_index
+            told.partitions.append(
+                OffsetCommitResponsePartition(
+                    partition_index=index, error_code=errors.get((topic.name, index), error)
+                )
             )
-            for topic in request.topics
-        ]
+    return response
+
+
+def prepared(
+    coordinator: GroupCoordinator,
+    group_id: str,
+    offsets: dict[tuple[str, int], CommittedOffset],
+    errors: dict[tuple[str, int], ErrorCode],
+    producer: tuple[int, int] | None = None,
+) -> Work[bytes | None]:
+    """What the journal shall have of a commit of many offsets, made beforehand, since storing it is one step; None for
+    a few. Those whose metadata is too long go from `offsets` to `errors`.
+
+    Raises KafkaError(INVALID_COMMIT_OFFSET_SIZE), as Kafka does, if it is more than the journal takes at once.
+    """
+    if len(offsets) <= PREPARED_FROM:
+        return None
+    limits = coordinator.limits_of_group(group_id)
+    size, size_max = 0, coordinator.batch_bytes_max(group_id)
+    for key, committed in list(offsets.items()):
+        yield
+        if is_too_long(committed.metadata, limits):
+            del offsets[key]
+            errors[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            continue
+        size += _OFFSET_BYTES_MIN + len(group_id) + len(key[0]) + len(committed.metadata)
+        if size > size_max:
+            break
+    if not offsets:
+        return None
+    if size <= size_max:
+        records = [PutOffset(group_id, *key, committed) for key, committed in offsets.items()]
+        now_ms = coordinator.context.clock.time_ms()
+        batch = yield from encode_batch_in_slices(records, now_ms, producer)
+        if len(batch) <= size_max:
+            return batch
+    raise KafkaError(
+        ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+        f"{len(offsets)} offsets take more than the {size_max} bytes that are stored at once; commit fewer together",
     )
 
 
-def _failed_commit(request: OffsetCommitRequest, version: int, error: KafkaError) -> OffsetCommitResponse:
+async def _then(outcome: asyncio.Future[Any], respond: Callable[[Any], Work[Any]]) -> Work[Any]:
+    return respond(await outcome)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+def _failed_commit(
+    request: OffsetCommitRequest, version: int, error: KafkaError
+) -> Work[OffsetCommitResponse]:
     return _commit_response(request, error.code, {})
 
 
-def _failed_find(request: FindCoordinatorRequest, version: int, error: KafkaError) -> FindCoordinatorResponse:
+def _failed_find(
+    request: FindCoordinatorRequest, version: int, error: KafkaError
+) -> Work[FindCoordinatorResponse]:
     keys = request.coordinator_keys if version >= 4 else [request.key]
-    return _find_response([_no_coordinator(key, error.code, error.message) for key in keys], version)
+    found = []
+    for key in keys:
+        yield
+        found.append(_no_coordinator(key, error.code, error.message))
+    return _find_response(found, version)
 
 
 def _find_response(found: list[Coordinator], version: int) -> FindCoordinatorResponse:
@@ -613,7 +769,7 @@ def _unknown(topic: Any) -> ErrorCode:
 
 
 def _wanted(topics: Sequence[Any] | None) -> Wanted:
-    return None if topics is None else [(topic.name, topic.partition_indexes) for topic in topics]
+    return None if topics is None else ((topic.name, topic.partition_indexes) for topic in topics)
 
 
 def _position(
@@ -628,23 +784,29 @@ def _position(
     )
 
 
-def _described(group: Group) -> DescribedGroup:
+def _described(group: Group, budget: AnswerBudget) -> Work[DescribedGroup]:
     """Subscriptions and assignments are shown of a stable group only: before that they are in motion."""
     stable = group.phase is Phase.STABLE
-    return DescribedGroup(
+    protocol = group.protocol
+    described = DescribedGroup(
         group_id=group.group_id,
         group_state=group.phase.value,
         protocol_type=group.protocol_type or "",
-        protocol_data=(group.protocol or "") if stable else "",
-        members=[
+        protocol_data=(protocol or "") if stable else "",
+    )
+    for member in list(group.members.values()):
+        yield
+        metadata = member.metadata(protocol) if stable else b""
+        assignment = member.assignment if stable else b""
+        budget.charge(len(metadata) + len(assignment) + 64)
+        described.members.append(
             DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 client_id=member.client_id,
                 client_host=member.client_host,
-                member_metadata=member.metadata(group.protocol) if stable else b"",
-                member_assignment=member.assignment if stable else b"",
+                member_metadata=metadata,
+                member_assignment=assignment,
             )
-            for member in group.members.values()
-        ],
-    )
+        )
+    return described

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from broker.cluster.journal_topic import read_batches
@@ -26,6 +27,7 @@ from broker.groups.model import (
 )
 from broker.groups.modern.records import decode_modern, encode_modern
 from broker.groups.transactional import InTransaction, TransactionEnd
+from broker.slices import Work, finish
 from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.messages.consumer_offsets import (
     GroupMetadataKey,
@@ -72,8 +74,15 @@ def _group_key(group_id: str) -> bytes:
 
 
 def _offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    key = OffsetCommitKey(group=group_id, topic=topic, partition=partition)
-    return encode_versioned(key, _OFFSET_KEY_VERSION)
+    """OffsetCommitKey version 1, of which a commit can have thousands: without an object for each."""
+    return _offset_key_start(group_id, topic) + partition.to_bytes(4, "big", signed=True)
+
+
+@lru_cache(256)
+def _offset_key_start(group_id: str, topic: str) -> bytes:
+    return encode_versioned(OffsetCommitKey(group=group_id, topic=topic, partition=0), _OFFSET_KEY_VERSION)[
+        :-4
+    ]
 
 
 def _offset_value(committed: CommittedOffset) -> bytes:
@@ -172,16 +181,31 @@ def encode_journal_batch(
     With a `producer` (id and epoch) they are part of its transaction; as in Kafka they have no sequence. Raises
     KafkaError(INVALID_REQUEST) for what does not fit the format.
     """
-    from protocol.records.small import Record, build_small
+    return finish(encode_batch_in_slices(records, timestamp_ms, producer))
 
+
+def encode_batch_in_slices(
+    records: Sequence[JournalRecord], timestamp_ms: int, producer: tuple[int, int] | None = None
+) -> Work[bytes]:
+    """The same as work that rests between records."""
+    from protocol.records.small import Record, build_in_slices
+
+    encoded = []
     try:
-        encoded = [Record(key, value, timestamp=timestamp_ms) for key, value in map(encode_record, records)]
+        for record in records:
+            yield
+            key, value = encode_record(record)
+            encoded.append(Record(key, value, timestamp=timestamp_ms))
     except EncodeError as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"it cannot be stored: {error}") from error
     if producer is None:
-        return build_small(encoded)
+        return (yield from build_in_slices(encoded))
     producer_id, epoch = producer
-    return build_small(encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT)
+    return (
+        yield from build_in_slices(
+            encoded, producer_id=producer_id, producer_epoch=epoch, attributes=TRANSACTIONAL_BIT
+        )
+    )
 
 
 def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:

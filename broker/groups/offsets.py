@@ -34,6 +34,7 @@ from broker.groups.model import (
     DropOffset,
     Group,
     JournalRecord,
+    Limits,
     Now,
     Phase,
     PutOffset,
@@ -101,21 +102,28 @@ def commit(step: Rebalance, event: Commit) -> None:
     if not accepted:
         step.effects.append(Reply(event.token, OffsetsResult(ErrorCode.NONE, errors)))
         return
-    step.effects.append(Append(_put(step, accepted), PendingCommit(event.token, accepted, errors)))
+    records = _put(step, accepted) if event.batch is None else ()
+    step.effects.append(Append(records, PendingCommit(event.token, accepted, errors), event.batch))
 
 
 def _check_metadata(
     step: Rebalance, event: Commit
-) -> tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]:
+) -> tuple[Mapping[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]:
     """What can be stored, and why the rest cannot."""
     errors: dict[tuple[str, int], ErrorCode] = {}
+    if event.batch is not None:
+        return event.offsets, errors
     accepted: dict[tuple[str, int], CommittedOffset] = {}
     for key, committed in event.offsets.items():
-        if len(committed.metadata.encode("utf-8", "surrogatepass")) > step.limits.offset_metadata_size_max:
+        if is_too_long(committed.metadata, step.limits):
             errors[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
         else:
             accepted[key] = committed
     return accepted, errors
+
+
+def is_too_long(metadata: str, limits: Limits) -> bool:
+    return len(metadata.encode("utf-8", "surrogatepass")) > limits.offset_metadata_size_max
 
 
 def _put(step: Rebalance, accepted: Mapping[tuple[str, int], CommittedOffset]) -> tuple[JournalRecord, ...]:
@@ -136,12 +144,9 @@ def commit_in_transaction(step: Rebalance, event: TransactionalCommit) -> None:
     if inner.member_id:
         step.extend_session(inner.member_id)
     pending = PendingCommit(inner.token, accepted, errors)
-    step.effects.append(
-        Append(
-            _put(step, accepted),
-            PendingTransactionalCommit(pending, event.producer_id, event.producer_epoch),
-        )
-    )
+    records = _put(step, accepted) if inner.batch is None else ()
+    transactional = PendingTransactionalCommit(pending, event.producer_id, event.producer_epoch)
+    step.effects.append(Append(records, transactional, inner.batch))
 
 
 def transactional_commit_stored(

@@ -55,6 +55,7 @@ class Connection:
         "_pending",
         "_prefix",
         "_reading",
+        "_rests",
         "_sock",
         "_unsent",
         "_unsent_bytes",
@@ -83,6 +84,7 @@ class Connection:
         self._unsent: deque[Part] = deque()
         self._unsent_bytes = 0
         self._reading = True
+        self._rests = False  # frames wait although nothing hinders: others had to be served in between
         self._writing = False
         network.poller.add(self._fd, self)
 
@@ -91,8 +93,8 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """A request is under way, or an answer has not left."""
-        return self._pending is not None or self._unsent_bytes > 0
+        """A request is under way or waits for its turn, or an answer has not left."""
+        return self._pending is not None or self._unsent_bytes > 0 or self._rests
 
     @property
     def is_waiting_for_handler(self) -> bool:
@@ -109,7 +111,7 @@ class Connection:
     # -- reading -------------------------------------------------------------------------------------------
 
     def on_readable(self) -> None:
-        if self._frames and (self._pending is not None or self._unsent_bytes):
+        if self._frames and (self._pending is not None or self._unsent_bytes or self._rests):
             self._stop_reading()
             return
         view = self._assembling
@@ -201,15 +203,23 @@ class Connection:
     # -- answering -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Answer the frames that wait, as long as answers come at once and leave."""
+        """Answer the frames that wait, as long as answers come at once and leave, and others need not wait for it."""
         frames = self._frames
         network = self._network
         answerer = network.answerer
         unsent_bytes_max = network.limits.unsent_bytes_max
-        while frames and self._pending is None and not self.closed:
+        until = 0.0
+        while frames and self._pending is None and not self._rests:
             if self._unsent_bytes > unsent_bytes_max:
                 self._send()
-                if self._unsent_bytes > unsent_bytes_max:
+                if self.closed or self._unsent_bytes > unsent_bytes_max:
+                    break
+            if len(frames) > 1:
+                now = network.loop.time()
+                until = until or now + network.limits.turn_seconds
+                if now >= until:
+                    self._rests = True
+                    network.loop.call_soon(self._go_on)
                     break
             frame = frames.popleft()
             answer = answerer(self.peer, frame)
@@ -233,6 +243,16 @@ class Connection:
             self._resume_reading()
         if network.is_draining and not self.is_busy:
             network.on_rest()
+
+    def _go_on(self) -> None:
+        self._rests = False
+        if self.closed:
+            self._network.on_rest()
+            return
+        try:
+            self._work()
+        except CloseConnection as reason:
+            self.close(str(reason), logging.WARNING)
 
     def _wait_for(self, pending: Pending, frame: bytes | memoryview) -> None:
         if type(frame) is memoryview:
@@ -315,8 +335,11 @@ class Connection:
         """Send what the socket takes; have the rest sent when it takes more."""
         unsent = self._unsent
         limits = self._network.limits
+        enough = self._unsent_bytes - limits.sent_bytes_per_turn
         try:
             while unsent:
+                if self._unsent_bytes < enough:
+                    raise BlockingIOError  # as if the socket took no more: others have their turn first
                 first = unsent[0]
                 if isinstance(first, (bytes, bytearray, memoryview)):
                     self._send_buffers(limits.buffers_per_call)
@@ -410,6 +433,7 @@ class Connection:
         self._frames.clear()
         self._unsent.clear()
         self._unsent_bytes = 0
+        self._rests = False
         self._assembling = None
         if self._pending is not None and self._may_cancel:
             self._pending.cancel()

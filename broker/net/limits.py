@@ -34,6 +34,11 @@ class Limits(msgspec.Struct, frozen=True):
     """Buffers handed to one `sendmsg`; IOV_MAX is 1024, but long lists cost more than further calls."""
     file_bytes_per_call: int = 4 * 1024 * 1024
     """Bytes of one `sendfile`, so that one reader of cold data cannot hold up everybody else for long."""
+    sent_bytes_per_turn: int = 8 * 1024 * 1024
+    """Bytes that one connection sends before others are served again, however fast its peer reads: a millisecond or
+    two."""
+    turn_seconds: float = 0.001
+    """How long the requests that one peer has sent together are answered before others are served again."""
     accepts_per_wakeup: int = 64
     """Connections accepted in one go before others are served again."""
     accept_pause_seconds: float = 0.5

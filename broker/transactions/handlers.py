@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from broker.api.answers import AnswerBudget
 from broker.extension import ApiDeclaration, RequestContext
+from broker.groups.handlers import prepared
 from broker.groups.model import CommittedOffset
 from broker.pattern import PatternError, matching
-from broker.slices import Work
+from broker.slices import Work, sort_in_slices
 from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
 from broker.transactions.events import AddPartitions, EndTransaction, Result
 from broker.transactions.markers import Marker, write_marker
@@ -67,6 +69,8 @@ _FIRST_VERSION_WITH_FENCED = 2
 _FIRST_END_OF_VERSION_2 = 5
 _FIRST_OFFSET_COMMIT_WITH_ABORTABLE = 4
 
+_PRODUCER_BYTES = 40  # of an answer
+
 Errors = Mapping[tuple[str, int], ErrorCode]
 
 
@@ -107,17 +111,28 @@ class TransactionHandlers:
 
     def add_partitions(
         self, context: RequestContext, request: AddPartitionsToTxnRequest
-    ) -> AddPartitionsToTxnResponse | Awaitable[AddPartitionsToTxnResponse]:
+    ) -> Work[AddPartitionsToTxnResponse | Awaitable[Any]]:
         """All partitions or none are added."""
         transactional_id = request.v3_and_below_transactional_id
         error = self._refusal(transactional_id)
         if error is not ErrorCode.NONE:
-            return _added(request, error, {})
-        wanted = [(topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions]
-        bad = {key: code for key in wanted if (code := self._cannot_join(*key)) is not ErrorCode.NONE}
+            return (yield from _added(request, error, {}))
+        wanted: set[tuple[str, int]] = set()
+        bad: dict[tuple[str, int], ErrorCode] = {}
+        for topic in request.v3_and_below_topics:
+            yield
+            for index in topic.partitions:
+                yield
+                code = self._cannot_join(topic.name, index)
+                if code is not ErrorCode.NONE:
+                    bad[topic.name, index] = code
+                wanted.add((topic.name, index))
         if bad:
-            return _added(request, ErrorCode.OPERATION_NOT_ATTEMPTED, bad)
-        return self._coordinator.submit(
+            return (yield from _added(request, ErrorCode.OPERATION_NOT_ATTEMPTED, bad))
+        error = self._refusal(transactional_id)  # it may have begun to stop
+        if error is not ErrorCode.NONE:
+            return (yield from _added(request, error, {}))
+        outcome = self._coordinator.submit(
             transactional_id,
             lambda token: AddPartitions(
                 token,
@@ -125,8 +140,11 @@ class TransactionHandlers:
                 request.v3_and_below_producer_epoch,
                 frozenset(wanted),
             ),
-            lambda result: _added(request, _fenced_in(result.error, context), {}),
+            lambda result: _fenced_in(result.error, context),
         )
+        if isinstance(outcome, asyncio.Future):
+            return _added_later(request, outcome)
+        return (yield from _added(request, outcome, {}))
 
     def _cannot_join(self, topic: str, index: int) -> ErrorCode:
         """Why a partition cannot be part of a client's transaction, or NONE."""
@@ -161,23 +179,32 @@ class TransactionHandlers:
 
     async def commit_offsets(
         self, context: RequestContext, request: TxnOffsetCommitRequest
-    ) -> TxnOffsetCommitResponse:
+    ) -> Work[TxnOffsetCommitResponse]:
         if not request.group_id:
             return _committed(request, ErrorCode.INVALID_GROUP_ID, {})
         await self._groups.journal.ensure()
         error = self._groups.unavailable(request.group_id)
-        if error is ErrorCode.NONE:
-            error = await self._admit_offsets(context, request)
         if error is not ErrorCode.NONE:
             return _committed(request, error, {})
-        offsets, errors = self._offsets(request)
+        slices, producer = self._context.slices, (request.producer_id, request.producer_epoch)
+        offsets, errors = await slices.run(self._offsets(request))
+        try:
+            batch = await slices.run(prepared(self._groups, request.group_id, offsets, errors, producer))
+        except KafkaError as refused:
+            return _committed(request, refused.code, errors)
+        error = await self._admit_offsets(context, request)  # last: the transaction must not end in between
+        if error is ErrorCode.NONE:
+            error = self._groups.unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return _committed(request, error, {})
         outcome = self._groups.commit_in_transaction(
             request.group_id,
-            producer=(request.producer_id, request.producer_epoch),
+            producer=producer,
             member_id=request.member_id,
             instance_id=request.group_instance_id,
             generation=request.generation_id,
             offsets=offsets,
+            batch=batch,
         )
         result = await outcome if isinstance(outcome, asyncio.Future) else outcome
         return _committed(request, result.error, {**errors, **result.errors})
@@ -202,13 +229,15 @@ class TransactionHandlers:
 
     def _offsets(
         self, request: TxnOffsetCommitRequest
-    ) -> tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]:
+    ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
         """The offsets to store, and the partitions that do not exist."""
         now_ms = self._context.clock.time_ms()
         offsets: dict[tuple[str, int], CommittedOffset] = {}
         errors: dict[tuple[str, int], ErrorCode] = {}
         for topic in request.topics:
+            yield
             for partition in topic.partitions:
+                yield
                 key = (topic.name, partition.partition_index)
                 if self._context.metadata.find_partition(*key) is None:
                     errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -268,7 +297,9 @@ class TransactionHandlers:
     ) -> WriteTxnMarkersResponse:
         """For administrators who end a transaction that hangs (KIP-664)."""
         results = []
+        pace = self._context.slices.pace()
         for entry in request.markers:
+            await pace.rest()
             marker = Marker(
                 entry.producer_id,
                 entry.producer_epoch,
@@ -278,12 +309,13 @@ class TransactionHandlers:
             )
             topics = []
             for topic in entry.topics:
-                partitions = [
-                    WritableTxnMarkerPartitionResult(
-                        partition_index=index, error_code=await self._write_marker(topic.name, index, marker)
+                partitions = []
+                for index in topic.partition_indexes:
+                    await pace.rest()
+                    error = await self._write_marker(topic.name, index, marker)
+                    partitions.append(
+                        WritableTxnMarkerPartitionResult(partition_index=index, error_code=error)
                     )
-                    for index in topic.partition_indexes
-                ]
                 topics.append(WritableTxnMarkerTopicResult(name=topic.name, partitions=partitions))
             results.append(WritableTxnMarkerResult(producer_id=entry.producer_id, topics=topics))
         return WriteTxnMarkersResponse(markers=results)
@@ -302,23 +334,32 @@ class TransactionHandlers:
 
     def describe_producers(
         self, context: RequestContext, request: DescribeProducersRequest
-    ) -> DescribeProducersResponse:
-        return DescribeProducersResponse(
-            topics=[
-                TopicResponse(
-                    name=topic.name,
-                    partitions=[self._producers(topic.name, index) for index in topic.partition_indexes],
-                )
-                for topic in request.topics
-            ]
-        )
+    ) -> Work[DescribeProducersResponse]:
+        response = DescribeProducersResponse(topics=[])
+        budget = AnswerBudget()
+        for topic in request.topics:
+            yield
+            told = TopicResponse(name=topic.name)
+            response.topics.append(told)
+            for index in topic.partition_indexes:
+                yield
+                told.partitions.append((yield from self._producers(topic.name, index, budget)))
+        return response
 
-    def _producers(self, topic: str, index: int) -> PartitionResponse:
+    def _producers(self, topic: str, index: int, budget: AnswerBudget) -> Work[PartitionResponse]:
         answer = PartitionResponse(partition_index=index)
         try:
             log = self._context.partition(topic, index).log
-            opened = log.open_transactions()
-            answer.active_producers = [
+            opened, producers = log.open_transactions(), list(log.producers().items())
+            budget.charge(_PRODUCER_BYTES * len(producers))
+        except KafkaError as error:
+            answer.error_code, answer.error_message = error.code, error.message
+            return answer
+        for producer_id, producer in producers:
+            yield
+            if producer_id < 0:
+                continue
+            answer.active_producers.append(
                 ProducerState(
                     producer_id=producer_id,
                     producer_epoch=producer.epoch,
@@ -327,21 +368,21 @@ class TransactionHandlers:
                     coordinator_epoch=producer.coordinator_epoch,
                     current_txn_start_offset=opened.get(producer_id, -1),
                 )
-                for producer_id, producer in log.producers().items()
-                if producer_id >= 0
-            ]
-        except KafkaError as error:
-            answer.error_code, answer.error_message = error.code, error.message
+            )
         return answer
 
     def describe(
         self, context: RequestContext, request: DescribeTransactionsRequest
-    ) -> DescribeTransactionsResponse:
-        return DescribeTransactionsResponse(
-            transaction_states=[self._describe(name) for name in request.transactional_ids]
-        )
+    ) -> Work[DescribeTransactionsResponse]:
+        """One that is named again and again is described once."""
+        response = DescribeTransactionsResponse(transaction_states=[])
+        budget = AnswerBudget()
+        for name in dict.fromkeys(request.transactional_ids):
+            yield
+            response.transaction_states.append((yield from self._describe(name, budget)))
+        return response
 
-    def _describe(self, transactional_id: str) -> TransactionState:
+    def _describe(self, transactional_id: str, budget: AnswerBudget) -> Work[TransactionState]:
         answer = TransactionState(transactional_id=transactional_id)
         error = self._refusal(transactional_id)
         known = self._coordinator.transaction(transactional_id)
@@ -352,7 +393,13 @@ class TransactionHandlers:
             return answer
         stored = known.stored
         topics: dict[str, list[int]] = {}
-        for topic, index in sorted(known.unmarked if stored.state.is_ending else stored.partitions):
+        partitions = known.unmarked if stored.state.is_ending else stored.partitions
+        try:
+            budget.charge(sum(4 + len(topic) for topic, _ in partitions))
+        except KafkaError as refused:
+            return TransactionState(transactional_id=transactional_id, error_code=refused.code)
+        for topic, index in (yield from sort_in_slices(list(partitions))):
+            yield
             topics.setdefault(topic, []).append(index)
         answer.transaction_state = stored.state.value
         answer.transaction_timeout_ms = stored.timeout_ms
@@ -420,73 +467,75 @@ def _fenced_in(error: ErrorCode, context: RequestContext) -> ErrorCode:
 
 def _added(
     request: AddPartitionsToTxnRequest, error: ErrorCode, errors: Errors
-) -> AddPartitionsToTxnResponse:
+) -> Work[AddPartitionsToTxnResponse]:
     """`error` for every partition that has none of its own in `errors`."""
-    return AddPartitionsToTxnResponse(
-        results_by_topic_v3_and_below=[
-            AddPartitionsToTxnTopicResult(
-                name=topic.name,
-                results_by_partition=[
-                    AddPartitionsToTxnPartitionResult(
-                        partition_index=index,
-                        partition_error_code=errors.get((topic.name, index), error),
-                    )
-                    for index in topic.partitions
-                ],
+    response = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[])
+    for topic in request.v3_and_below_topics:
+        yield
+        told = AddPartitionsToTxnTopicResult(name=topic.name)
+        response.results_by_topic_v3_and_below.append(told)
+        for index in topic.partitions:
+            yield
+            told.results_by_partition.append(
+                AddPartitionsToTxnPartitionResult(
+                    partition_index=index, partition_error_code=errors.get((topic.name, index), error)
+                )
             )
-            for topic in request.v3_and_below_topics
-        ]
-    )
+    return response
+
+
+async def _added_later(
+    request: AddPartitionsToTxnRequest, outcome: asyncio.Future[ErrorCode]
+) -> Work[AddPartitionsToTxnResponse]:
+    return _added(request, await outcome, {})
 
 
 def _failed_add(
     request: AddPartitionsToTxnRequest, version: int, error: KafkaError
-) -> AddPartitionsToTxnResponse:
+) -> Work[AddPartitionsToTxnResponse]:
     return _added(request, error.code, {})
 
 
-def _committed(request: TxnOffsetCommitRequest, error: ErrorCode, errors: Errors) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=partition.partition_index,
-                        error_code=errors.get((topic.name, partition.partition_index), error),
-                    )
-                    for partition in topic.partitions
-                ],
+def _committed(
+    request: TxnOffsetCommitRequest, error: ErrorCode, errors: Errors
+) -> Work[TxnOffsetCommitResponse]:
+    response = TxnOffsetCommitResponse(topics=[])
+    for topic in request.topics:
+        yield
+        told = TxnOffsetCommitResponseTopic(name=topic.name)
+        response.topics.append(told)
+        for partition in topic.partitions:
+            yield
+            index = partition.partition_index
+            told.partitions.append(
+                TxnOffsetCommitResponsePartition(
+                    partition_index=index, error_code=errors.get((topic.name, index), error)
+                )
             )
-            for topic in request.topics
-        ]
-    )
+    return response
 
 
 def _failed_commit(
     request: TxnOffsetCommitRequest, version: int, error: KafkaError
-) -> TxnOffsetCommitResponse:
+) -> Work[TxnOffsetCommitResponse]:
     return _committed(request, error.code, {})
 
 
 def _failed_markers(
     request: WriteTxnMarkersRequest, version: int, error: KafkaError
-) -> WriteTxnMarkersResponse:
-    return WriteTxnMarkersResponse(
-        markers=[
-            WritableTxnMarkerResult(
-                producer_id=entry.producer_id,
-                topics=[
-                    WritableTxnMarkerTopicResult(
-                        name=topic.name,
-                        partitions=[
-                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=error.code)
-                            for index in topic.partition_indexes
-                        ],
-                    )
-                    for topic in entry.topics
-                ],
-            )
-            for entry in request.markers
-        ]
-    )
+) -> Work[WriteTxnMarkersResponse]:
+    response = WriteTxnMarkersResponse(markers=[])
+    for entry in request.markers:
+        yield
+        marker = WritableTxnMarkerResult(producer_id=entry.producer_id, topics=[])
+        response.markers.append(marker)
+        for topic in entry.topics:
+            yield
+            told = WritableTxnMarkerTopicResult(name=topic.name)
+            marker.topics.append(told)
+            for index in topic.partition_indexes:
+                yield
+                told.partitions.append(
+                    WritableTxnMarkerPartitionResult(partition_index=index, error_code=error.code)
+                )
+    return response

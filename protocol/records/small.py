@@ -6,7 +6,7 @@ have to be compiled); nothing here needs either. `protocol.records.encode` and `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
@@ -58,10 +58,39 @@ def build_small(
 
     About 10 us a record. Raises EncodeError.
     """
+    building = build_in_slices(
+        records,
+        base_offset=base_offset,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        attributes=attributes,
+        leader_epoch=leader_epoch,
+    )
+    try:
+        while True:
+            next(building)
+    except StopIteration as end:
+        batch: bytes = end.value
+        return batch
+
+
+def build_in_slices(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    attributes: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+) -> Generator[None, None, bytes]:
+    """`build_small` as a generator that yields at each record and returns the batch."""
     base_timestamp = records[0].timestamp if records else NO_TIMESTAMP
     max_timestamp = base_timestamp
     output = bytearray(HEADER_SIZE)
     for delta, record in enumerate(records):
+        yield
         if record.timestamp > max_timestamp:
             max_timestamp = record.timestamp
         body = b"".join(

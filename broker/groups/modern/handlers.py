@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from broker.api.answers import AnswerBudget
 from broker.extension import ApiDeclaration, RequestContext
 from broker.groups.events import ConsumerHeartbeat, ConsumerHeartbeatResult
 from broker.groups.model import Group, invariant
@@ -19,7 +20,8 @@ from broker.groups.modern.model import (
     ResolvedPattern,
 )
 from broker.groups.modern.reconcile import without_epochs
-from protocol.errors import ErrorCode
+from broker.slices import Work
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as describe_messages
 from protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -37,6 +39,8 @@ from protocol.messages.consumer_group_heartbeat import (
 if TYPE_CHECKING:
     from broker.groups.coordinator import GroupCoordinator
 
+SUBSCRIBED_TOPICS_MAX = 10_000
+"""By one member, by name; a pattern may match any number."""
 CLASSIC_MEMBER_TYPE = 0
 CONSUMER_MEMBER_TYPE = 1
 
@@ -56,8 +60,13 @@ class ConsumerGroupHandlers:
 
     def heartbeat(
         self, context: RequestContext, request: ConsumerGroupHeartbeatRequest
-    ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+    ) -> Work[ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]]:
         coordinator = self._coordinator
+        names = request.subscribed_topic_names
+        if names is not None and len(names) > SUBSCRIBED_TOPICS_MAX:
+            problem = f"{len(names)} topics are subscribed to by name; {SUBSCRIBED_TOPICS_MAX} is the most"
+            return _heartbeat_response(ConsumerHeartbeatResult(ErrorCode.INVALID_REQUEST, problem))
+        owned = None if request.topic_partitions is None else (yield from _owned(request.topic_partitions))
         if not request.group_id.strip():
             return _heartbeat_response(
                 ConsumerHeartbeatResult(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
@@ -69,11 +78,11 @@ class ConsumerGroupHandlers:
         if not coordinator.has_journal or (
             pattern and not coordinator.patterns.is_known(request.group_id, pattern)
         ):
-            return self._heartbeat_later(context, request)
-        return self._heartbeat(context, request, None)
+            return self._heartbeat_later(context, request, owned)
+        return self._heartbeat(context, request, owned, None)
 
     async def _heartbeat_later(
-        self, context: RequestContext, request: ConsumerGroupHeartbeatRequest
+        self, context: RequestContext, request: ConsumerGroupHeartbeatRequest, owned: Assignment | None
     ) -> ConsumerGroupHeartbeatResponse:
         """The first use of the journal creates it; a new pattern is matched outside of the event loop."""
         if request.member_epoch == JOINING_EPOCH:
@@ -81,19 +90,20 @@ class ConsumerGroupHandlers:
         pattern, resolved = request.subscribed_topic_regex, None
         if pattern:
             resolved = await self._coordinator.patterns.resolve(pattern)
-        answer = self._heartbeat(context, request, resolved)
+        answer = self._heartbeat(context, request, owned, resolved)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
     def _heartbeat(
         self,
         context: RequestContext,
         request: ConsumerGroupHeartbeatRequest,
+        owned: Assignment | None,
         resolved: ResolvedPattern | None,
     ) -> ConsumerGroupHeartbeatResponse | asyncio.Future[ConsumerGroupHeartbeatResponse]:
         member_id = request.member_id
         if not member_id and context.api_version == 0 and request.member_epoch == JOINING_EPOCH:
             member_id = str(self._context.entropy.uuid())
-        topics, owned = request.subscribed_topic_names, request.topic_partitions
+        topics = request.subscribed_topic_names
         answer = self._coordinator.submit(
             request.group_id,
             lambda token: ConsumerHeartbeat(
@@ -108,7 +118,7 @@ class ConsumerGroupHandlers:
                 topics=None if topics is None else tuple(topics),
                 pattern=request.subscribed_topic_regex,
                 assignor=request.server_assignor,
-                owned=None if owned is None else _owned(owned),
+                owned=owned,
                 chooses_its_id=context.api_version >= 1,
                 resolved=resolved,
             ),
@@ -121,12 +131,22 @@ class ConsumerGroupHandlers:
 
     def describe(
         self, context: RequestContext, request: ConsumerGroupDescribeRequest
-    ) -> ConsumerGroupDescribeResponse:
-        return ConsumerGroupDescribeResponse(
-            groups=[self._describe(group_id) for group_id in request.group_ids]
-        )
+    ) -> Work[ConsumerGroupDescribeResponse]:
+        """A group that is named again and again is described once."""
+        response = ConsumerGroupDescribeResponse(groups=[])
+        budget = AnswerBudget()
+        for group_id in dict.fromkeys(request.group_ids):
+            yield
+            try:
+                described = yield from self._describe(group_id, budget)
+            except KafkaError as error:
+                described = DescribedGroup(
+                    group_id=group_id, error_code=error.code, error_message=error.message
+                )
+            response.groups.append(described)
+        return response
 
-    def _describe(self, group_id: str) -> DescribedGroup:
+    def _describe(self, group_id: str, budget: AnswerBudget) -> Work[DescribedGroup]:
         error = self._coordinator.unavailable(group_id) if group_id else ErrorCode.INVALID_GROUP_ID
         if error is not ErrorCode.NONE:
             return DescribedGroup(group_id=group_id, error_code=error)
@@ -138,17 +158,21 @@ class ConsumerGroupHandlers:
                 error_code=ErrorCode.GROUP_ID_NOT_FOUND,
                 error_message=f"Group {group_id} {what}.",
             )
-        return self._described(group, group.consumer)
+        return (yield from self._described(group, group.consumer, budget))
 
-    def _described(self, group: Group, consumer: ConsumerGroup) -> DescribedGroup:
-        return DescribedGroup(
+    def _described(self, group: Group, consumer: ConsumerGroup, budget: AnswerBudget) -> Work[DescribedGroup]:
+        described = DescribedGroup(
             group_id=group.group_id,
             group_state=group.state_name,
             group_epoch=consumer.epoch,
             assignment_epoch=consumer.target_epoch,
             assignor_name=consumer.assignor(self._coordinator.limits.consumer_assignors[0]),
-            members=[self._member(consumer, member) for member in consumer.members.values()],
         )
+        for member in list(consumer.members.values()):
+            yield
+            budget.charge(100 + sum(map(len, member.subscription.topics)))
+            described.members.append(self._member(consumer, member))
+        return described
 
     def _member(self, consumer: ConsumerGroup, member: ConsumerMember) -> Member:
         subscription = member.subscription
@@ -179,12 +203,13 @@ class ConsumerGroupHandlers:
         return describe_messages.Assignment(topic_partitions=entries)
 
 
-def _owned(topics: list[TopicPartitions]) -> Assignment:
-    owned: dict[UUID, frozenset[int]] = {}
+def _owned(topics: list[TopicPartitions]) -> Work[Assignment]:
+    owned: dict[UUID, set[int]] = {}
     for topic in topics:
+        yield
         if topic.partitions:
-            owned[topic.topic_id] = owned.get(topic.topic_id, frozenset()) | frozenset(topic.partitions)
-    return owned
+            owned.setdefault(topic.topic_id, set()).update(topic.partitions)
+    return {topic_id: frozenset(partitions) for topic_id, partitions in owned.items()}
 
 
 def _heartbeat_response(result: Any) -> ConsumerGroupHeartbeatResponse:

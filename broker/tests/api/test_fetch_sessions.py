@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker.api import fetch_sessions
 from broker.api.fetch_sessions import FetchSessions, SessionPartition
+from broker.slices import finish
 from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
@@ -43,7 +44,7 @@ def resume(sessions, session_id, epoch, *, version=12, now=0.0, topics=(), forgo
         topics=list(topics),
         forgotten_topics_data=list(forgotten),
     )
-    return sessions.resume(request, version, now, SessionPartition)
+    return finish(sessions.resume(request, version, now, SessionPartition))
 
 
 # -- the pure cache --------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ def resume(sessions, session_id, epoch, *, version=12, now=0.0, topics=(), forgo
 
 def test_epochs_must_follow_each_other_and_wrap_to_one() -> None:
     sessions = cache()
-    session_id = sessions.begin(entries(1), by_id=False, now=0)
+    session_id = finish(sessions.begin(entries(1), by_id=False, now=0))
     session = resume(sessions, session_id, 1)
     for wrong in (1, 3, 100):
         with pytest.raises(KafkaError) as raised:
@@ -65,8 +66,8 @@ def test_epochs_must_follow_each_other_and_wrap_to_one() -> None:
 
 def test_an_unknown_session_and_one_of_the_other_kind_are_named() -> None:
     sessions = cache()
-    by_name = sessions.begin(entries(1), by_id=False, now=0)
-    by_id = sessions.begin(entries(1), by_id=True, now=0)
+    by_name = finish(sessions.begin(entries(1), by_id=False, now=0))
+    by_id = finish(sessions.begin(entries(1), by_id=True, now=0))
     for session_id, version, code in [
         (max(by_name, by_id) + 1, 12, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
         (0, 12, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
@@ -81,7 +82,7 @@ def test_an_unknown_session_and_one_of_the_other_kind_are_named() -> None:
 
 def test_partitions_are_added_changed_and_forgotten_and_an_empty_session_ends() -> None:
     sessions = cache()
-    session_id = sessions.begin(entries(2), by_id=False, now=0)
+    session_id = finish(sessions.begin(entries(2), by_id=False, now=0))
     added = FetchTopic(topic="u", partitions=[FetchPartition(partition=7)])
     changed = FetchTopic(topic="t", partitions=[FetchPartition(partition=1, fetch_offset=9)])
     session = resume(sessions, session_id, 1, topics=[added, changed])
@@ -104,12 +105,12 @@ def test_partitions_are_added_changed_and_forgotten_and_an_empty_session_ends() 
 
 def test_only_news_is_told_and_what_gave_records_goes_last() -> None:
     sessions = cache()
-    session_id = sessions.begin(entries(3), by_id=False, now=0)
+    session_id = finish(sessions.begin(entries(3), by_id=False, now=0))
     session = resume(sessions, session_id, 1)
     first, second, third = session.partitions.values()
 
     def told(*answers):
-        return session.changes(answers)
+        return finish(session.changes(answers))
 
     def answer(high_watermark=5, **fields):
         return PartitionData(high_watermark=high_watermark, log_start_offset=0, **fields)
@@ -129,19 +130,19 @@ def test_only_news_is_told_and_what_gave_records_goes_last() -> None:
 
 def test_slots_are_taken_from_the_unused_then_from_the_smaller_ones_that_had_their_time() -> None:
     sessions = cache(slots=2)
-    old = sessions.begin(entries(5), by_id=False, now=0)
-    small = sessions.begin(entries(1), by_id=False, now=0)
-    assert sessions.begin(entries(100), by_id=False, now=1) == 0  # nobody has had enough time yet
+    old = finish(sessions.begin(entries(5), by_id=False, now=0))
+    small = finish(sessions.begin(entries(1), by_id=False, now=0))
+    assert finish(sessions.begin(entries(100), by_id=False, now=1)) == 0  # nobody has had enough time yet
     for epoch, now in enumerate((60.0, 119.0, 121.0), start=1):
         resume(sessions, old, epoch, now=now)
         resume(sessions, small, epoch, now=now)
-    assert sessions.begin(entries(1), by_id=False, now=122) == 0  # not larger than the smallest
-    larger = sessions.begin(entries(2), by_id=False, now=122)
+    assert finish(sessions.begin(entries(1), by_id=False, now=122)) == 0  # not larger than the smallest
+    larger = finish(sessions.begin(entries(2), by_id=False, now=122))
     with pytest.raises(KafkaError):
         resume(sessions, small, 4, now=122)
     assert len(sessions) == 2
     resume(sessions, old, 4, now=200)
-    newest = sessions.begin(entries(1), by_id=False, now=243)  # `larger` was not used for 121 s
+    newest = finish(sessions.begin(entries(1), by_id=False, now=243))  # `larger` was not used for 121 s
     assert newest
     with pytest.raises(KafkaError):
         resume(sessions, larger, 1, now=243)
@@ -152,21 +153,21 @@ def test_slots_are_taken_from_the_unused_then_from_the_smaller_ones_that_had_the
 
 
 def test_no_slots_no_sessions_and_nothing_for_an_empty_fetch() -> None:
-    assert cache(slots=0).begin(entries(1), by_id=False, now=0) == 0
-    assert cache().begin([], by_id=False, now=0) == 0
+    assert finish(cache(slots=0).begin(entries(1), by_id=False, now=0)) == 0
+    assert finish(cache().begin([], by_id=False, now=0)) == 0
 
 
 def test_what_sessions_remember_is_bounded(monkeypatch) -> None:
     monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", 100)
     sessions = cache()
-    session_id = sessions.begin(entries(60), by_id=False, now=0)
-    assert sessions.begin(entries(60), by_id=False, now=0) == 0
+    session_id = finish(sessions.begin(entries(60), by_id=False, now=0))
+    assert finish(sessions.begin(entries(60), by_id=False, now=0)) == 0
     many = FetchTopic(topic="x", partitions=[FetchPartition(partition=index) for index in range(60)])
     with pytest.raises(KafkaError) as raised:
         resume(sessions, session_id, 1, topics=[many])
     assert raised.value.code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert (len(sessions), sessions.partition_count) == (0, 0)
-    session_id = sessions.begin(entries(1), by_id=False, now=0)
+    session_id = finish(sessions.begin(entries(1), by_id=False, now=0))
     for epoch in range(1, 200):  # names that came and went leave nothing behind
         topic = FetchTopic(topic=f"n{epoch}", partitions=[FetchPartition(partition=0)])
         gone = ForgottenTopic(topic=f"n{epoch}", partitions=[0])
@@ -200,7 +201,7 @@ def test_eviction_follows_kafkas_rule(steps, slots) -> None:
                 elif grown:
                     model.remove(min(grown, key=lambda session: (session["size"], session["id"])))
                     room = True
-            session_id = sessions.begin(entries(size), by_id=False, now=now)
+            session_id = finish(sessions.begin(entries(size), by_id=False, now=now))
             assert bool(session_id) == room
             if room:
                 model.append(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import uuid
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from broker.groups.coordinator import GroupCoordinator
 from broker.groups.journal import TOPIC
 from broker.groups.model import Limits
 from broker.ports import AgeClock
+from broker.slices import Slices, finish
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.describe_groups import DescribeGroupsRequest
@@ -155,6 +157,7 @@ class Site:
             start_task=self.start_task,
             advertised=lambda: ("127.0.0.1", 9092),
             ages=AgeClock(self.clock),
+            slices=Slices(),
         )
         self.coordinator = GroupCoordinator(context, limits)
         self.apis = {declaration.key: declaration for declaration in self.coordinator.apis()}
@@ -177,12 +180,15 @@ class Site:
         assert declaration.min_version <= version <= declaration.max_version
         decoded = declaration.request.decode(request.encode(version), version)
         context = RequestContext(declaration.key, version, 1, "client", "127.0.0.1", 1, "PLAINTEXT")
-        return declaration.handler(context, decoded)
+        answer = declaration.handler(context, decoded)
+        return finish(answer) if isinstance(answer, Generator) else answer
 
     async def call(self, request, version):
         answer = self.send(request, version)
         if not hasattr(answer, "encode"):
             answer = await asyncio.wait_for(answer, 10)
+        if isinstance(answer, Generator):
+            answer = finish(answer)
         return type(answer).decode(answer.encode(version), version)
 
 
@@ -456,7 +462,7 @@ def test_failure_to_create_the_journal_is_told():
             with pytest.raises(KafkaError) as raised:
                 await site.call(request, version)
             declaration = site.apis[type(request).API_KEY]
-            response = declaration.on_error(request, version, raised.value)
+            response = finish(declaration.on_error(request, version, raised.value))
             assert ErrorCode.KAFKA_STORAGE_ERROR.value in _codes(response)
             response.encode(version)
 
