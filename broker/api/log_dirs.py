@@ -48,16 +48,19 @@ class LogDirsApi:
 
     def alter(
         self, context: RequestContext, request: AlterReplicaLogDirsRequest
-    ) -> AlterReplicaLogDirsResponse:
+    ) -> Work[AlterReplicaLogDirsResponse]:
         """LOG_DIR_NOT_FOUND for another directory, whatever the partition is (as in Kafka)."""
         results: dict[str, AlterReplicaLogDirTopicResult] = {}
         for wanted in request.dirs:
-            is_own = Path(os.path.abspath(wanted.path)) == self._directory
+            yield
+            is_own = os.path.abspath(wanted.path) == str(self._directory)
             for topic in wanted.topics:
+                yield
                 result = results.setdefault(
                     topic.name, AlterReplicaLogDirTopicResult(topic_name=topic.name, partitions=[])
                 )
                 for index in topic.partitions:
+                    yield
                     code: int = ErrorCode.NONE
                     if not is_own:
                         code = ErrorCode.LOG_DIR_NOT_FOUND
