@@ -36,6 +36,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.partitions import Partition
 from tablelayer.spark.options import ReadOptions
+from tablelayer.spark.planning import (
+    SplitPartition,
+    partitions_needed,
+    plan_read,
+    read_partition,
+    resolve,
+    resolve_partitions,
+)
 from tablelayer.spark.positions import (
     Offsets,
     PartitionAt,
@@ -45,14 +53,6 @@ from tablelayer.spark.positions import (
     batch_start,
     lost_ranges,
     partition_starts,
-)
-from tablelayer.spark.source import (
-    SplitPartition,
-    partitions_needed,
-    plan_read,
-    read_partition,
-    resolve,
-    resolve_partitions,
 )
 from tablelayer.spark.splits import Split, plan_splits
 from tablelayer.spark.worker import connection

@@ -12,9 +12,10 @@ from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableError
 from tablelayer.model.partitions import Partition
 from tablelayer.spark import table as spark_table
+from tablelayer.spark.batch import HeadraceReader
 from tablelayer.spark.lookup_join import lookup_join
 from tablelayer.spark.options import ReadOptions
-from tablelayer.spark.source import HeadraceReader, partitions_needed
+from tablelayer.spark.planning import partitions_needed
 from tablelayer.tests.spark.spark_tables import load
 
 SQL = "CREATE TABLE {} (d DATE, r STRING, id INT, v INT, PRIMARY KEY (d, r, id) NOT ENFORCED) PARTITIONED BY (d, r)"
