@@ -24,6 +24,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.extremes import check_ordered
 from tablelayer.model.ipc import encode_ipc
 from tablelayer.model.lake_offsets import in_order
+from tablelayer.model.one_line import one_line
 from tablelayer.model.options import MergeEngine
 from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath
 from tablelayer.server import reads
@@ -34,7 +35,7 @@ from tablelayer.server.key_bucket import KeyBucket
 from tablelayer.server.lake import LakeRounds
 from tablelayer.server.lake_catalogs import properties_for
 from tablelayer.server.lake_machine import Candidate
-from tablelayer.server.lake_subjects import LakeSubjects
+from tablelayer.server.lake_subjects import LakeSubjects, Subject
 from tablelayer.server.log_bucket import LogBucket
 from tablelayer.server.room import Room
 from tablelayer.server.scan_log import scan_log
@@ -48,6 +49,9 @@ logger = logging.getLogger("headrace.tables")
 
 Bucket = TypeVar("Bucket", bound=TableBucket)
 Handler = Callable[[RequestContext, Any], Awaitable["ApiMessage | None"]]
+_WORKER_LENGTH_MAX = 200
+"""Of the name of a worker and of what it says it does: a line of a listing."""
+_FAILURE_LENGTH_MAX = 2000
 _KNOWS_CLIENT = "knows_client"
 _FIRST_LOOKUP_IN_PARTS = 2
 _FIRST_PREFIX_LOOKUP_IN_PARTS = 1
@@ -503,7 +507,8 @@ class Handlers:
 
     # -- lake ----------------------------------------------------------------------------------------------
 
-    async def _lake_begin(self, request: m.LakeBeginRequest) -> ApiMessage:
+    @_knowing_its_client
+    async def _lake_begin(self, context: RequestContext, request: m.LakeBeginRequest) -> ApiMessage:
         if request.topic is not None:
             subjects = [self._subjects.by_topic(request.topic)]
         elif request.table is not None:
@@ -511,18 +516,21 @@ class Handlers:
             subjects = [self._subjects.by_path(path)]
         else:
             subjects = self._subjects.all_tiered()
+            if context.api_version == 0:  # it cannot be told of the others
+                subjects = [each for each in subjects if _is_simple(each)]
+        worker = one_line(request.worker, _WORKER_LENGTH_MAX)
         by_id = {each.table_id: each for each in subjects}
         candidates = [
             Candidate(each.table_id, each.freshness_ms)
             for each in subjects
             if request.force or self._subjects.has_more(each)
         ]
-        granted = await self._lake.begin(request.worker, candidates, force=request.force)
+        granted = await self._lake.begin(worker, candidates, force=request.force)
         if granted is None:
             return m.LakeBeginResponse(granted=False, lease_ms=self._lake.lease_ms)
         table_id, epoch = granted
         subject = by_id[table_id]
-        logger.info("tiering round %d of %s for %s", epoch, subject.name, request.worker)
+        logger.info("tiering round %d of %s for %s", epoch, subject.name, worker)
         answer = m.LakeBeginResponse(
             granted=True, table_id=table_id, epoch=epoch, lease_ms=self._lake.lease_ms
         )
@@ -535,7 +543,8 @@ class Handlers:
 
     async def _lake_heartbeat(self, request: m.LakeHeartbeatRequest) -> ApiMessage:
         self._subjects.tiered_by_id(request.table_id)
-        finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, request.doing)
+        doing = one_line(request.doing, _WORKER_LENGTH_MAX)
+        finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, doing)
         return m.LakeHeartbeatResponse(finish=finish)
 
     async def _lake_commit(self, request: m.LakeCommitRequest) -> ApiMessage:
@@ -551,18 +560,25 @@ class Handlers:
 
     async def _lake_end(self, request: m.LakeEndRequest) -> ApiMessage:
         subject = self._subjects.by_id(request.table_id)
-        self._lake.give_back(request.table_id, request.epoch, request.failure)
-        if request.failure is not None:
+        failure = None if request.failure is None else one_line(request.failure, _FAILURE_LENGTH_MAX)
+        self._lake.give_back(request.table_id, request.epoch, failure)
+        if failure is not None:
             failed = "tiering round %d of %s failed: %s"
-            logger.warning(failed, request.epoch, subject.name, request.failure)
+            logger.warning(failed, request.epoch, subject.name, failure)
         return m.LakeEndResponse()
 
     async def _lake_finish(self, request: m.LakeFinishRequest) -> ApiMessage:
         self._subjects.tiered_by_id(request.table_id)
         return m.LakeFinishResponse(running=self._lake.finish(request.table_id))
 
-    async def _describe_lake(self, request: m.DescribeLakeRequest) -> ApiMessage:
+    @_knowing_its_client
+    async def _describe_lake(self, context: RequestContext, request: m.DescribeLakeRequest) -> ApiMessage:
         subject = self._subjects.by_id(request.table_id)
+        if context.api_version == 0 and subject.definition is not None and subject.definition.is_partitioned:
+            raise TableError(
+                TableErrorCode.PARTITION_NEEDED,
+                f"the lake of {subject.name} is described by partition, which this client does not know",
+            )
         record = self._lake.state(request.table_id)
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
@@ -723,6 +739,11 @@ def _check_whole(whole: bool, room: Room) -> None:
         )
 
 
+def _is_simple(subject: Subject) -> bool:
+    """A table without partitions: what the first version of the lake's messages can speak of."""
+    return subject.definition is not None and not subject.definition.is_partitioned
+
+
 def _place(part: m.StagedChunk | m.StagedCount) -> Place:
     return (part.partition_id, part.bucket) if part.partition_id.int else part.bucket
 
@@ -731,7 +752,9 @@ def _refuse(answer: Any, error: Exception, definition: TableDefinition, bucket: 
     if isinstance(error, (TableError, KafkaError)):
         answer.error_code, answer.error_message = int(error.code), error.message
     elif isinstance(error, DecodeError):
-        logger.error("table %s bucket %d: %s", definition.path, bucket, error)
+        logger.error(
+            "table %s bucket %d: %s", definition.path, bucket, one_line(str(error), _FAILURE_LENGTH_MAX)
+        )
         answer.error_code, answer.error_message = int(ErrorCode.CORRUPT_MESSAGE), str(error)
     else:
         logger.error("table %s bucket %d", definition.path, bucket, exc_info=error)

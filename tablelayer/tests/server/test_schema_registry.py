@@ -390,16 +390,15 @@ def test_a_registry_that_is_silent_holds_up_nobody_who_asks_another() -> None:
 
 
 def test_a_registry_that_drips_is_given_up_and_its_socket_closed() -> None:
-    closed = threading.Event()
+    closed, over = threading.Event(), threading.Event()
 
     class Dripping(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
             try:
-                while True:
+                while not over.wait(0.01):
                     self.wfile.write(b" ")
-                    time.sleep(0.01)
             except OSError:
                 closed.set()
 
@@ -411,8 +410,9 @@ def test_a_registry_that_drips_is_given_up_and_its_socket_closed() -> None:
         with pytest.raises(KafkaError, match=r"did not answer within 0\.2 s"):
             await asked.schemas(url, [7])
         (it,) = asked._registries.values()
-        while not it.is_idle:  # noqa: ASYNC110 - the thread ends by itself
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while not it.is_idle:  # noqa: ASYNC110 - the thread ends by itself
+                await asyncio.sleep(0.01)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
     server.daemon_threads = True
@@ -422,6 +422,7 @@ def test_a_registry_that_drips_is_given_up_and_its_socket_closed() -> None:
         asyncio.run(work(f"http://127.0.0.1:{server.server_port}"))
         assert closed.wait(10)
     finally:
+        over.set()
         server.shutdown()
         thread.join()
         server.server_close()
