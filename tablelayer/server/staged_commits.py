@@ -233,7 +233,12 @@ class StagedCommits:
         STAGED_ROWS_MISSING if not all is there (nothing is decided then), or what a bucket raises, after which
         the same commit goes on from there.
         """
-        check_names(writer, batch_id, [attempt for attempt, _ in attempts])
+        names = [attempt for attempt, _ in attempts]
+        check_names(writer, batch_id, names)
+        if len(set(names)) < len(names):
+            raise TableError(
+                TableErrorCode.INVALID_ROW, "an attempt is named twice: its rows are written once in a batch"
+            )
         table_id = definition.table_id
         assert table_id is not None
         async with self._lock(table_id, writer):
@@ -283,7 +288,8 @@ class StagedCommits:
         attempts: Sequence[tuple[str, Mapping[Place, int]]],
     ) -> None:
         for attempt, counts in attempts:
-            for place, count in counts.items():
+            for place in {**counts, **dict.fromkeys(self._area.places(table_id, writer, batch_id, attempt))}:
+                count = counts.get(place, 0)
                 there = self._area.count(self._area.path(table_id, writer, batch_id, attempt, place))
                 if there != count:
                     raise TableError(

@@ -155,6 +155,11 @@ class StagingArea:
                 os.close(folder)
         self._named.update(new)
 
+    def places(self, table_id: UUID, writer: str, batch_id: int, attempt: str) -> list[Place]:
+        """For which an attempt has staged something."""
+        folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
+        return [place_of(path.name.removeprefix(f"{attempt}.")) for path in folder.glob(f"{attempt}.*")]
+
     def count(self, path: Path) -> int:
         """How many whole chunks a file has; 0 if there is none."""
         return self._tail(path).count

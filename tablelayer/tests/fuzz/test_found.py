@@ -19,6 +19,7 @@ from tablelayer.model.evolution import changes_from_json
 from tablelayer.server.handlers import _each
 from tablelayer.tests.server.tables import run, tables
 from tablelayer.tests.server.test_hostile_batches import send
+from tablelayer.tests.server.test_staged_writes import chunk_of, commit, logged, stage
 
 
 @pytest.mark.parametrize("damage", ["magic", "count", "short"])
@@ -142,5 +143,30 @@ def test_a_time_zone_that_there_is_not_is_refused(tmp_path: Path, zone: str) -> 
             answer = await all_tables.broker.send(m.CreateTableRequest(definition=json.dumps(definition)))
             assert answer.error_code == TableErrorCode.INVALID_TABLE
             assert "time zone" in answer.error_message
+
+    run(work)
+
+
+def test_a_commit_names_all_that_its_attempts_have_staged_and_each_once(tmp_path: Path) -> None:
+    """Else the batch would be decided and could never be written, and no later one of its writer."""
+
+    async def work() -> None:
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.create("n BIGINT", buckets=2)
+            chunks = {0: [chunk_of(1)], 1: [chunk_of(2)]}
+            assert (await stage(table, 0, "a", chunks)).error_code == 0
+            for named in ({0: [chunk_of(1)]}, {0: [chunk_of(1)], 1: []}, {}):
+                answer = await commit(table, 0, {"a": named})
+                assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+                assert await logged(table, 2) == []
+            counts = [m.StagedCount(bucket=0, count=1), m.StagedCount(bucket=1, count=1)]
+            twice = m.CommitStagedRequest(
+                table_id=table.table_id, writer="w", batch_id=0,
+                attempts=[m.StagedAttempt(attempt="a", chunks=counts)] * 2,
+            )  # fmt: skip
+            answer = await table.broker.send(twice)
+            assert "named twice" in answer.error_message
+            assert (await commit(table, 0, {"a": chunks})).error_code == 0
+            assert sorted(await logged(table, 2)) == [1, 2]
 
     run(work)
