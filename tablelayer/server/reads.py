@@ -355,7 +355,10 @@ async def last_rows(
                 break
             top = place
         reach = min(4 * reach, _REACH_MAX)  # batches without rows take offsets too
-    joined = await bucket.services.run(_joined, found[::-1], _selected(wanted))
+    chosen = _selected(wanted)
+    if room.used <= _FEW_ROWS_BYTES and len(found) <= _FEW_KEYS:
+        return LimitedRows(_joined(found[::-1], chosen), room.is_full, start)
+    joined = await bucket.services.run(_joined, found[::-1], chosen)
     return LimitedRows(joined, room.is_full, start)
 
 
