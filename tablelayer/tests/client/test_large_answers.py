@@ -53,7 +53,7 @@ def test_prefix_lookups_of_many_rows(narrow):
 
 
 @pytest.mark.parametrize("condition", [None, "n >= 10"])
-def test_limits(narrow, condition):
+def test_r21_1_limits(narrow, condition):
     name = "all_of" if condition is None else "some_of"
     rows = [{"n": n, "text": TEXT} for n in range(150)]
     log = table_of(narrow, f"{name}_log", "n INT, text STRING", rows)

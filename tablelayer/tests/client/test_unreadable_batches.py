@@ -8,7 +8,9 @@ from protocol.records.header import write_crc
 from tablelayer.model.batch import ArrowBatch, stamp_writer
 
 
-def test_a_scan_passes_over_what_cannot_be_read_and_says_so(connection, broker_thread, make_table, caplog):
+def test_r17_8_a_scan_passes_over_what_cannot_be_read_and_says_so(
+    connection, broker_thread, make_table, caplog
+):
     table = make_table("(n INT, text STRING) WITH ('bucket.num' = '1')")
     table.append([{"n": 1, "text": "one"}])
     partition = broker_thread._broker.context.partition(table.definition.path.topic, 0)

@@ -46,7 +46,7 @@ async def looked_up(table: Table, numbers: Sequence[int], version: int = 2) -> m
     return result
 
 
-def test_a_lookup_answers_the_first_keys_as_many_as_there_is_room_for(tmp_path: Path) -> None:
+def test_r21_1_a_lookup_answers_the_first_keys_as_many_as_there_is_room_for(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path, limits=SMALL) as all_tables:
             table = await all_tables.create(KEYED)
@@ -69,7 +69,7 @@ def test_a_lookup_answers_the_first_keys_as_many_as_there_is_room_for(tmp_path: 
     run(work)
 
 
-def test_the_first_row_has_room_however_large_it_is(tmp_path: Path) -> None:
+def test_r21_1_the_first_row_has_room_however_large_it_is(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path, limits=Limits(answer_bytes_max=1)) as all_tables:
             table = await all_tables.create(KEYED, buckets=2)
@@ -85,7 +85,7 @@ def test_the_first_row_has_room_however_large_it_is(tmp_path: Path) -> None:
     run(work)
 
 
-def test_buckets_share_the_room_of_an_answer(tmp_path: Path) -> None:
+def test_r21_1_buckets_share_the_room_of_an_answer(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path, limits=SMALL) as all_tables:
             table = await all_tables.create(KEYED, buckets=9)
@@ -118,7 +118,7 @@ def test_buckets_share_the_room_of_an_answer(tmp_path: Path) -> None:
         lambda table, twice: m.ScanLogRequest(buckets=[m.ScanLogBucket(bucket=each) for each in twice]),
     ],
 )
-def test_a_read_names_each_bucket_once(tmp_path: Path, request_of: Any) -> None:
+def test_r21_2_a_read_names_each_bucket_once(tmp_path: Path, request_of: Any) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(
@@ -135,7 +135,7 @@ def test_a_read_names_each_bucket_once(tmp_path: Path, request_of: Any) -> None:
     run(work)
 
 
-def test_a_limit_scan_says_that_there_is_more_and_from_where(tmp_path: Path) -> None:
+def test_r21_1_a_limit_scan_says_that_there_is_more_and_from_where(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path, limits=SMALL) as all_tables:
             log = await all_tables.create("id INT, text STRING", name="log")
@@ -193,7 +193,7 @@ def test_a_limit_scan_of_a_log_goes_back_over_offsets_without_rows(tmp_path: Pat
     run(work)
 
 
-def test_a_prefix_lookup_goes_on_within_a_prefix(tmp_path: Path) -> None:
+def test_r21_1_a_prefix_lookup_goes_on_within_a_prefix(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path, limits=SMALL) as all_tables:
             table = await all_tables.create(
@@ -227,7 +227,7 @@ def test_a_prefix_lookup_goes_on_within_a_prefix(tmp_path: Path) -> None:
     run(work)
 
 
-def test_nulls_of_fixed_width_count_as_wide_as_they_are(tmp_path: Path) -> None:
+def test_r21_1_nulls_of_fixed_width_count_as_wide_as_they_are(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path, limits=SMALL) as all_tables:
             table = await all_tables.create(
@@ -258,7 +258,7 @@ def test_a_row_costs_the_widths_of_its_nulls_and_what_its_entries_may_become() -
     assert listed.row_cost.stored(None) == 12
 
 
-def test_a_piece_of_a_scan_is_bounded_by_its_bytes_row_by_row(tmp_path: Path) -> None:
+def test_r21_1_a_piece_of_a_scan_is_bounded_by_its_bytes_row_by_row(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(KEYED)
@@ -286,7 +286,7 @@ def test_a_piece_of_a_scan_is_bounded_by_its_bytes_row_by_row(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_a_scan_of_the_log_gives_no_more_than_an_answer_may_have_whatever_it_is_asked_for(
+def test_r21_1_a_scan_of_the_log_gives_no_more_than_an_answer_may_have_whatever_it_is_asked_for(
     tmp_path: Path, filtered: bool
 ) -> None:
     async def work() -> None:

@@ -41,7 +41,7 @@ def smuggled(table: Table, batch: bytes) -> None:
     table.partition.append(bytearray(batch), AppendOrigin.EXTENSION)
 
 
-def test_a_large_batch_is_given_in_pieces_that_fit_into_the_fetch(tmp_path: Path) -> None:
+def test_r17_7_a_large_batch_is_given_in_pieces_that_fit_into_the_fetch(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create("id INT, text STRING")
@@ -68,7 +68,7 @@ def test_a_large_batch_is_given_in_pieces_that_fit_into_the_fetch(tmp_path: Path
     run(work)
 
 
-def test_a_row_that_is_larger_than_the_fetch_gets_through(tmp_path: Path) -> None:
+def test_r17_7_a_row_that_is_larger_than_the_fetch_gets_through(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create("id INT, text STRING", given={"max.message.bytes": "9000000"})
@@ -162,7 +162,7 @@ def lying(table: Table) -> list[bytes]:
     return [surplus, rubbish]
 
 
-def test_readers_pass_over_batches_that_cannot_be_read_and_tell_of_each_once(
+def test_r17_8_readers_pass_over_batches_that_cannot_be_read_and_tell_of_each_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

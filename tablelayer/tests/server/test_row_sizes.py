@@ -57,7 +57,7 @@ async def refused(table: Table, values: list[bytes | None], index: int, *words: 
         ("debezium-json", f"ARRAY<ROW<{WIDE}>>", [None] * 12_000),
     ],
 )
-def test_a_record_that_would_become_a_huge_row_is_refused_by_name(
+def test_r17_9_a_record_that_would_become_a_huge_row_is_refused_by_name(
     tmp_path: Path, formats: str, kind: str, value: Any
 ) -> None:
     async def work() -> None:
@@ -88,7 +88,7 @@ def test_a_record_that_would_become_a_huge_row_is_refused_by_name(
     run(work)
 
 
-def test_records_of_few_bytes_that_together_become_too_much_are_refused(tmp_path: Path) -> None:
+def test_r17_9_records_of_few_bytes_that_together_become_too_much_are_refused(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             made = await all_tables.create(f"id INT, PRIMARY KEY (id) NOT ENFORCED, {WIDE}, y BINARY(30000)")
@@ -101,7 +101,7 @@ def test_records_of_few_bytes_that_together_become_too_much_are_refused(tmp_path
     run(work)
 
 
-def test_columns_that_a_writer_leaves_out_count(tmp_path: Path) -> None:
+def test_r17_9_columns_that_a_writer_leaves_out_count(tmp_path: Path) -> None:
     async def work() -> None:
         async with tables(tmp_path) as all_tables:
             made = await all_tables.create("id INT, y BINARY(1000000), PRIMARY KEY (id) NOT ENFORCED")
@@ -126,7 +126,9 @@ def test_columns_that_a_writer_leaves_out_count(tmp_path: Path) -> None:
         ({"type": "record", "name": "nothing", "fields": []}, "ARRAY<ROW<a BINARY(1000)>>"),
     ],
 )
-def test_items_of_avro_that_take_no_bytes_are_counted_as_what_they_become(items: Any, kind: str) -> None:
+def test_r17_9_items_of_avro_that_take_no_bytes_are_counted_as_what_they_become(
+    items: Any, kind: str
+) -> None:
     schema = {
         "type": "record",
         "name": "r",
@@ -141,7 +143,7 @@ def test_items_of_avro_that_take_no_bytes_are_counted_as_what_they_become(items:
     assert (caught.value.index, caught.value.column) == (2, "v")
 
 
-def test_levels_count_for_the_record_that_they_are_of() -> None:
+def test_r17_9_levels_count_for_the_record_that_they_are_of() -> None:
     sizes = RowBytes(4)
     sizes.add(4, 10)
     with sizes.inside(np.array([0, 2, 2, 3])):
