@@ -19,6 +19,16 @@ SECONDS_BETWEEN_LINES: Final = 60.0
 DISK_FULL: Final = "the disk is full; free space or shorten retention"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+
+
+def is_out_of_descriptors(error: BaseException | None) -> bool:
+    """Whether an error is, or was raised because of, too many open files: it passes when some are closed."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS:
+            return True
+        error = error.__cause__
+    return False
 
 
 def is_disk_full(error: BaseException | None) -> bool:

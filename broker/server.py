@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -67,6 +68,12 @@ logger = logging.getLogger("headrace.server")
 
 EXECUTOR_THREADS = 4  # recovery, RocksDB, Arrow: they release the GIL; more threads than cores gain nothing
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
+
+
+def _descriptors_for_connections() -> int:
+    """A quarter of what the process may have, and at most 4096, is kept for files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft - min(soft // 4, 4096)
 
 
 class Broker:
@@ -256,6 +263,7 @@ class Broker:
             backlog=config["socket.listen.backlog.size"],
             send_buffer_bytes=config["socket.send.buffer.bytes"],
             receive_buffer_bytes=config["socket.receive.buffer.bytes"],
+            descriptors_max=_descriptors_for_connections(),
         )
 
     def _check_config(self, config: BrokerConfig) -> None:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker import disk_errors
-from broker.disk_errors import DISK_FULL, is_disk_full
+from broker.disk_errors import DISK_FULL, DISK_LOG, is_disk_full, is_out_of_descriptors
 from broker.log.validation import AppendOrigin
 from broker.metrics.traffic import Traffic
 from protocol.errors import ErrorCode, KafkaError
@@ -156,6 +156,19 @@ class Partition:
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"partition {name} cannot be opened: {disk_errors.DISK_FULL}",
+                ) from error
+            if is_out_of_descriptors(error):  # the next who asks may find some
+                DISK_LOG.tell(
+                    logger,
+                    logging.ERROR,
+                    "descriptors",
+                    "partition %s cannot be opened: %s",
+                    name,
+                    error,
+                )
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"partition {name} cannot be opened: the broker has too many open files; try again",
                 ) from error
             logger.error("partition %s cannot be opened", name, exc_info=error)
             self.fail(f"its log cannot be opened: {error}")

@@ -42,6 +42,9 @@ class Limits(msgspec.Struct, frozen=True):
     accepts_per_wakeup: int = 64
     """Connections accepted in one go before others are served again."""
     accept_pause_seconds: float = 0.5
-    """How long accepting rests when the process has no file descriptor left."""
+    """How long accepting rests when the process has too few file descriptors left."""
+    descriptors_max: int = 2**31 - 1
+    """Descriptors are numbered from 0, the lowest free one first: a connection with this number or a higher one is not
+    taken. The rest of RLIMIT_NOFILE is for files."""
     drain_seconds: float = 3.0
     """How long a stopping broker waits for requests under way and for answers to leave."""

@@ -93,10 +93,23 @@ class Network:
                     raise
                 # The waiting connection stays readable: without a pause this would be a busy loop.
                 logger.error("cannot accept connections: %s", error.strerror)
-                self.loop.remove_reader(self._listening.fileno())
-                self.loop.call_later(self.limits.accept_pause_seconds, self._accept_again)
+                self._pause()
+                return
+            if sock.fileno() >= self.limits.descriptors_max:
+                sock.close()
+                logger.error(
+                    "cannot accept connections: %d are open, and the other file descriptors are for files; "
+                    "raise the limit (ulimit -n)",
+                    len(self._connections),
+                )
+                self._pause()
                 return
             self._admit(sock, str(address[0]), int(address[1]))
+
+    def _pause(self) -> None:
+        if self._listening is not None:
+            self.loop.remove_reader(self._listening.fileno())
+            self.loop.call_later(self.limits.accept_pause_seconds, self._accept_again)
 
     def _accept_again(self) -> None:
         if self._listening is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import sqlite3
 
 import pytest
@@ -182,5 +183,26 @@ def test_a_partition_says_why_it_did_not_close(tmp_path) -> None:
             partition.hooks = Hooks(OSError(errno.ENOSPC, "full"))
             await partition.close()
             assert partition.failure == f"it did not close cleanly: {disk_errors.DISK_FULL}"
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_opened_later(
+    tmp_path, monkeypatch, code
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    async def test() -> None:
+        async with direct_broker(tmp_path) as broker:
+            await broker.create_topic("t")
+            directory = broker.broker._directory
+            with monkeypatch.context() as out:
+                out.setattr(directory, "make_partition_dir", none_left)
+                refused = await broker.produce("t", [b"x"])
+                assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+                assert "too many open files" in refused.error_message
+            assert (await broker.produce("t", [b"x"])).error_code == 0
 
     asyncio.run(test())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import struct
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -417,3 +419,79 @@ def test_the_pool_gives_back_what_nobody_looks_at() -> None:
     for _ in range(10):
         pool.release(bytearray(SMALLEST))
     assert pool.idle_bytes == 4 * SMALLEST
+
+
+def test_a_pipelining_peer_that_leaves_while_its_answers_wait_is_closed_and_no_more(caplog) -> None:
+    """It hangs up in the middle of its own requests, of which further ones are here already."""
+
+    async def test() -> None:
+        sock = socket.socket()
+        asked = 0
+
+        def leave(peer, body):
+            nonlocal asked
+            asked += 1
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+            return [b"x" * 100_000]
+
+        async with network(leave, unsent_bytes_max=1000) as net:
+            sock.connect(("127.0.0.1", net.port))
+            sock.sendall(frame(b"a") * 50)
+            await until(lambda: asked)
+            await until(lambda: not net.connection_count)
+        assert asked == 1
+
+    run(test)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_requests_that_come_together_leave_turns_to_others() -> None:
+    async def test() -> None:
+        turns = []
+
+        def busy(peer, body):
+            until_seconds = time.perf_counter() + 0.002
+            while time.perf_counter() < until_seconds:
+                pass
+            turns.append(body)
+            return [bytes(body)]
+
+        async with network(busy) as net:
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"a") * 20)
+            await until(lambda: turns)
+            assert len(turns) < 20  # this task runs in between
+            for _ in range(20):
+                assert await read_frame(reader) == b"a"
+            await close(writer)
+
+    run(test)
+
+
+def test_what_files_need_is_left_to_them() -> None:
+    """Accepting pauses when descriptors become few, and goes on when there are more."""
+
+    async def test() -> None:
+        probe = os.open(os.devnull, os.O_RDONLY)
+        os.close(probe)
+        limits = {"descriptors_max": probe + 12, "accept_pause_seconds": 0.01}
+        async with network(echo, **limits) as net:
+            socks = []
+            for _ in range(20):
+                sock = socket.socket()
+                sock.setblocking(False)
+                with suppress(BlockingIOError):
+                    sock.connect(("127.0.0.1", net.port))
+                socks.append(sock)
+                await asyncio.sleep(0.02)
+            assert 0 < net.connection_count < 12
+            for sock in socks:
+                sock.close()
+            await until(lambda: not net.connection_count)
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"a"))
+            assert await read_frame(reader) == b"a"
+            await close(writer)
+
+    run(test)
