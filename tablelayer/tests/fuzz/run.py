@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import sys
 import tempfile
 import time
@@ -25,7 +24,6 @@ from protocol.messages.create_partitions import CreatePartitionsRequest
 from protocol.messages.create_topics import CreateTopicsRequest
 from protocol.messages.delete_records import DeleteRecordsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest
-from protocol.messages.describe_configs import DescribeConfigsRequest
 from protocol.messages.fetch import FetchRequest
 from protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from protocol.messages.produce import ProduceRequest
@@ -47,21 +45,8 @@ WRITES = (
 CHECK_EVERY = 300
 """After so many requests every table is read whole."""
 
-KNOWN_OPEN: dict[str, Callable[[Any, int], bool]] = {
-    "a worker's name and its failure are written into the log as they are": lambda request, version: any(
-        _CONTROL.search(str(getattr(request, name, ""))) for name in ("worker", "failure")
-    ),
-    "the configurations of many resources are described at one go": lambda request, version: (
-        isinstance(request, DescribeConfigsRequest) and len(request.resources) > 20
-    ),
-    "DescribeLake 0 has no place for partitions": lambda request, version: (
-        isinstance(request, m.DescribeLakeRequest) and version == 0
-    ),
-}
+KNOWN_OPEN: dict[str, Callable[[Any, int], bool]] = {}
 """What is known not to hold yet, by name: requests that are not sent."""
-
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 
 class Finding(msgspec.Struct):
