@@ -39,14 +39,21 @@ from protocol.messages.produce import (
 )
 from protocol.records import check
 from protocol.records.check import Effort, TakesTime
-from protocol.records.header import HEADER_SIZE, LOG_OVERHEAD, MAGIC_V2
+from protocol.records.header import (
+    COMPRESSION_MASK,
+    FLAGS_POSITION,
+    HEADER_SIZE,
+    LENGTH,
+    LENGTH_POSITION,
+    LOG_OVERHEAD,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    TRANSACTIONAL_BIT,
+)
 
 logger = logging.getLogger("headrace.api")
 
-_MAGIC_POSITION = 16
-_ATTRIBUTES_LOW_BYTE = 22
-_COMPRESSION_MASK, _ZSTD = 0x07, 4
-_TRANSACTIONAL = 0x10
+_ZSTD = 4
 _FIRST_VERSION_WITH_IDS = 13
 _PLACEHOLDERS = (0x6B1D_A2E4_97C3_5F08, 0x2E97_04D8_B16A_F35C, 0x51F8_3C6E_0AD9_72B4)
 _APPENDED_TOGETHER = 8
@@ -112,7 +119,7 @@ class ProduceApi:
                 answers.append(answer)
                 try:
                     partition = self._admit(name, data, context.api_version, acks)
-                    if data.records[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
+                    if data.records[FLAGS_POSITION] & TRANSACTIONAL_BIT:
                         admission = admit_batch(
                             self._transactions,
                             request.transactional_id,
@@ -172,7 +179,7 @@ class ProduceApi:
             if metadata.version != known or partition.log.config is not config:
                 return None
             check_records(partition, records, version)
-            if records[_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
+            if records[FLAGS_POSITION] & TRANSACTIONAL_BIT:
                 return None
             try:
                 info = append(records, AppendOrigin.CLIENT, effort=Effort())
@@ -337,19 +344,19 @@ class ProduceApi:
                 ErrorCode.INVALID_RECORD,
                 f"{size} bytes of records; one batch of at least {HEADER_SIZE} is needed",
             )
-        if records[_MAGIC_POSITION] != MAGIC_V2:
+        if records[MAGIC_POSITION] != MAGIC_V2:
             raise KafkaError(
                 ErrorCode.INVALID_RECORD,
-                f"record batches of format {records[_MAGIC_POSITION]} are not accepted; {MAGIC_V2} is",
+                f"record batches of format {records[MAGIC_POSITION]} are not accepted; {MAGIC_V2} is",
             )
-        attributes = records[_ATTRIBUTES_LOW_BYTE]
-        if version < 7 and attributes & _COMPRESSION_MASK == _ZSTD:
+        attributes = records[FLAGS_POSITION]
+        if version < 7 and attributes & COMPRESSION_MASK == _ZSTD:
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
                 f"zstd needs Produce 7 or newer; this is version {version}",
             )
         if partition.hooks is not None:
-            length = int.from_bytes(records[8:12], "big", signed=True) + LOG_OVERHEAD
+            length = LENGTH.unpack_from(records, LENGTH_POSITION)[0] + LOG_OVERHEAD
             if length != len(records):
                 raise KafkaError(
                     ErrorCode.INVALID_RECORD,

@@ -27,7 +27,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from struct import Struct
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,6 +37,7 @@ from broker.log.validation import AppendOrigin
 from broker.metrics.traffic import Traffic
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.check import Effort
+from protocol.records.header import RECORD_COUNT, RECORD_COUNT_POSITION
 
 if TYPE_CHECKING:
     from broker.extension import PartitionHooks
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from broker.log.slice import LogSlice
 
 logger = logging.getLogger("headrace.partition")
-
-_RECORD_COUNT, _RECORD_COUNT_POSITION = Struct(">i"), 57
-"""Of a record batch v2, and of an Arrow batch, which begins like one."""
 
 
 class TopicImage(msgspec.Struct, frozen=True):
@@ -210,7 +207,7 @@ class Partition:
             )
             if not info.duplicate:
                 self.traffic.bytes_in += len(batch)
-                self.traffic.records_in += _RECORD_COUNT.unpack_from(batch, _RECORD_COUNT_POSITION)[0]
+                self.traffic.records_in += RECORD_COUNT.unpack_from(batch, RECORD_COUNT_POSITION)[0]
             if log.must_commit:
                 executor = self._executor
                 if executor is not None:

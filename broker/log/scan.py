@@ -26,7 +26,10 @@ from protocol.records.control import read_end_marker
 from protocol.records.header import (
     ATTRIBUTES_POSITION,
     CONTROL_BIT,
+    CRC_POSITION,
     HEADER_SIZE,
+    LENGTH_POSITION,
+    LOG_OVERHEAD,
     MAGIC_ARROW,
     MAGIC_POSITION,
     MAGIC_V2,
@@ -176,7 +179,7 @@ def _first_bad_crc(view: memoryview, positions: NDArray[np.int64], end: int, siz
     sizes = np.diff(positions, append=end)
     for row in np.flatnonzero(sizes >= size_min).tolist():
         start = int(positions[row])
-        stored = int.from_bytes(view[start + 17 : start + 21], "big")
+        stored = int.from_bytes(view[start + CRC_POSITION : start + ATTRIBUTES_POSITION], "big")
         if crc32c.crc32c(view[start + ATTRIBUTES_POSITION : start + int(sizes[row])]) != stored:
             return int(row)
     return None
@@ -196,13 +199,15 @@ def find_batch(view: memoryview, start: int, offset_min: int) -> int | None:
         candidates = np.flatnonzero((magic == MAGIC_V2) | (magic == MAGIC_ARROW)) + start
         # Both fields in front of the magic are checked for all candidates at once; few pass.
         offsets = np.zeros(len(candidates), np.int64)
-        for k in range(8):
+        for k in range(LENGTH_POSITION):
             offsets = (offsets << 8) | data[candidates + k]
         candidates = candidates[(offsets >= offset_min) & (offsets < offset_min + _OFFSET_SPAN)]
         lengths = np.zeros(len(candidates), np.int64)
-        for k in range(8, 12):
+        for k in range(LENGTH_POSITION, LOG_OVERHEAD):
             lengths = (lengths << 8) | data[candidates + k]
-        candidates = candidates[(lengths >= HEADER_SIZE - 12) & (lengths + 12 <= len(data) - candidates)]
+        candidates = candidates[
+            (lengths >= HEADER_SIZE - LOG_OVERHEAD) & (lengths + LOG_OVERHEAD <= len(data) - candidates)
+        ]
         for position in candidates.tolist():
             try:
                 header = read_header(view, position)

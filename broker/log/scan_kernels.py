@@ -12,6 +12,26 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from protocol.records.header import (
+    ARROW_HEADER_SIZE,
+    ATTRIBUTES_POSITION,
+    BASE_SEQUENCE_POSITION,
+    CRC_POSITION,
+    EPOCH_POSITION,
+    HEADER_SIZE,
+    LAST_OFFSET_DELTA_POSITION,
+    LENGTH_POSITION,
+    LOG_OVERHEAD,
+    MAGIC_ARROW,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    MAX_TIMESTAMP_POSITION,
+    PRODUCER_EPOCH_POSITION,
+    PRODUCER_ID_POSITION,
+    RECORD_COUNT_POSITION,
+    SEQUENCE_COUNT_POSITION,
+)
+
 ROWS: Final = 10
 """position, base offset, last offset, max timestamp, leader epoch, producer id, producer epoch, base
 sequence, sequence count, attributes."""
@@ -91,37 +111,39 @@ def walk_rows(data, position, expected_offset, gaps_below, check_crc, tables, ro
         left = end - position
         if left == 0:
             return END, count, position, expected_offset
-        if left < 61:
+        if left < HEADER_SIZE:
             return CUT_SHORT, count, position, expected_offset
-        length = _integer(data, position + 8, 4)
-        magic = data[position + 16]
-        if magic != 2 and magic != 100:
+        length = _integer(data, position + LENGTH_POSITION, 4)
+        magic = data[position + MAGIC_POSITION]
+        if magic != MAGIC_V2 and magic != MAGIC_ARROW:
             return BAD_MAGIC, count, position, expected_offset
-        if length < 49 or (magic == 100 and length < 53):
+        size = length + LOG_OVERHEAD
+        if size < HEADER_SIZE or (magic == MAGIC_ARROW and size < ARROW_HEADER_SIZE):
             return BAD_LENGTH, count, position, expected_offset
-        size = length + 12
         if size > left:
             return CUT_SHORT, count, position, expected_offset
         base_offset = _integer(data, position, 8)
         if base_offset != expected_offset and not expected_offset < base_offset <= gaps_below:
             return BAD_OFFSET, count, position, expected_offset
-        delta = _integer(data, position + 23, 4)
-        if delta < 0 or _integer(data, position + 57, 4) < 0:
+        delta = _integer(data, position + LAST_OFFSET_DELTA_POSITION, 4)
+        if delta < 0 or _integer(data, position + RECORD_COUNT_POSITION, 4) < 0:
             return BAD_COUNT, count, position, expected_offset
         if check_crc and size < SMALL_BATCH:
-            stored = np.uint32(_integer(data, position + 17, 4) & 0xFFFFFFFF)
-            if crc32c_of(data, position + 21, position + size, tables) != stored:
+            stored = np.uint32(_integer(data, position + CRC_POSITION, 4) & 0xFFFFFFFF)
+            if crc32c_of(data, position + ATTRIBUTES_POSITION, position + size, tables) != stored:
                 return BAD_CRC, count, position, expected_offset
         rows[0, count] = position
         rows[1, count] = base_offset
         rows[2, count] = base_offset + delta
-        rows[3, count] = _integer(data, position + 35, 8)
-        rows[4, count] = _integer(data, position + 12, 4)
-        rows[5, count] = _integer(data, position + 43, 8)
-        rows[6, count] = _integer(data, position + 51, 2)
-        rows[7, count] = _integer(data, position + 53, 4)
-        rows[8, count] = max(1, _integer(data, position + 61, 4)) if magic == 100 else delta + 1
-        rows[9, count] = _integer(data, position + 21, 2)
+        rows[3, count] = _integer(data, position + MAX_TIMESTAMP_POSITION, 8)
+        rows[4, count] = _integer(data, position + EPOCH_POSITION, 4)
+        rows[5, count] = _integer(data, position + PRODUCER_ID_POSITION, 8)
+        rows[6, count] = _integer(data, position + PRODUCER_EPOCH_POSITION, 2)
+        rows[7, count] = _integer(data, position + BASE_SEQUENCE_POSITION, 4)
+        rows[8, count] = delta + 1
+        if magic == MAGIC_ARROW:
+            rows[8, count] = max(1, _integer(data, position + SEQUENCE_COUNT_POSITION, 4))
+        rows[9, count] = _integer(data, position + ATTRIBUTES_POSITION, 2)
         count += 1
         position += size
         expected_offset = base_offset + delta + 1

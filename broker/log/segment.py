@@ -14,7 +14,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from broker import disk_errors
@@ -25,7 +24,14 @@ from broker.log.transaction_index import FILE_SUFFIX as TRANSACTION_INDEX_SUFFIX
 from broker.log.transaction_index import TransactionIndex
 from broker.ports import Disk, DiskFile
 from protocol.errors import DecodeError
-from protocol.records.header import ARROW_HEADER_SIZE, HEADER_SIZE, LOG_OVERHEAD, BatchHeader, read_header
+from protocol.records.header import (
+    ARROW_HEADER_SIZE,
+    HEADER_SIZE,
+    LOG_OVERHEAD,
+    UP_TO_LAST_OFFSET_DELTA,
+    BatchHeader,
+    read_header,
+)
 
 logger = logging.getLogger("headrace.log")
 
@@ -41,7 +47,6 @@ POSITION_MAX: Final = (1 << 31) - 1
 
 _READ_AHEAD: Final = 4096
 _MAPPED_FROM_BYTES: Final = 256 * 1024
-_BOUNDS: Final = Struct(">qiibIhi")
 
 
 def file_stem(base_offset: int) -> str:
@@ -448,15 +453,15 @@ class Segment:
         chunk, chunk_start = b"", position
         while position < self.size:
             at = position - chunk_start
-            if at + _BOUNDS.size > len(chunk):
+            if at + UP_TO_LAST_OFFSET_DELTA.size > len(chunk):
                 chunk, chunk_start = (
                     self.file.read(min(_READ_AHEAD, self.size - position), position),
                     position,
                 )
                 at = 0
-                if len(chunk) < _BOUNDS.size:
+                if len(chunk) < UP_TO_LAST_OFFSET_DELTA.size:
                     raise self._corrupt(position, "the file ends there")
-            base_offset, length, _, _, _, _, delta = _BOUNDS.unpack_from(chunk, at)
+            base_offset, length, _, _, _, _, delta = UP_TO_LAST_OFFSET_DELTA.unpack_from(chunk, at)
             end = position + LOG_OVERHEAD + length
             if length < HEADER_SIZE - LOG_OVERHEAD or delta < 0 or end > self.size:
                 raise self._corrupt(position, f"length {length} and offset delta {delta} make no sense")

@@ -6,22 +6,23 @@ of the batch as it was, to be written one after the other.
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import Final
-
 import crc32c
 
-from protocol.records.header import ATTRIBUTES_POSITION, CRC_POSITION, LOG_APPEND_TIME_BIT, BatchHeader
-
-_STAMP: Final = Struct(">qii")
-_TIME_STAMP: Final = Struct(">qiibIhiqq")
+from protocol.records.header import (
+    ATTRIBUTES_POSITION,
+    CRC_POSITION,
+    LOG_APPEND_TIME_BIT,
+    UP_TO_EPOCH,
+    UP_TO_MAX_TIMESTAMP,
+    BatchHeader,
+)
 
 
 def stamp(
     batch: memoryview, header: BatchHeader, base_offset: int, leader_epoch: int
 ) -> tuple[bytes, memoryview]:
     """(prefix, rest) with base offset and leader epoch, which no CRC covers."""
-    return _STAMP.pack(base_offset, header.batch_length, leader_epoch), batch[_STAMP.size :]
+    return UP_TO_EPOCH.pack(base_offset, header.batch_length, leader_epoch), batch[UP_TO_EPOCH.size :]
 
 
 def stamp_with_time(
@@ -29,9 +30,9 @@ def stamp_with_time(
 ) -> tuple[bytes, memoryview]:
     """The patched beginning of a batch, up to its max timestamp, with a new CRC; and the rest, which
     stays."""
-    rest = batch[_TIME_STAMP.size :]
+    rest = batch[UP_TO_MAX_TIMESTAMP.size :]
     prefix = bytearray(
-        _TIME_STAMP.pack(
+        UP_TO_MAX_TIMESTAMP.pack(
             base_offset,
             header.batch_length,
             leader_epoch,

@@ -23,11 +23,9 @@ from pathlib import Path
 
 import crc32c
 
-from protocol.records.header import iter_headers
+from protocol.records.header import ATTRIBUTES_POSITION, CRC_POSITION, iter_headers
 
 PROBLEMS_MAX = 10
-_CRC_POSITION = 17
-_CRC_FROM = 21
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -192,8 +190,8 @@ def read_segment(path: Path) -> tuple[list[LoggedBatch], list[tuple[int, int]]]:
     data = path.read_bytes()
     batches = []
     for position, header in iter_headers(data):
-        crc = int.from_bytes(data[position + _CRC_POSITION : position + _CRC_FROM], "big")
-        content = data[position + _CRC_FROM : position + header.size]
+        crc = int.from_bytes(data[position + CRC_POSITION : position + ATTRIBUTES_POSITION], "big")
+        content = data[position + ATTRIBUTES_POSITION : position + header.size]
         batches.append(
             LoggedBatch(
                 header.base_offset,

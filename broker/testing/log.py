@@ -10,7 +10,7 @@ from broker.log.config import LogConfig
 from broker.log.partition_log import AppendInfo, AppendOrigin, PartitionLog
 from broker.testing.disk import SimulatedDisk
 from protocol.records.encode import Record, build_batch
-from protocol.records.header import iter_headers
+from protocol.records.header import MAGIC_POSITION, iter_headers
 
 
 class StillClock:
@@ -87,7 +87,7 @@ def batches_of(log: PartitionLog) -> list[tuple[int, bytes]]:
         if not data:
             raise AssertionError(f"nothing at {offset} of {log}")
         for position, header in iter_headers(data):
-            result.append((header.base_offset, data[position + 16 : position + header.size]))
+            result.append((header.base_offset, data[position + MAGIC_POSITION : position + header.size]))
             offset = header.next_offset
     return result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from struct import Struct
 from typing import Final
 
 from broker.cluster.partition import Partition
@@ -17,13 +16,11 @@ from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import AddPartitions
 from broker.transactions.model import TopicPartition
 from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import PRODUCER, PRODUCER_ID_POSITION
 
 FIRST_PRODUCE_OF_VERSION_2: Final = 12
 FIRST_OFFSET_COMMIT_OF_VERSION_2: Final = 5
 _FIRST_PRODUCE_WITH_ABORTABLE: Final = 11
-
-_PRODUCER: Final = Struct(">qhi")
-_PRODUCER_POSITION: Final = 43
 
 _RETRIED_AS_NOT_ENOUGH_REPLICAS = frozenset(
     {
@@ -92,7 +89,7 @@ def admit_batch(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             "the batch belongs to a transaction, and the request names no transactional id",
         )
-    producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+    producer_id, epoch, sequence = PRODUCER.unpack_from(records, PRODUCER_ID_POSITION)
     announces = version >= FIRST_PRODUCE_OF_VERSION_2
     if announces and sequence != 0 and producer_id not in partition.log.producers():
         raise KafkaError(

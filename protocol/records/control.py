@@ -15,13 +15,12 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Final
 
-import crc32c
 import msgspec
 
 from protocol.errors import DecodeError
 from protocol.records.header import (
-    ATTRIBUTES_POSITION,
     CONTROL_BIT,
+    HEADER,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC_V2,
@@ -30,6 +29,7 @@ from protocol.records.header import (
     TRANSACTIONAL_BIT,
     Buffer,
     read_header,
+    write_crc,
 )
 from protocol.varint import read_varint
 
@@ -39,8 +39,6 @@ COMMIT: Final = 1
 _RECORD: Final = Struct(">bbbbbhhbhib")
 _KEY: Final = Struct(">hh")
 _VALUE: Final = Struct(">hi")
-_BEFORE_CRC: Final = Struct(">qiib")
-_AFTER_CRC: Final = Struct(">hiqqqhii")
 
 
 class EndMarker(msgspec.Struct, frozen=True):
@@ -67,7 +65,12 @@ def build_end_marker(
         coordinator_epoch,
         0,
     )
-    checked = _AFTER_CRC.pack(
+    header = HEADER.pack(
+        0,
+        HEADER_SIZE + len(record) - LOG_OVERHEAD,
+        NO_LEADER_EPOCH,
+        MAGIC_V2,
+        0,
         TRANSACTIONAL_BIT | CONTROL_BIT,
         0,
         timestamp_ms,
@@ -77,11 +80,9 @@ def build_end_marker(
         NO_SEQUENCE,
         1,
     )
-    checked += record
-    length = ATTRIBUTES_POSITION + len(checked) - LOG_OVERHEAD
-    prefix = _BEFORE_CRC.pack(0, length, NO_LEADER_EPOCH, MAGIC_V2)
-    crc: int = crc32c.crc32c(checked)
-    return prefix + crc.to_bytes(4, "big") + checked
+    batch = bytearray(header + record)
+    write_crc(batch)
+    return bytes(batch)
 
 
 def read_end_marker(buffer: Buffer, position: int = 0) -> EndMarker:

@@ -17,6 +17,7 @@ from protocol.records import kernels
 from protocol.records.compression import codec_of, compress
 from protocol.records.header import (
     COMPRESSION_MASK,
+    HEADER,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC_V2,
@@ -27,7 +28,7 @@ from protocol.records.header import (
     NO_TIMESTAMP,
     write_crc,
 )
-from protocol.records.small import FEW_RECORDS, HEADER, Record, build_small, encode_header
+from protocol.records.small import FEW_RECORDS, Record, build_small, encode_header
 
 _NO_BYTES: Final = kernels.frozen(np.empty(0, np.uint8), np.uint8)
 

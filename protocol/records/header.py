@@ -58,20 +58,42 @@ NO_TIMESTAMP: Final = -1
 NO_LEADER_EPOCH: Final = -1
 MAX_SEQUENCE: Final = 0x7FFFFFFF
 
+LENGTH_POSITION: Final = 8
 EPOCH_POSITION: Final = 12
 MAGIC_POSITION: Final = 16
 CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21
+"""Where the CRC begins to count, too."""
+FLAGS_POSITION: Final = ATTRIBUTES_POSITION + 1
+"""The low byte of the attributes, which has all of its bits that mean something."""
+LAST_OFFSET_DELTA_POSITION: Final = 23
+BASE_TIMESTAMP_POSITION: Final = 27
 MAX_TIMESTAMP_POSITION: Final = 35
+PRODUCER_ID_POSITION: Final = 43
+PRODUCER_EPOCH_POSITION: Final = 51
+BASE_SEQUENCE_POSITION: Final = 53
+RECORD_COUNT_POSITION: Final = 57
+SEQUENCE_COUNT_POSITION: Final = HEADER_SIZE
+"""Of an Arrow batch."""
 
-_HEADER: Final = Struct(">qiibIhiqqqhii")
+_FORMAT: Final = ">qiibIhiqqqhii"
+HEADER: Final = Struct(_FORMAT)
+UP_TO_EPOCH: Final = Struct(_FORMAT[:4])
+UP_TO_LAST_OFFSET_DELTA: Final = Struct(_FORMAT[:8])
+UP_TO_MAX_TIMESTAMP: Final = Struct(_FORMAT[:10])
+LENGTH: Final = Struct(">i")
+ATTRIBUTES: Final = Struct(">h")
+TIMESTAMP: Final = Struct(">q")
+BOTH_TIMESTAMPS: Final = Struct(">qq")
+PRODUCER: Final = Struct(">qhi")
+"""Producer id, producer epoch and base sequence, from `PRODUCER_ID_POSITION` on."""
+RECORD_COUNT: Final = Struct(">i")
+SEQUENCE_COUNT: Final = Struct(">i")
+
 _PREFIX: Final = Struct(">qi")
-_SEQUENCE_COUNT: Final = Struct(">i")
 _BASE_OFFSET: Final = Struct(">q")
 _EPOCH: Final = Struct(">i")
 _CRC: Final = Struct(">I")
-_ATTRIBUTES: Final = Struct(">h")
-_TIMESTAMP: Final = Struct(">q")
 
 
 def advance_sequence(sequence: int, count: int) -> int:
@@ -183,12 +205,12 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         producer_epoch,
         base_sequence,
         record_count,
-    ) = _HEADER.unpack_from(buffer, position)
+    ) = HEADER.unpack_from(buffer, position)
     sequence_count = last_offset_delta + 1
     if magic == MAGIC_ARROW:
         if batch_length < ARROW_HEADER_SIZE - LOG_OVERHEAD or available < ARROW_HEADER_SIZE:
             raise DecodeError(f"an Arrow batch at byte {position} is cut short before its sequence count")
-        sequence_count = max(1, _SEQUENCE_COUNT.unpack_from(buffer, position + HEADER_SIZE)[0])
+        sequence_count = max(1, SEQUENCE_COUNT.unpack_from(buffer, position + SEQUENCE_COUNT_POSITION)[0])
     elif magic != MAGIC_V2:
         raise DecodeError(
             f"a batch at byte {position} has magic {magic}; only {MAGIC_V2} (record batch v2) is readable"
@@ -246,9 +268,9 @@ def write_base_offset_and_epoch(
 
 def set_log_append_time(buffer: bytearray | memoryview, position: int, timestamp_ms: int) -> None:
     """Turn a whole batch into one with log append time: attribute bit 3, max timestamp, and a new CRC."""
-    (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + ATTRIBUTES_POSITION)
-    _ATTRIBUTES.pack_into(buffer, position + ATTRIBUTES_POSITION, attributes | LOG_APPEND_TIME_BIT)
-    _TIMESTAMP.pack_into(buffer, position + MAX_TIMESTAMP_POSITION, timestamp_ms)
+    (attributes,) = ATTRIBUTES.unpack_from(buffer, position + ATTRIBUTES_POSITION)
+    ATTRIBUTES.pack_into(buffer, position + ATTRIBUTES_POSITION, attributes | LOG_APPEND_TIME_BIT)
+    TIMESTAMP.pack_into(buffer, position + MAX_TIMESTAMP_POSITION, timestamp_ms)
     write_crc(buffer, position)
 
 

@@ -8,7 +8,6 @@ Imports numba (through the kernels). Source: Kafka's MemoryRecords.filterTo, KIP
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -18,27 +17,27 @@ from protocol.records import kernels
 from protocol.records.compression import compress
 from protocol.records.decode import RecordColumns
 from protocol.records.header import (
+    ATTRIBUTES,
     ATTRIBUTES_POSITION,
+    BASE_TIMESTAMP_POSITION,
+    BOTH_TIMESTAMPS,
     COMPRESSION_MASK,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
+    LENGTH,
+    LENGTH_POSITION,
     LOG_APPEND_TIME_BIT,
     LOG_OVERHEAD,
     MAX_TIMESTAMP_POSITION,
     NO_TIMESTAMP,
+    RECORD_COUNT,
+    RECORD_COUNT_POSITION,
+    TIMESTAMP,
     BatchHeader,
     Buffer,
     write_crc,
 )
 
-_LENGTH: Final = Struct(">i")
-_ATTRIBUTES: Final = Struct(">h")
-_STAMP: Final = Struct(">q")
-_STAMPS: Final = Struct(">qq")
-_COUNT: Final = Struct(">i")
-_LENGTH_POSITION: Final = 8
-_STAMPS_POSITION: Final = 27
-_COUNT_POSITION: Final = 57
 _ROOM_PER_RECORD: Final = 14
 """A length of at most 5 and a timestamp delta of at most 10 bytes are written anew; one byte each was there."""
 
@@ -106,7 +105,7 @@ def emptied(batch: Buffer, header: BatchHeader) -> bytes:
 def with_max_timestamp(batch: Buffer, timestamp_ms: int) -> bytes:
     """The batch with another largest timestamp in its header."""
     result = bytearray(batch)
-    _STAMP.pack_into(result, MAX_TIMESTAMP_POSITION, timestamp_ms)
+    TIMESTAMP.pack_into(result, MAX_TIMESTAMP_POSITION, timestamp_ms)
     write_crc(result)
     return bytes(result)
 
@@ -131,8 +130,8 @@ def _assemble(
 
 
 def _finish(result: bytearray, attributes: int, base_timestamp: int, max_timestamp: int, count: int) -> None:
-    _LENGTH.pack_into(result, _LENGTH_POSITION, len(result) - LOG_OVERHEAD)
-    _ATTRIBUTES.pack_into(result, ATTRIBUTES_POSITION, attributes)
-    _STAMPS.pack_into(result, _STAMPS_POSITION, base_timestamp, max_timestamp)
-    _COUNT.pack_into(result, _COUNT_POSITION, count)
+    LENGTH.pack_into(result, LENGTH_POSITION, len(result) - LOG_OVERHEAD)
+    ATTRIBUTES.pack_into(result, ATTRIBUTES_POSITION, attributes)
+    BOTH_TIMESTAMPS.pack_into(result, BASE_TIMESTAMP_POSITION, base_timestamp, max_timestamp)
+    RECORD_COUNT.pack_into(result, RECORD_COUNT_POSITION, count)
     write_crc(result)

@@ -7,7 +7,6 @@ have to be compiled); nothing here needs either. `protocol.records.encode` and `
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from struct import Struct
 from typing import Final
 
 import msgspec
@@ -16,6 +15,7 @@ from protocol.errors import DecodeError, EncodeError
 from protocol.records.compression import open_batch
 from protocol.records.header import (
     COMPRESSION_MASK,
+    HEADER,
     HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC_V2,
@@ -31,7 +31,6 @@ from protocol.varint import encode_varint, encode_varlong, read_varint, read_var
 
 FEW_RECORDS: Final = 16
 """Up to here this is the quicker way."""
-HEADER: Final = Struct(">qiibIhiqqqhii")
 _NULL_PIECE: Final = b"\x01"
 
 

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import struct
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from protocol.records.header import advance_sequence, write_crc
-
-_IDENTITY_POSITION = 43
-_IDENTITY = struct.Struct(">qhi")
+from protocol.records.header import PRODUCER, PRODUCER_ID_POSITION, advance_sequence, write_crc
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +72,8 @@ class Batch:
     def stamp(self, identity: Identity, sequence: int) -> None:
         """Write the identity into the batch's header and bring the checksum up to date."""
         self.identity, self.sequence = identity, sequence
-        _IDENTITY.pack_into(
-            self.data, _IDENTITY_POSITION, identity.producer_id, identity.producer_epoch, sequence
+        PRODUCER.pack_into(
+            self.data, PRODUCER_ID_POSITION, identity.producer_id, identity.producer_epoch, sequence
         )
         write_crc(self.data)
 

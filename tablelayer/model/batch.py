@@ -32,13 +32,22 @@ import pyarrow as pa
 
 from protocol.errors import DecodeError
 from protocol.records.header import (
+    BASE_TIMESTAMP_POSITION,
+    BOTH_TIMESTAMPS,
+    HEADER,
     HEADER_SIZE,
+    LENGTH,
+    LENGTH_POSITION,
     LOG_OVERHEAD,
     MAGIC_ARROW,
     NO_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    PRODUCER,
+    PRODUCER_ID_POSITION,
+    SEQUENCE_COUNT,
+    SEQUENCE_COUNT_POSITION,
     BatchHeader,
     Buffer,
     read_header,
@@ -53,18 +62,12 @@ FILTERED: Final = 0x02
 PREFIX_SIZE: Final = 77
 """Bytes in front of the change types."""
 
-_EXTENSION: Final = Struct(">ihbbii")
-_HEADER: Final = Struct(">qiibIhiqqqhii")
-_TIMESTAMPS: Final = Struct(">qq")
-_LENGTHS: Final = Struct(">ii")
+EXTENSION: Final = Struct(">ihbbii")
+"""All of the prefix behind the header, from the sequence count to the length of the statistics."""
+LENGTHS: Final = Struct(">ii")
+"""Of the change types, and of the statistics or offset deltas."""
+LENGTHS_POSITION: Final = 69
 _COMPRESSION_POSITION: Final = 67
-_LENGTHS_POSITION: Final = 69
-_BATCH_LENGTH: Final = Struct(">i")
-_BATCH_LENGTH_POSITION: Final = 8
-_TIMESTAMPS_POSITION: Final = 27
-_WRITER: Final = Struct(">qhi")
-_WRITER_POSITION: Final = 43
-_SEQUENCE_COUNT: Final = Struct(">i")
 _NUMBERS: Final = {ArrowCompression.NONE: 0, ArrowCompression.LZ4_FRAME: 1, ArrowCompression.ZSTD: 2}
 _COMPRESSIONS: Final = {number: compression for compression, number in _NUMBERS.items()}
 
@@ -119,7 +122,7 @@ def encode_arrow_batch(
     start = message_position(len(changes), len(statistics))
     size = start + len(message)
     buffer = bytearray(size)
-    _HEADER.pack_into(
+    HEADER.pack_into(
         buffer,
         0,
         base_offset,
@@ -136,7 +139,7 @@ def encode_arrow_batch(
         base_sequence,
         rows,
     )
-    _EXTENSION.pack_into(
+    EXTENSION.pack_into(
         buffer,
         HEADER_SIZE,
         rows if sequence_count is None else sequence_count,
@@ -157,21 +160,21 @@ def encode_arrow_batch(
 def with_statistics(batch: Buffer, statistics: bytes) -> bytearray:
     """A whole batch, not a filtered one, with these statistics in place of those it has; its CRC is left wrong."""
     view = memoryview(batch).cast("B")
-    changes_length, old_length = _LENGTHS.unpack_from(view, _LENGTHS_POSITION)
+    changes_length, old_length = LENGTHS.unpack_from(view, LENGTHS_POSITION)
     end = PREFIX_SIZE + changes_length
     start = message_position(changes_length, len(statistics))
     changed = bytearray(start)
     changed[:end] = view[:end]
     changed[end : end + len(statistics)] = statistics
-    _LENGTHS.pack_into(changed, _LENGTHS_POSITION, changes_length, len(statistics))
+    LENGTHS.pack_into(changed, LENGTHS_POSITION, changes_length, len(statistics))
     changed += view[message_position(changes_length, old_length) :]
-    _BATCH_LENGTH.pack_into(changed, _BATCH_LENGTH_POSITION, len(changed) - LOG_OVERHEAD)
+    LENGTH.pack_into(changed, LENGTH_POSITION, len(changed) - LOG_OVERHEAD)
     return changed
 
 
 def stamp_timestamp(buffer: bytearray | memoryview, timestamp_ms: int) -> None:
     """Set the time of the append in a whole batch, and its CRC anew."""
-    _TIMESTAMPS.pack_into(buffer, _TIMESTAMPS_POSITION, timestamp_ms, timestamp_ms)
+    BOTH_TIMESTAMPS.pack_into(buffer, BASE_TIMESTAMP_POSITION, timestamp_ms, timestamp_ms)
     write_crc(buffer)
 
 
@@ -179,7 +182,7 @@ def schema_id_of(buffer: Buffer, position: int = 0) -> int:
     """The schema id of the batch at a position. Raises DecodeError if it ends before that."""
     if len(buffer) < position + PREFIX_SIZE:
         raise DecodeError(f"an Arrow batch is cut off at {len(buffer) - position} bytes")
-    schema_id: int = _EXTENSION.unpack_from(buffer, position + HEADER_SIZE)[1]
+    schema_id: int = EXTENSION.unpack_from(buffer, position + HEADER_SIZE)[1]
     return schema_id
 
 
@@ -190,7 +193,7 @@ def opened_size_of(batch: Buffer) -> int:
     size = len(view)
     if size < PREFIX_SIZE or not view[_COMPRESSION_POSITION]:
         return size
-    changes_length, statistics_length = _LENGTHS.unpack_from(view, _LENGTHS_POSITION)
+    changes_length, statistics_length = LENGTHS.unpack_from(view, LENGTHS_POSITION)
     start = message_position(changes_length, statistics_length)
     if not PREFIX_SIZE <= start <= size:
         return size
@@ -210,8 +213,8 @@ def stamp_writer(
     sequence_count: int,
 ) -> None:
     """Set who writes a whole batch and how many sequence numbers it takes. The CRC is not brought up to date."""
-    _WRITER.pack_into(buffer, _WRITER_POSITION, producer_id, producer_epoch, base_sequence)
-    _SEQUENCE_COUNT.pack_into(buffer, HEADER_SIZE, sequence_count)
+    PRODUCER.pack_into(buffer, PRODUCER_ID_POSITION, producer_id, producer_epoch, base_sequence)
+    SEQUENCE_COUNT.pack_into(buffer, SEQUENCE_COUNT_POSITION, sequence_count)
 
 
 class ArrowBatch(msgspec.Struct, frozen=True):
@@ -236,7 +239,7 @@ class ArrowBatch(msgspec.Struct, frozen=True):
             raise DecodeError(f"a batch of magic {header.magic} is not an Arrow batch (magic {MAGIC_ARROW})")
         if header.size > len(view) or header.size < PREFIX_SIZE:
             raise DecodeError(f"an Arrow batch of {header.size} bytes in a buffer of {len(view)}")
-        _, schema_id, number, flags, changes_length, statistics_length = _EXTENSION.unpack_from(
+        _, schema_id, number, flags, changes_length, statistics_length = EXTENSION.unpack_from(
             view, HEADER_SIZE
         )
         compression = _COMPRESSIONS.get(number)

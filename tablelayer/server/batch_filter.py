@@ -7,16 +7,15 @@ Batches without statistics (small ones, or of before there were any) are always 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from struct import Struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from protocol.errors import DecodeError
-from protocol.records.header import BatchHeader
+from protocol.records.header import HEADER_SIZE, BatchHeader
 from tablelayer.model.arrays import Mask
-from tablelayer.model.batch import PREFIX_SIZE, ArrowBatch, encode_arrow_batch
+from tablelayer.model.batch import EXTENSION, PREFIX_SIZE, ArrowBatch, encode_arrow_batch
 from tablelayer.model.filters import Filter, Verdict
 from tablelayer.model.ipc import STORED_BYTES_MAX
 from tablelayer.model.options import ArrowCompression
@@ -28,8 +27,6 @@ from tablelayer.server.projection import Projection, project_batch
 if TYPE_CHECKING:
     from broker.log.region import FileRegion
 
-_EXTENSION = Struct(">hbbii")
-_EXTENSION_POSITION = 65
 _FRONT_SIZE = 2048  # holds the statistics of some 50 columns
 _COMPRESS_FROM_BYTES = 4096
 
@@ -55,7 +52,7 @@ class BatchColumns:
         front = memoryview(region.read_at(position, min(header.size, _FRONT_SIZE)))
         if len(front) < PREFIX_SIZE:
             raise DecodeError(f"an Arrow batch of {len(front)} bytes is cut off")
-        schema_id, _, _, changes, size = _EXTENSION.unpack_from(front, _EXTENSION_POSITION)
+        _, schema_id, _, _, changes, size = EXTENSION.unpack_from(front, HEADER_SIZE)
         if not size:
             return lambda column_id: None
         start = PREFIX_SIZE + changes
@@ -84,7 +81,7 @@ class BatchColumns:
 
     def rows(self, region: FileRegion, position: int, header: BatchHeader) -> pa.RecordBatch:
         """The rows of the batch at a position of the region, of these columns in this order."""
-        schema_id = _EXTENSION.unpack(region.read_at(position + _EXTENSION_POSITION, _EXTENSION.size))[0]
+        schema_id = EXTENSION.unpack(region.read_at(position + HEADER_SIZE, EXTENSION.size))[1]
         _, conversion, projection, sent = self._plan(schema_id)
         arrays: list[pa.Array] = []
         if projection is not None:

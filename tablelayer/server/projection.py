@@ -11,7 +11,6 @@ A projected batch has the batch length, and no longer the CRC, of what it contai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from struct import Struct
 
 import msgspec
 import numpy as np
@@ -19,8 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from protocol.errors import DecodeError
-from protocol.records.header import LOG_OVERHEAD
-from tablelayer.model.batch import PREFIX_SIZE, message_position
+from protocol.records.header import (
+    ATTRIBUTES_POSITION,
+    CRC_POSITION,
+    LENGTH,
+    LENGTH_POSITION,
+    LOG_OVERHEAD,
+)
+from tablelayer.model.batch import LENGTHS, LENGTHS_POSITION, PREFIX_SIZE, message_position, schema_id_of
 from tablelayer.model.ipc_metadata import (
     RecordBatchMetadata,
     build_metadata,
@@ -99,11 +104,6 @@ Read = Callable[[int, int], Part]
 
 _SPECULATIVE = 2048
 """Read at once with the header: change types and metadata of most batches."""
-_BATCH_LENGTH = Struct(">i")
-_COUNTS = Struct(">ii")
-_SCHEMA_ID = Struct(">h")
-_SCHEMA_ID_POSITION = 65
-_BATCH_LENGTH_POSITION, _CRC_POSITION, _COUNTS_POSITION = 8, 17, 69
 
 
 def project_batch(
@@ -117,7 +117,7 @@ def project_batch(
     front = memoryview(read(position, min(size, _SPECULATIVE)))
     if len(front) < PREFIX_SIZE:
         raise DecodeError(f"an Arrow batch of {len(front)} bytes is cut off")
-    changes_length, statistics_length = _COUNTS.unpack_from(front, _COUNTS_POSITION)
+    changes_length, statistics_length = LENGTHS.unpack_from(front, LENGTHS_POSITION)
     start = message_position(changes_length, statistics_length)
     if changes_length < 0 or statistics_length < 0 or start + 8 > size:
         raise DecodeError(f"an Arrow batch of {size} bytes says that its message begins at {start}")
@@ -128,16 +128,14 @@ def project_batch(
         raise DecodeError(f"an Arrow batch of {size} bytes says that its metadata has {message_size}")
     if len(front) < start + message_size:
         front = memoryview(read(position, start + message_size))
-    projection = projection_of(_SCHEMA_ID.unpack_from(front, _SCHEMA_ID_POSITION)[0])
+    projection = projection_of(schema_id_of(front))
     metadata, ranges = projection.apply(parse_metadata(front[start : start + message_size]))
     if ranges and ranges[-1][0] + start + ranges[-1][1] > size:
         raise DecodeError(f"an Arrow batch of {size} bytes has buffers past its end")
     body_size = sum(length for _, length in ranges)
     head = bytearray(message_position(changes_length))
     head[: PREFIX_SIZE + changes_length] = front[: PREFIX_SIZE + changes_length]
-    _BATCH_LENGTH.pack_into(
-        head, _BATCH_LENGTH_POSITION, len(head) + len(metadata) + body_size - LOG_OVERHEAD
-    )
-    head[_CRC_POSITION : _CRC_POSITION + 4] = bytes(4)
-    _COUNTS.pack_into(head, _COUNTS_POSITION, changes_length, 0)
+    LENGTH.pack_into(head, LENGTH_POSITION, len(head) + len(metadata) + body_size - LOG_OVERHEAD)
+    head[CRC_POSITION:ATTRIBUTES_POSITION] = bytes(4)
+    LENGTHS.pack_into(head, LENGTHS_POSITION, changes_length, 0)
     return bytes(head) + metadata, [(position + start + at, length) for at, length in ranges]
