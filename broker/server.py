@@ -26,6 +26,7 @@ from pathlib import Path
 from broker.api import not_offered
 from broker.api.api_versions import ApiVersionsApi
 from broker.api.configs import ConfigsApi
+from broker.api.declaration import ApiDeclaration
 from broker.api.dispatch import Dispatcher
 from broker.api.fetch import FetchApi
 from broker.api.log_dirs import LogDirsApi
@@ -50,8 +51,9 @@ from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic_config import TopicConfigs
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
+from broker.context import BrokerContext
 from broker.disk_errors import is_disk_full
-from broker.extension import ApiDeclaration, BrokerContext, Extension
+from broker.extension import Extension
 from broker.groups.coordinator import GroupCoordinator
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
@@ -169,7 +171,7 @@ class Broker:
                 strict=config["log.strict.records"],
                 producer_id_expiration_ms=config["producer.id.expiration.ms"],
             ),
-            extensions=self._extensions,
+            policies=self._extensions,
             default_partitions=config["num.partitions"],
             leader_epoch=await next_leader_epoch(store, clean=self._clean_start),
         )

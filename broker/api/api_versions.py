@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from broker.extension import ApiDeclaration, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import (
     ApiVersion,

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from broker.api.answers import AnswerBudget
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
 from broker.cluster.metadata import check_topic_name, unknown_topic
-from broker.cluster.partition import TopicImage
+from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
 from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
 from broker.config_key import ConfigKey, ConfigType
-from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.context import BrokerContext
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError

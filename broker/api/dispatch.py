@@ -30,8 +30,8 @@ from typing import Any, cast
 import msgspec
 
 from broker.api.answers import ANSWER_BYTES_MAX, answer_too_large
+from broker.api.declaration import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.api.repeats import Repeats
-from broker.extension import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
 from broker.slices import Slices, Work
 from protocol.budget import DecodeBudget

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.api.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_VERSION_WITH_IDS,
@@ -37,8 +38,9 @@ from broker.api.fetch_sessions import (
     SessionPartition,
 )
 from broker.api.leaders import current_leader, endpoint
+from broker.cluster.hooks import FetchedRecords
 from broker.cluster.partition import Partition, PartitionChanges
-from broker.extension import ApiDeclaration, BrokerContext, FetchedRecords, RequestContext
+from broker.context import BrokerContext
 from broker.slices import Pace, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (

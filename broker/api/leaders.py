@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.extension import BrokerContext
+from broker.context import BrokerContext
 
 
 def current_leader(context: BrokerContext, topic: str, index: int) -> dict[str, int] | None:

@@ -14,8 +14,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.partition import Partition
-from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.context import BrokerContext
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_replica_log_dirs import (

@@ -11,9 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from broker.api.answers import ANSWER_BYTES_MAX, AnswerBudget
+from broker.api.declaration import ApiDeclaration, Encodable, RequestContext
 from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic, check_topic_name
-from broker.cluster.partition import TopicImage
-from broker.extension import ApiDeclaration, BrokerContext, Encodable, RequestContext
+from broker.cluster.topic import TopicImage
+from broker.context import BrokerContext
 from broker.slices import Work, sort_in_slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (

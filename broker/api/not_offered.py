@@ -14,7 +14,7 @@ Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would 
 
 from __future__ import annotations
 
-from broker.extension import ApiDeclaration, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,

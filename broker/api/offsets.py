@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.api.fetch import check_leader_epoch
 from broker.cluster.partition import Partition
-from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.context import BrokerContext
 from broker.log.time_lookup import BatchTakesTime, Opened
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError

@@ -17,9 +17,11 @@ import logging
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
+from broker.api.declaration import ApiDeclaration, Repeat, RequestContext
 from broker.api.leaders import current_leader, endpoint
 from broker.cluster.partition import Partition
-from broker.extension import ApiDeclaration, BrokerContext, RecordErrors, Repeat, RequestContext
+from broker.context import BrokerContext
+from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
 from broker.slices import Work

@@ -8,7 +8,8 @@ import asyncio
 
 from msgspec.structs import replace
 
-from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.context import BrokerContext
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import InitProducer
 from broker.transactions.state import needs_producer_id

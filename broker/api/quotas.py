@@ -6,7 +6,7 @@ Kafka checks it, so that a tool hears what is wrong with it.
 
 from __future__ import annotations
 
-from broker.extension import ApiDeclaration, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_client_quotas import (
     DescribeClientQuotasRequest,

@@ -13,7 +13,7 @@ import logging
 from struct import Struct
 from typing import Final
 
-from broker.extension import Repeat
+from broker.api.declaration import Repeat
 from broker.net.reply import CloseConnection, Part
 from protocol.errors import KafkaError
 from protocol.schema import ApiMessage

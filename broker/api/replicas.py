@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.partition import Partition
-from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.context import BrokerContext
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (

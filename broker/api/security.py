@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.extension import ApiDeclaration, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 from protocol.messages.create_delegation_token import (

@@ -6,6 +6,7 @@ from collections import Counter
 
 from broker.api.answers import AnswerBudget
 from broker.api.configs import describe_topic
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.metadata import (
     INTERNAL_TOPICS,
     NewTopic,
@@ -14,8 +15,8 @@ from broker.cluster.metadata import (
     check_topic_name,
     unknown_topic,
 )
-from broker.cluster.partition import TopicImage
-from broker.extension import ApiDeclaration, BrokerContext, RequestContext
+from broker.cluster.topic import TopicImage
+from broker.context import BrokerContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,

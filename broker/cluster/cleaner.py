@@ -30,7 +30,7 @@ from protocol.errors import DecodeError, KafkaError
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
-    from broker.extension import BrokerContext
+    from broker.context import BrokerContext
     from broker.log.compaction_run import Cleaning
 
 logger = logging.getLogger("headrace.cleaner")

@@ -32,7 +32,7 @@ from broker import disk_errors
 from broker.config_key import ConfigError
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import TopicImage
+    from broker.cluster.topic import TopicImage
 
 logger = logging.getLogger("headrace.data")
 

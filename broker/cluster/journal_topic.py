@@ -28,7 +28,7 @@ from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
-    from broker.extension import BrokerContext
+    from broker.context import BrokerContext
     from protocol.records.header import BatchHeader
 
 logger = logging.getLogger("headrace.journal")

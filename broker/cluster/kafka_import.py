@@ -25,8 +25,8 @@ from broker.cluster.cleaner import decode_checkpoint
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, read_topic_id
 from broker.cluster.epoch import raise_leader_epoch
 from broker.cluster.metadata import check_topic_name, encode_topic
-from broker.cluster.partition import TopicImage
 from broker.cluster.store import EmbeddedStore
+from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
 from broker.config_key import ConfigError
 from broker.log.checkpoint import Checkpoint, write_checkpoint

@@ -22,14 +22,15 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from broker.cluster.partition import Partition, PartitionChanges, TopicImage
+from broker.cluster.partition import Partition, PartitionChanges
+from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
 from broker.ports import CoordinationStore, CreateNode, DeleteNode, Entropy, NoNodeError, SetNode
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.cluster.data_dir import DataDirectory
-    from broker.extension import Extension
+    from broker.cluster.topic_policy import TopicPolicy
     from broker.log.config import LogConfig
     from broker.log.partition_log import PartitionLog
 
@@ -129,7 +130,7 @@ class TopicManager:
         directory: DataDirectory,
         open_log: Callable[[Partition], PartitionLog],
         topic_configs: TopicConfigs,
-        extensions: Sequence[Extension] = (),
+        policies: Sequence[TopicPolicy] = (),
         default_partitions: int = 1,
         leader_epoch: int = 0,
     ) -> None:
@@ -144,7 +145,7 @@ class TopicManager:
         self._executor = executor
         self._directory = directory
         self._open_log = open_log
-        self._extensions = tuple(extensions)
+        self._policies = tuple(policies)
         self._default_partitions = default_partitions
         self._leader_epoch = leader_epoch
         self._topics: dict[str, TopicImage] = {}
@@ -465,14 +466,14 @@ class TopicManager:
 
     async def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=name in INTERNAL_TOPICS)
-        for extension in self._extensions:
-            config = await extension.validate_topic(name, partitions, config)
+        for policy in self._policies:
+            config = await policy.validate_topic(name, partitions, config)
         return config
 
     async def _revalidated(self, old: TopicImage, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=old.internal)
-        for extension in self._extensions:
-            config = await extension.validate_change(old, partitions, config)
+        for policy in self._policies:
+            config = await policy.validate_change(old, partitions, config)
         return config
 
     async def _serve(self, image: TopicImage, indexes: Iterable[int], *, open_all: bool = False) -> None:
@@ -514,8 +515,8 @@ class TopicManager:
     def _find_hooks(self, partition: Partition, image: TopicImage) -> None:
         """A topic that its extension cannot serve is offline; the others are served."""
         try:
-            for extension in self._extensions:
-                partition.hooks = extension.partition_hooks(partition, image)
+            for policy in self._policies:
+                partition.hooks = policy.partition_hooks(partition, image)
                 if partition.hooks is not None:
                     return
         except Exception as error:

@@ -23,13 +23,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from broker import disk_errors
 from broker.disk_errors import DISK_FULL, DISK_LOG, is_disk_full, is_out_of_descriptors
@@ -40,22 +37,13 @@ from protocol.records.check import Effort
 from protocol.records.header import RECORD_COUNT, RECORD_COUNT_POSITION
 
 if TYPE_CHECKING:
-    from broker.extension import PartitionHooks
+    from broker.cluster.hooks import PartitionHooks
+    from broker.cluster.topic import TopicImage
     from broker.log.config import LogConfig
     from broker.log.partition_log import AppendInfo, PartitionLog
     from broker.log.slice import LogSlice
 
 logger = logging.getLogger("headrace.partition")
-
-
-class TopicImage(msgspec.Struct, frozen=True):
-    """A topic as the metadata store knows it. `config` holds the explicitly set values only."""
-
-    name: str
-    topic_id: uuid.UUID
-    partition_count: int
-    config: Mapping[str, str] = msgspec.field(default_factory=dict)
-    internal: bool = False
 
 
 class PartitionChanges:

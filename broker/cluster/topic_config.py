@@ -17,7 +17,7 @@ from broker.log.topic_configs import TOPIC_CONFIGS
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import TopicImage
+    from broker.cluster.topic import TopicImage
 
 # The broker's own topics are journals: they are never cut by age or size, only rewritten by their owner.
 INTERNAL_DEFAULTS = {"retention.ms": "-1", "retention.bytes": "-1"}

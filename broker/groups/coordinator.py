@@ -62,9 +62,10 @@ from broker.groups.transactional import TransactionalOffsets
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from broker.api.declaration import ApiDeclaration
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
-    from broker.extension import ApiDeclaration, BrokerContext
+    from broker.context import BrokerContext
 
 logger = logging.getLogger("headrace.groups")
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.api.answers import AnswerBudget
-from broker.extension import ApiDeclaration, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.events import (
     Commit,
     DeleteGroup,

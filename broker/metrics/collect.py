@@ -11,7 +11,7 @@ from broker.metrics.traffic import Totals
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
-    from broker.extension import BrokerContext
+    from broker.context import BrokerContext
     from broker.groups.coordinator import GroupCoordinator
     from broker.net.listener import Network
     from broker.transactions.coordinator import TransactionCoordinator

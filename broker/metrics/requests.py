@@ -14,7 +14,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
-from broker.extension import ApiDeclaration
+from broker.api.declaration import ApiDeclaration
 from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind
 from broker.net.reply import Answer, Answerer, Part, Peer, Pending
 

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.cluster.partition import TopicImage
+from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
 from broker.extension import Extension
 from broker.net.reply import Peer, Pending

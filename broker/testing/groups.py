@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from uuid import UUID
 
-from broker.cluster.partition import TopicImage
+from broker.cluster.topic import TopicImage
 from broker.groups.events import (
     Append,
     Appended,

@@ -54,9 +54,10 @@ from broker.transactions.state import partition_error, restore, step
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from broker.api.declaration import ApiDeclaration
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
-    from broker.extension import ApiDeclaration, BrokerContext
+    from broker.context import BrokerContext
     from broker.groups.coordinator import GroupCoordinator
 
 logger = logging.getLogger("headrace.transactions")

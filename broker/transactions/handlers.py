@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from broker.api.answers import AnswerBudget
-from broker.extension import ApiDeclaration, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.handlers import prepared
 from broker.groups.model import CommittedOffset
 from broker.pattern import PatternError, matching

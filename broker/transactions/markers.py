@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records.control import build_end_marker
 
 if TYPE_CHECKING:
-    from broker.extension import BrokerContext
+    from broker.context import BrokerContext
     from broker.groups.coordinator import GroupCoordinator
 
 RAISES_EPOCH = 2

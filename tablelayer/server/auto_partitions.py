@@ -19,7 +19,7 @@ from tablelayer.model.partitions import plan_partitions
 from tablelayer.model.table import TableDefinition
 
 if TYPE_CHECKING:
-    from broker.extension import BrokerContext
+    from broker.context import BrokerContext
     from tablelayer.server.catalog import Catalog
 
 logger = logging.getLogger("headrace.tables")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from broker.extension import FetchedRecords
+from broker.cluster.hooks import FetchedRecords
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header

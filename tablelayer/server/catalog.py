@@ -43,8 +43,8 @@ from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
 from tablelayer.server.schema_registry import REGISTRY_URL, RegistryHosts
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import TopicImage
-    from broker.extension import BrokerContext
+    from broker.cluster.topic import TopicImage
+    from broker.context import BrokerContext
 
 
 logger = logging.getLogger("headrace.tables")

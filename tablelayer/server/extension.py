@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from broker.api.declaration import ApiDeclaration
 from broker.config_key import ConfigKey, ConfigType, at_least
-from broker.extension import ApiDeclaration
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model import topic_lake
@@ -35,8 +35,11 @@ from tablelayer.server.schema_registry import REGISTRY_CONFIGS
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition, TopicImage
-    from broker.extension import BrokerContext, PartitionHooks, RequestContext
+    from broker.api.declaration import RequestContext
+    from broker.cluster.hooks import PartitionHooks
+    from broker.cluster.partition import Partition
+    from broker.cluster.topic import TopicImage
+    from broker.context import BrokerContext
     from protocol.schema import ApiMessage
     from tablelayer.model.table import TableDefinition
     from tablelayer.server.bucket import TableBucket

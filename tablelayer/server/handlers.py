@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from broker.extension import RequestContext
+from broker.api.declaration import RequestContext
 from broker.log.partition_log import AppendInfo
 from broker.net.reply import CloseConnection
 from protocol.errors import DecodeError, ErrorCode, KafkaError

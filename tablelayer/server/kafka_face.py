@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from broker.extension import RecordErrors
 from broker.log.config import DECOMPRESSED_BYTES, DECOMPRESSED_RATIO
+from broker.log.errors import RecordErrors
 from broker.log.preparation import decode_client_batch
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.decode import RecordColumns

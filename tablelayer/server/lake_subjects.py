@@ -21,7 +21,8 @@ from tablelayer.model.topic_lake import ENABLED, TopicLake, is_tiered_topic
 from tablelayer.server.catalog import Catalog, is_partition, is_table
 
 if TYPE_CHECKING:
-    from broker.cluster.partition import Partition, TopicImage
+    from broker.cluster.partition import Partition
+    from broker.cluster.topic import TopicImage
     from tablelayer.server.lake import LakeRounds
 
 

@@ -13,7 +13,7 @@ from broker.metrics.traffic import Totals
 from tablelayer.model.errors import TableError
 
 if TYPE_CHECKING:
-    from broker.extension import BrokerContext
+    from broker.context import BrokerContext
     from tablelayer.server.catalog import Catalog
     from tablelayer.server.lake_subjects import LakeSubjects
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from broker.extension import FetchedRecords
+from broker.cluster.hooks import FetchedRecords
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.buckets import bucket_of

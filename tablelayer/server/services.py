@@ -24,7 +24,7 @@ from tablelayer.server.remote_files import RemoteFiles, open_files
 from tablelayer.server.schema_registry import SchemaRegistries
 
 if TYPE_CHECKING:
-    from broker.extension import BrokerContext
+    from broker.context import BrokerContext
     from tablelayer.server.catalog import Catalog
     from tablelayer.server.kafka_pieces import Opened
     from tablelayer.server.kv import SharedMemory

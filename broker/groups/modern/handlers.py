@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from broker.api.answers import AnswerBudget
-from broker.extension import ApiDeclaration, RequestContext
+from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.events import ConsumerHeartbeat, ConsumerHeartbeatResult
 from broker.groups.model import Group, invariant
 from broker.groups.modern.model import (

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
+from broker.api.declaration import ApiDeclaration
 from broker.api.dispatch import Dispatcher
-from broker.extension import ApiDeclaration
 from broker.net.reply import CloseConnection, Peer
 from broker.testing.direct import direct_broker, response_type
 from protocol.errors import ErrorCode, KafkaError

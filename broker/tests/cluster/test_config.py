@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from broker.cluster.partition import TopicImage
+from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
 from broker.config import BROKER_CONFIGS, BrokerConfig, parse_listener
 from broker.config_key import ConfigError, ConfigKey, ConfigType

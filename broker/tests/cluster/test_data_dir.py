@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from broker.cluster.data_dir import DataDirectory
-from broker.cluster.partition import TopicImage
+from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
 from broker.testing.fsyncs import recorded_fsyncs
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.partition import Partition, TopicImage
+from broker.cluster.partition import Partition
+from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
 from broker.log.config import LogConfig
 from broker.log.errors import CorruptLogError

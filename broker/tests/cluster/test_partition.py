@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.cluster.partition import Partition, TopicImage
+from broker.cluster.partition import Partition
+from broker.cluster.topic import TopicImage
 from broker.log.config import LogConfig
 from broker.log.partition_log import AppendOrigin, PartitionLog
 from broker.ports import SystemClock

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from broker.api.declaration import RequestContext
 from broker.cluster.journal_topic import partition_of
-from broker.extension import RequestContext
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.journal import TOPIC
 from broker.groups.model import Limits

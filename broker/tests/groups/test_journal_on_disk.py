@@ -5,7 +5,8 @@ import uuid
 import pytest
 
 from broker.cluster import journal_topic
-from broker.cluster.partition import Partition, TopicImage
+from broker.cluster.partition import Partition
+from broker.cluster.topic import TopicImage
 from broker.groups import journal
 from broker.groups.model import CommittedOffset, PutOffset
 from broker.log.config import LogConfig

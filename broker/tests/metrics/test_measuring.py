@@ -7,8 +7,8 @@ from time import perf_counter, thread_time
 
 import pytest
 
+from broker.api.declaration import ApiDeclaration
 from broker.config_key import ConfigError
-from broker.extension import ApiDeclaration
 from broker.metrics.endpoint import MetricsEndpoint
 from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind, Metrics
 from broker.metrics.requests import BOUNDS, REQUEST_SECONDS, RequestMeter

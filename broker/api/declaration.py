@@ -1,0 +1,103 @@
+"""How an API is declared: its messages, its versions, its handler, and what a handler is told and gives.
+
+Everything that serves an API gives its declarations to the composition root; the dispatcher and ApiVersions
+know no more than these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from broker.slices import Work
+
+if TYPE_CHECKING:
+    from protocol.errors import KafkaError
+    from protocol.schema import ApiMessage
+
+
+class RequestContext(msgspec.Struct):
+    """What a handler may know about the request besides its body."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    client_host: str
+    connection_id: int
+    listener: str
+
+
+class Encodable(Protocol):
+    """An ApiMessage, or what was made of one beforehand."""
+
+    def encode_parts(self, version: int) -> list[Any]: ...
+
+
+Handler = Callable[
+    [RequestContext, Any],
+    "Encodable | Awaitable[Encodable | Work[Encodable] | None] | Work[Encodable | Awaitable[Any] | None] | None",
+]
+"""Gives the response (None: there is none), or an awaitable of it, or work in slices whose result that is
+(`broker.slices`): whatever loops over what a client has named has to be that.
+"""
+
+
+class Repeat(msgspec.Struct):
+    """How to answer requests that are one already answered, with other records.
+
+    `handle` gets the records, does all that the handler would, and gives the numbers that stand in `response`
+    where the `placeholders` are. It gives None, or raises KafkaError having changed nothing, for whatever is to be
+    left to the handler: also when something else has changed that the first answer depended on.
+    """
+
+    handle: Callable[[memoryview], tuple[int, ...] | None]
+    response: ApiMessage
+    placeholders: tuple[int, ...]
+
+
+class ApiDeclaration(msgspec.Struct, frozen=True):
+    """One API: its messages, its versions and who answers it. ApiVersions is computed from these.
+
+    `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. What it may
+    raise: KafkaError (becomes the error code of the response), DecodeError (closes the connection), anything
+    else (becomes UNKNOWN_SERVER_ERROR, with a traceback in the log).
+
+    `min_version` and `max_version` default to the request's own. `advertised_min_version` is for the one API
+    whose clients want to see a version that nobody sends (Produce 0, KAFKA-18659).
+
+    A handler runs to its end although its client has gone, since what it does must not stop half-way. With
+    `cancel_on_disconnect` it is cancelled: for handlers that only wait and change nothing.
+
+    `on_error` builds the response that carries an error; without it the error goes to the fields `error_code`
+    and `error_message` of the response, which must then have the former.
+
+    One that is not `advertised` is for clients that send it all the same: it has only a reason to give.
+
+    `repeat` is asked after a request was answered at once: how to answer others like it (None: not at all).
+    """
+
+    request: type[ApiMessage]
+    response: type[ApiMessage]
+    handler: Handler
+    min_version: int = -1
+    max_version: int = -1
+    advertised_min_version: int = -1
+    cancel_on_disconnect: bool = False
+    on_error: Callable[[Any, int, KafkaError], ApiMessage | Work[ApiMessage]] | None = None
+    repeat: Callable[[RequestContext, Any], Repeat | None] | None = None
+    advertised: bool = True
+
+    def __post_init__(self) -> None:
+        if self.min_version < 0:
+            msgspec.structs.force_setattr(self, "min_version", self.request.MIN_VERSION)
+        if self.max_version < 0:
+            msgspec.structs.force_setattr(self, "max_version", self.request.MAX_VERSION)
+        if self.advertised_min_version < 0:
+            msgspec.structs.force_setattr(self, "advertised_min_version", self.min_version)
+
+    @property
+    def key(self) -> int:
+        return self.request.API_KEY

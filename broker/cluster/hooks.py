@@ -1,0 +1,69 @@
+"""How somebody else than the broker serves a partition.
+
+Invariants
+- A partition with hooks publishes its high watermark only through `Partition.publish_high_watermark`, called
+  by the hooks; what lies at or above it is never shown to anyone. A hook that has heard
+  `high_watermark_candidate(n)` must in the end publish n, or fail the partition.
+- Life of the hooks of a partition: `start` -> (`produce` | `fetch` | `high_watermark_candidate` |
+  `truncated`)* -> `close` or `delete`. Nothing is called after `close` or `delete`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from broker.log.partition_log import AppendInfo
+    from broker.log.region import FileRegion
+
+
+class FetchedRecords(msgspec.Struct, frozen=True):
+    """What a hook gives to a Kafka consumer: whole record batches v2 with the log's own offsets, or nothing.
+
+    `parts` are sent one after the other; `size` is their length in bytes. `record_count` is for the statistics.
+    """
+
+    parts: tuple[bytes | bytearray | memoryview | FileRegion, ...] = ()
+    size: int = 0
+    record_count: int = 0
+
+
+class PartitionHooks(Protocol):
+    """How an extension serves one partition. One object per partition; called on the event loop only."""
+
+    async def start(self) -> None:
+        """The log is open; nothing is served yet. Replay here, and publish the high watermark that results.
+
+        An exception fails the partition, not the broker.
+        """
+
+    async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+        """Take a Kafka client's batch and wait for what `acks` (0, 1, -1) demands.
+
+        The batch has been checked to be exactly one batch with magic 2. Raises KafkaError or RecordErrors.
+        """
+
+    async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
+        """Records for a Kafka consumer, from `offset` on, below the published high watermark.
+
+        Must get past offsets at which there is nothing to show (an empty batch that covers them), so that a
+        consumer advances. With `min_one` at least one whole batch, however large.
+        """
+
+    def high_watermark_candidate(self, offset: int) -> None:
+        """The log is replicated up to `offset`. Publish it with `Partition.publish_high_watermark` when
+        ready.
+        """
+
+    def retention_floor(self) -> int | None:
+        """Retention never deletes at or above this offset; None if it may delete anything."""
+
+    async def truncated(self, end_offset: int) -> None:
+        """Records at and above `end_offset` are gone from the log."""
+
+    async def close(self) -> None: ...
+
+    async def delete(self) -> None:
+        """The topic was deleted: release and remove everything that belongs to the partition."""

@@ -1,0 +1,32 @@
+"""Who has a say in topics besides the broker: which configurations they may have, and how they are served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from broker.cluster.hooks import PartitionHooks
+    from broker.cluster.partition import Partition
+    from broker.cluster.topic import TopicImage
+
+
+class TopicPolicy(Protocol):
+    """Asked by the topic manager and by retention, on the event loop."""
+
+    async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        """At creation: the configuration in its normal form, or KafkaError. Others' names are passed through.
+
+        Runs before anything is written, while no topic can change; nothing may depend on its having been called.
+        """
+
+    async def validate_change(
+        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Like `validate_topic` for a topic that exists and is to get this configuration or partition count."""
+
+    def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
+        """Hooks if the topic is this policy's; None leaves it a plain Kafka topic."""
+
+    def retention_floor(self, partition: Partition) -> int | None:
+        """The same as `PartitionHooks.retention_floor`, for partitions that have no hooks."""

@@ -1,0 +1,63 @@
+"""What one broker consists of, for those that are given a whole broker: extensions, and handlers of many things."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from broker.background import BackgroundTasks
+from broker.metrics.model import Metrics
+from broker.slices import Slices
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from broker.cluster.metadata import TopicManager
+    from broker.cluster.partition import Partition
+    from broker.config import BrokerConfig
+    from broker.ports import AgeClock, Clock, CoordinationStore, Entropy
+
+
+class BrokerContext(msgspec.Struct):
+    """Parts of one broker, made by `broker.server`; alive as long as it is."""
+
+    config: BrokerConfig
+    clock: Clock
+    entropy: Entropy
+    store: CoordinationStore
+    data_dir: Path
+    executor: Executor
+    metadata: TopicManager
+    broker_id: int
+    cluster_id: str
+    start_task: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+    allocate_producer_id: Callable[[], Awaitable[int]]
+    advertised: Callable[[], tuple[str, int]]
+    """Host and port that clients are told; known once the broker listens."""
+    ages: AgeClock
+    """What retention and expiry go by."""
+    background: BackgroundTasks
+    """Work beside the requests, whose failure stops nothing."""
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
+    """Where a part says what can be measured of it."""
+    slices: Slices = msgspec.field(default_factory=Slices)
+    """Where work that is long for the event loop is done."""
+
+    @property
+    def rack(self) -> str | None:
+        rack: str | None = self.config["broker.rack"]
+        return rack
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""
+        return self.metadata.partition(topic, index)
+
+    def extension_dir(self, name: str) -> Path:
+        """The extension's own folder under the data directory, created if missing."""
+        path = self.data_dir / "extensions" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
