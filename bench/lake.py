@@ -125,7 +125,7 @@ def _scattered(keys: int, count: int) -> np.ndarray:
 
 def _tiered(place: World, table: str, lake: str) -> None:
     """Bring the lake up to the table's end. Raises RuntimeError with what the tierer said when it could not."""
-    from tablelayer.lake.tier import run_tiering
+    from tablelayer.lake.tiering_job import run_tiering
 
     said: list[str] = []
     warehouse = f"{place.warehouse}-{lake}" if lake == "paimon" else place.warehouse

@@ -24,7 +24,7 @@ def run(
         import pyspark  # noqa: F401
     except ImportError:
         raise CommandError("tiering needs PySpark: pip install 'headrace[spark]'") from None
-    from tablelayer.lake.tier import run_tiering
+    from tablelayer.lake.tiering_job import run_tiering
 
     # Ended by a signal, the job gives its round back: nobody has to wait for its lease to run out.
     signal.signal(signal.SIGTERM, _interrupt)

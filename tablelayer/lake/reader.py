@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.lake.adapter import LakeState
-from tablelayer.lake.tier import check_lake
 from tablelayer.model.conditions import Predicate
 from tablelayer.model.filters import Filter
 from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
@@ -37,18 +36,6 @@ class LakeReader(Protocol):
         """The rows of a snapshot for which `wanted` holds, in the table's own types; `columns` are all that are needed,
         those of the filter included. `predicate`, no narrower than the filter, spares files that cannot have rows.
         """
-
-
-def reader_of(definition: TableDefinition, status: Any, warehouse: str | None) -> LakeReader:
-    """The one place that knows the readers; `status` as the server's coordinator describes it. Raises LakeError."""
-    properties = check_lake(status, warehouse, definition.path)
-    if status.format == "paimon":
-        from tablelayer.lake.paimon_reader import PaimonReader
-
-        return PaimonReader(definition, properties)
-    from tablelayer.lake.iceberg_reader import IcebergReader
-
-    return IcebergReader(definition, properties)
 
 
 def snapshots_schema(definition: TableDefinition) -> pa.Schema:

@@ -1,7 +1,7 @@
 """Plain topics as sources of tiering rounds: their records through Spark's Kafka source, decoded in the executors.
 
-A round of a topic is a round like any other (`tier.py`): its lake table carries the offsets, committed with the rows.
-Only committed records are read, and offsets that compaction or aborted transactions left out are no gap.
+A round of a topic is a round like any other (`tiering_round.py`): its lake table carries the offsets, committed with
+the rows. Only committed records are read, and offsets that compaction or aborted transactions left out are no gap.
 
 Where the columns are inferred, they are those of the records up to the round's end, which is pinned first; fields that
 earlier rounds did not know become new columns of the lake table. The lake table keeps its definition in a property.
@@ -52,7 +52,7 @@ class Topic:
 
 
 class TopicSource:
-    """`tier.ChangeSource` over a topic. Its end is pinned when it is made: what columns there are depends on it."""
+    """`ChangeSource` over a topic. Its end is pinned when it is made: what columns there are depends on it."""
 
     def __init__(self, connection: Any, bootstrap: str, topic: Topic) -> None:
         self.topic = topic

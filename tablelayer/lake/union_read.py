@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, new_partitions, partition_condition
-from tablelayer.lake.coordinator import ServerCoordinator
+from tablelayer.lake.catalogs import tiered_table
+from tablelayer.lake.change_source import TableChanges, with_state
 from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
-from tablelayer.lake.tier import TableChanges, open_lake, with_state
 from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table import TableDefinition
 from tablelayer.spark.builder import table as open_builder
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.worker import connection
@@ -106,15 +106,10 @@ class _Opened:
 
 def _open(spark: Any, bootstrap: str, table: str, warehouse: str | None) -> _Opened:
     client = connection(bootstrap)
-    path = TablePath.parse(table)
-    if path.partition is not None:
-        raise LakeError(f"{path} is a partition: it is tiered together with its table, read {path.whole}")
-    definition = client.admin.describe_table(path)
-    if definition.table_id is None:
-        raise LakeError(f"{path} has no id")
-    status = ServerCoordinator(client, "union read").describe(definition.table_id)
-    lake = open_lake(spark, definition, status, warehouse)
-    state = lake.find_committed(status.snapshot_id)
+    tiered = tiered_table(client, table, warehouse)
+    definition = tiered.definition
+    lake = tiered.catalog.table(spark, definition)
+    state = lake.find_committed(tiered.known_snapshot)
     return _Opened(definition, lake, state, TableChanges(client, bootstrap, definition))
 
 

@@ -29,10 +29,10 @@ import pyarrow.compute as pc
 
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.lake.adapter import LakeError, LakeState, new_partitions
-from tablelayer.lake.coordinator import ServerCoordinator
+from tablelayer.lake.catalogs import tiered_table
+from tablelayer.lake.change_source import TableChanges
 from tablelayer.lake.names import LAKE_SUFFIX, SNAPSHOTS_SUFFIX
-from tablelayer.lake.reader import LakeReader, filtered, reader_of
-from tablelayer.lake.tier import TableChanges
+from tablelayer.lake.reader import LakeReader, filtered
 from tablelayer.model.conditions import DUCKDB, Predicate, filter_of_sql, push_down
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters import Filter, FilterLike, encode_filter
@@ -40,7 +40,7 @@ from tablelayer.model.lake_offsets import PartitionBucket
 from tablelayer.model.options import ChangelogImage
 from tablelayer.model.partitions import Partition, typed_value, values_of
 from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table import TableDefinition
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 
@@ -70,8 +70,10 @@ def union_scan(
     only_lake = table.endswith(LAKE_SUFFIX)
     name = table.removesuffix(LAKE_SUFFIX)
     for _ in range(_OPENED_AT_MOST):
-        definition, lake, known = open_reader(connection, name, warehouse)
-        state = lake.state(known)
+        tiered = tiered_table(connection, name, warehouse)
+        definition = tiered.definition
+        lake = tiered.catalog.reader(definition)
+        state = lake.state(tiered.known_snapshot)
         if only_lake:
             if state.head is None:
                 raise LakeError(f"{definition.path} is not in the lake yet: run `headrace tier --once` first")
@@ -93,21 +95,8 @@ def union_scan(
 
 def lake_snapshots(connection: Any, table: str, *, warehouse: str | None = None) -> pa.Table:
     """A row for each snapshot of "db.t" (or "db.t$lake$snapshots"); see `LakeTable.snapshots`. Raises LakeError."""
-    return open_reader(connection, table.removesuffix(SNAPSHOTS_SUFFIX), warehouse)[1].snapshots()
-
-
-def open_reader(
-    connection: Any, table: str, warehouse: str | None
-) -> tuple[TableDefinition, LakeReader, int | None]:
-    """A table, its lake as of now, and the last snapshot that the server was told of."""
-    path = TablePath.parse(table)
-    if path.partition is not None:
-        raise LakeError(f"{path} is a partition: it is tiered together with its table, read {path.whole}")
-    definition = connection.admin.describe_table(path)
-    if definition.table_id is None:
-        raise LakeError(f"{definition.path} has no id")
-    status = ServerCoordinator(connection, "union read").describe(definition.table_id)
-    return definition, reader_of(definition, status, warehouse), status.snapshot_id
+    tiered = tiered_table(connection, table.removesuffix(SNAPSHOTS_SUFFIX), warehouse)
+    return tiered.catalog.reader(tiered.definition).snapshots()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.catalogs import lake_catalog
 from tablelayer.lake.coordinator import LakeStatus
-from tablelayer.lake.tier import check_lake
 from tablelayer.model.table import TablePath
 
 PATH = TablePath("shop", "orders")
@@ -16,7 +16,7 @@ PATH = TablePath("shop", "orders")
 
 def properties(warehouse: str | None = None, **given: str) -> dict[str, str]:
     named = {f"datalake.iceberg.{name.replace('_', '-')}": value for name, value in given.items()}
-    return check_lake(LakeStatus(True, "iceberg", None, properties=named), warehouse, PATH)
+    return dict(lake_catalog(LakeStatus(True, "iceberg", None, properties=named), warehouse, PATH).properties)
 
 
 def test_a_hadoop_catalog_needs_a_warehouse_and_makes_it_absolute() -> None:
@@ -38,9 +38,9 @@ def test_other_catalogs_get_their_properties_as_they_are() -> None:
 
 def test_what_is_not_tiered_into_iceberg_is_refused() -> None:
     with pytest.raises(LakeError, match="not tiered"):
-        check_lake(LakeStatus(False, "", None), None, PATH)
+        lake_catalog(LakeStatus(False, "", None), None, PATH)
     with pytest.raises(LakeError, match="tiered into iceberg or paimon"):
-        check_lake(LakeStatus(True, "delta", None), None, PATH)
+        lake_catalog(LakeStatus(True, "delta", None), None, PATH)
 
 
 def test_a_paimon_catalog_is_a_folder_with_its_own_settings() -> None:
@@ -49,11 +49,12 @@ def test_a_paimon_catalog_is_a_folder_with_its_own_settings() -> None:
         "datalake.paimon.fs.x": "1",
         "datalake.iceberg.warehouse": "other",
     }
-    found = check_lake(LakeStatus(True, "paimon", None, properties=given), None, PATH)
-    assert found == {"warehouse": str(Path("wh").resolve()), "fs.x": "1"}
-    assert check_lake(LakeStatus(True, "paimon", None), "s3://b/x", PATH) == {"warehouse": "s3://b/x"}
+    found = lake_catalog(LakeStatus(True, "paimon", None, properties=given), None, PATH)
+    assert found.properties == {"warehouse": str(Path("wh").resolve()), "fs.x": "1"}
+    elsewhere = lake_catalog(LakeStatus(True, "paimon", None), "s3://b/x", PATH)
+    assert elsewhere.properties == {"warehouse": "s3://b/x"}
     with pytest.raises(LakeError, match=r"--set datalake\.paimon\.warehouse=FOLDER"):
-        check_lake(LakeStatus(True, "paimon", None), None, PATH)
+        lake_catalog(LakeStatus(True, "paimon", None), None, PATH)
     given = {"datalake.paimon.metastore": "hive"}
     with pytest.raises(LakeError, match="filesystem catalogs only"):
-        check_lake(LakeStatus(True, "paimon", None, properties=given), None, PATH)
+        lake_catalog(LakeStatus(True, "paimon", None, properties=given), None, PATH)

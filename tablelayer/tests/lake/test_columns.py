@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tablelayer.lake.adapter import LakeError, RoundLostError
-from tablelayer.lake.tier import Outcome
+from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.ddl import AlterTable, parse
 from tablelayer.model.evolution import evolve

@@ -15,7 +15,7 @@ import pytest
 from tablelayer.lake import paimon_maintenance
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.paimon_read import data_files
-from tablelayer.lake.tier import Outcome
+from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.buckets import bucket_of
 from tablelayer.model.schema import Schema

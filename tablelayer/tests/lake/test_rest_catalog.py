@@ -25,7 +25,7 @@ from tablelayer.client import Connection, connect
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.iceberg import IcebergTable
 from tablelayer.lake.iceberg_reader import IcebergReader
-from tablelayer.lake.tier import Outcome
+from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import union_read
 from tablelayer.lake.union_scan import union_scan
 from tablelayer.model.table import TableDefinition

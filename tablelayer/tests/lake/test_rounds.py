@@ -12,10 +12,10 @@ from uuid import UUID
 
 import pytest
 
-from tablelayer.lake import tier
+from tablelayer.lake import tiering_round
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.coordinator import Heartbeats, LakeStatus, TieringRound
-from tablelayer.lake.tier import Outcome, RoundResult, tier_round
+from tablelayer.lake.tiering_round import Outcome, RoundResult, tier_round
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake_offsets import Offsets, PartitionBucket
 from tablelayer.model.table import TablePath
@@ -160,7 +160,7 @@ class World:
 
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier, "ROUND_ROWS_MAX", 5)
+    monkeypatch.setattr(tiering_round, "ROUND_ROWS_MAX", 5)
 
 
 def test_a_round_reads_what_the_lake_does_not_have_and_tells_the_server_when_it_is_there() -> None:

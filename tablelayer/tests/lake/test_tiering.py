@@ -21,7 +21,7 @@ from tablelayer.lake.coordinator import LakeStatus, TieringRound
 from tablelayer.lake.iceberg import IcebergTable
 from tablelayer.lake.iceberg_reader import IcebergReader
 from tablelayer.lake.reader import LakeReader
-from tablelayer.lake.tier import Outcome, RoundResult, tier_round
+from tablelayer.lake.tiering_round import Outcome, RoundResult, tier_round
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema import Schema
@@ -412,7 +412,7 @@ def test_a_backlog_takes_several_commits_and_finish_ends_it_after_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.log.has_store = False
-    monkeypatch.setattr("tablelayer.lake.tier.ROUND_ROWS_MAX", 3)
+    monkeypatch.setattr("tablelayer.lake.tiering_round.ROUND_ROWS_MAX", 3)
     fill(world.log)
     world.coordinator.finish = True
     first = tier_round(world.round_of(30), world.coordinator, world.lake, world.log, world.lake.spark)

@@ -30,6 +30,7 @@ from tablelayer.model.lake_offsets import PartitionBucket
 from tablelayer.model.partitions import Partition
 from tablelayer.model.schema import Column
 from tablelayer.model.table import TableDefinition
+from tablelayer.tests.lake.in_memory import tiered_into
 
 Row = dict[str, Any]
 DELETE = ChangeType.DELETE
@@ -93,7 +94,7 @@ class World:
     def scan(self, sql: str | None = None, columns: Sequence[str] | None = None, **options: Any) -> UnionScan:
         snapshot = LakeOfWorld(self)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "open_reader", lambda *_: (self.table, snapshot, None))
+            patch.setattr(module, "tiered_table", lambda *_: tiered_into(snapshot, self.table))
             return union_scan(Connection(self), str(self.table.path), columns, sql, **options)
 
     def found(self, *arguments: Any, **options: Any) -> list[Row]:
@@ -287,7 +288,7 @@ def test_a_look_at_the_lake_that_was_too_early_is_repeated() -> None:
     world.cut[0] = 2
     looks = [early, LakeOfWorld(world)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "open_reader", lambda *_: (KEYED, looks.pop(0), None))
+        patch.setattr(module, "tiered_table", lambda *_: tiered_into(looks.pop(0), KEYED))
         scan = union_scan(Connection(world), str(KEYED.path))
     assert ordered(scan.to_arrow().to_pylist()) == [row(1), row(2)]
     assert looks == []

@@ -12,8 +12,8 @@ from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.catalogs import lake_catalog
 from tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, TieringRound
-from tablelayer.lake.tier import check_lake
 from tablelayer.model import messages as m
 from tablelayer.model.table import TablePath
 from tablelayer.server.extension import TableExtension
@@ -93,9 +93,9 @@ def test_what_was_kept_from_a_job_is_named_to_it_and_never_shown() -> None:
     assert "s3cret" not in repr(status)
     status = LakeStatus(True, "iceberg", None, properties={**OPEN, "datalake.iceberg.token": None})
     with pytest.raises(LakeError, match=r"datalake\.iceberg\.token .*HEADRACE_TIERING_TOKEN"):
-        check_lake(status, None, TablePath("a", "b"))
+        lake_catalog(status, None, TablePath("a", "b"))
     paimon = LakeStatus(True, "paimon", None, properties={**OPEN, "datalake.iceberg.token": None})
-    assert check_lake(paimon, None, TablePath("a", "b")) == {"warehouse": "/lake/paimon"}
+    assert lake_catalog(paimon, None, TablePath("a", "b")).properties == {"warehouse": "/lake/paimon"}
     request = m.DescribeLakeRequest(token=TOKEN)
     assert TOKEN not in repr(request)
 

@@ -11,8 +11,10 @@ import pytest
 from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.lake.adapter import LakeError
+from tablelayer.lake.catalogs import lake_catalog
+from tablelayer.lake.change_source import TableChanges
 from tablelayer.lake.coordinator import ServerCoordinator
-from tablelayer.lake.tier import TableChanges, open_lake, run_tiering
+from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.lake.union_scan import lake_snapshots, union_scan
 from tablelayer.model.lake_offsets import PartitionBucket
@@ -89,9 +91,8 @@ class Lake:
 
     def in_lake(self) -> Any:
         """The adapter, as a tierer opens it now."""
-        return open_lake(
-            self.spark.newSession(), self.client.admin.describe_table(self.path), self.status(), None
-        )
+        definition = self.client.admin.describe_table(self.path)
+        return lake_catalog(self.status(), None, definition.path).table(self.spark.newSession(), definition)
 
     def status(self) -> Any:
         return ServerCoordinator(self.client, "test").describe(self.table.definition.table_id)

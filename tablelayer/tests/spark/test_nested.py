@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tablelayer.client import Connection
-from tablelayer.lake.tier import run_tiering
+from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import union_read
 from tablelayer.model.schema import Schema
 from tablelayer.model.type_text import parse_type

@@ -17,10 +17,12 @@ import pytest
 
 from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
+from tablelayer.lake.catalogs import tiered_table
+from tablelayer.lake.change_source import TableChanges
 from tablelayer.lake.iceberg_reader import IcebergReader
-from tablelayer.lake.tier import TableChanges, run_tiering
+from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import union_read
-from tablelayer.lake.union_scan import open_reader, union_scan
+from tablelayer.lake.union_scan import union_scan
 from tablelayer.model.types import BIGINT, INT, STRING
 from tablelayer.tests.spark.spark_tables import create
 
@@ -157,9 +159,10 @@ def test_lake_and_log_are_the_table_while_it_is_written_and_tiered(
     spark: Any, address: str, client: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = run(spark, address, client, monkeypatch, True, 4, tiered=2, spark_every=1 << 30, compaction=False)
-    _, lake, known = open_reader(client, path, None)
+    tiered = tiered_table(client, path, None)
+    lake = tiered.catalog.reader(tiered.definition)
     assert isinstance(lake, IcebergReader)
-    tasks = lake._table.scan(snapshot_id=lake.state(known).head).plan_files()
+    tasks = lake._table.scan(snapshot_id=lake.state(tiered.known_snapshot).head).plan_files()
     assert any(task.delete_files for task in tasks), "rounds that merge leave deletes, which were read"
 
 

@@ -24,6 +24,7 @@ from tablelayer.lake.adapter import LakeError, LakeState
 from tablelayer.lake.union_scan import union_scan
 from tablelayer.model.schema import Column
 from tablelayer.model.types import BIGINT, INT, STRING
+from tablelayer.tests.lake.in_memory import tiered_into
 from tablelayer.tests.spark.spark_tables import create
 
 COLUMNS: list[Any] = [("id", BIGINT), ("n", INT), ("name", STRING)]
@@ -110,7 +111,7 @@ def test_lake_and_tail_are_the_table(
     carry_out(before)
     lake = LakeOfTheLog(client, path, table.offsets("latest") if before else {})
     carry_out(after)
-    with patch.object(module, "open_reader", lambda *_: (table.definition, lake, None)):
+    with patch.object(module, "tiered_table", lambda *_: tiered_into(lake, table.definition)):
         scan = union_scan(client, path, filter=condition)
         some = union_scan(client, path, ["name"], condition)
         alone = union_scan(client, f"{path}$lake", filter=condition) if before else None
@@ -158,7 +159,7 @@ def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None
         assert found.rows is not None
         return [tuple(each.values()) for each in found.rows.to_pylist()]
 
-    with patch.object(module, "open_reader", lambda *_: (table.definition, lake, None)):
+    with patch.object(module, "tiered_table", lambda *_: tiered_into(lake, table.definition)):
         with patch.object(
             select, "_begins_in_lake", lambda _: True
         ):  # as after a retention that took the first rows

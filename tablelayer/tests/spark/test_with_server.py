@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tablelayer.client import Connection
-from tablelayer.lake.tier import run_tiering
+from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.model.errors import TableError
 from tablelayer.model.types import (
