@@ -55,6 +55,8 @@ from broker.context import BrokerContext
 from broker.disk_errors import is_disk_full
 from broker.extension import Extension
 from broker.groups.coordinator import GroupCoordinator
+from broker.groups.handlers import GroupHandlers
+from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
@@ -64,6 +66,7 @@ from broker.net.listener import Network
 from broker.ports import AgeClock, Clock, Entropy, SystemClock, SystemEntropy
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.handlers import TransactionHandlers
 from protocol.errors import ErrorCode, KafkaError
 
 logger = logging.getLogger("headrace.server")
@@ -302,8 +305,9 @@ class Broker:
             *SecurityApi().declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(context, transactions).declarations(),
-            *groups.apis(),
-            *transactions.apis(),
+            *GroupHandlers(groups).declarations(),
+            *ConsumerGroupHandlers(groups).declarations(),
+            *TransactionHandlers(transactions).declarations(),
         ]
         for extension in self._extensions:
             declarations.extend(extension.apis())

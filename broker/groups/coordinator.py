@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -55,14 +55,12 @@ from broker.groups.model import (
     Now,
     Phase,
 )
-from broker.groups.modern.patterns import PatternResolver
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from broker.groups.transactional import TransactionalOffsets
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.api.declaration import ApiDeclaration
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
     from broker.context import BrokerContext
@@ -111,7 +109,6 @@ class GroupCoordinator:
         self.context = context
         self.limits = limits if limits is not None else limits_of(context.config)
         self.configs = GroupConfigs(context.store, context.config)
-        self.patterns = PatternResolver(self)
         self.groups: dict[str, Group] = {}
         self.transactional = TransactionalOffsets()
         self.journal = JournalTopic(context, journal.TOPIC, "offsets.topic.num.partitions", self)
@@ -121,13 +118,6 @@ class GroupCoordinator:
         self._waiting: dict[int, _Waiter] = {}
         self._last_token = 0
         self._stopped = False
-
-    def apis(self) -> Sequence[ApiDeclaration]:
-        """The consumer group APIs, to be registered with the broker."""
-        from broker.groups.handlers import GroupHandlers
-        from broker.groups.modern.handlers import ConsumerGroupHandlers
-
-        return [*GroupHandlers(self).declarations(), *ConsumerGroupHandlers(self).declarations()]
 
     # -- life ------------------------------------------------------------------------------------------------
 

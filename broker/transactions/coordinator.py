@@ -54,7 +54,6 @@ from broker.transactions.state import partition_error, restore, step
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from broker.api.declaration import ApiDeclaration
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
     from broker.context import BrokerContext
@@ -106,12 +105,6 @@ class TransactionCoordinator:
         self._deadlines = Deadlines(context.clock, self._tick)
         self._expiry: asyncio.TimerHandle | None = None
         self._stopped = False
-
-    def apis(self) -> Sequence[ApiDeclaration]:
-        """The transaction APIs, to be registered with the broker."""
-        from broker.transactions.handlers import TransactionHandlers
-
-        return TransactionHandlers(self).declarations()
 
     # -- life ------------------------------------------------------------------------------------------------
 

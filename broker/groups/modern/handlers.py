@@ -19,6 +19,7 @@ from broker.groups.modern.model import (
     ConsumerMember,
     ResolvedPattern,
 )
+from broker.groups.modern.patterns import PatternResolver
 from broker.groups.modern.reconcile import without_epochs
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
@@ -49,6 +50,7 @@ class ConsumerGroupHandlers:
     def __init__(self, coordinator: GroupCoordinator) -> None:
         self._coordinator = coordinator
         self._context = coordinator.context
+        self._patterns = PatternResolver(coordinator)
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -76,7 +78,7 @@ class ConsumerGroupHandlers:
             return _heartbeat_response(ConsumerHeartbeatResult(error))
         pattern = request.subscribed_topic_regex
         if not coordinator.has_journal or (
-            pattern and not coordinator.patterns.is_known(request.group_id, pattern)
+            pattern and not self._patterns.is_known(request.group_id, pattern)
         ):
             return self._heartbeat_later(context, request, owned)
         return self._heartbeat(context, request, owned, None)
@@ -89,7 +91,7 @@ class ConsumerGroupHandlers:
             await self._coordinator.journal.ensure()
         pattern, resolved = request.subscribed_topic_regex, None
         if pattern:
-            resolved = await self._coordinator.patterns.resolve(pattern)
+            resolved = await self._patterns.resolve(pattern)
         answer = self._heartbeat(context, request, owned, resolved)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
@@ -124,7 +126,7 @@ class ConsumerGroupHandlers:
             ),
             _heartbeat_response,
         )
-        self._coordinator.patterns.refresh(request.group_id)
+        self._patterns.refresh(request.group_id)
         return answer
 
     # -- describe ------------------------------------------------------------------------------------------

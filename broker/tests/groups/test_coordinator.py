@@ -12,8 +12,10 @@ import pytest
 from broker.api.declaration import RequestContext
 from broker.cluster.journal_topic import partition_of
 from broker.groups.coordinator import GroupCoordinator
+from broker.groups.handlers import GroupHandlers
 from broker.groups.journal import TOPIC
 from broker.groups.model import Limits
+from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.ports import AgeClock
 from broker.slices import Slices, finish
 from protocol.errors import ErrorCode, KafkaError
@@ -160,7 +162,8 @@ class Site:
             slices=Slices(),
         )
         self.coordinator = GroupCoordinator(context, limits)
-        self.apis = {declaration.key: declaration for declaration in self.coordinator.apis()}
+        handlers = (GroupHandlers(self.coordinator), ConsumerGroupHandlers(self.coordinator))
+        self.apis = {each.key: each for every in handlers for each in every.declarations()}
         await self.coordinator.start()
         if load:
             await self.settle()
