@@ -1,10 +1,8 @@
 """The composition root: a whole broker put together from its parts, started and stopped in one place.
 
-Start:  data directory (lock, layout) - store - extensions - topics and partitions (recovered if the last stop
-was not
+Start:  data directory (lock, layout) - store - extensions - topics and partitions (recovered if the last stop was not
         a clean one) - groups - transactions - APIs - listener. `start` returns when clients are served.
-Stop:   listener - waiting requests are answered - requests under way - background tasks and extensions -
-partitions
+Stop:   listener - waiting requests are answered - requests under way - background tasks and extensions - partitions
         (flushed, closed) - store - data directory, marked clean if every log was closed.
 
 A broker killed at any time starts again: topics are what the store says, records what the logs hold.

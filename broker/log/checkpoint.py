@@ -3,8 +3,7 @@
 `recovery-checkpoint`  log start offset, recovery point (everything below it is durable) and, of a log that was
                        compacted, the offset up to which offsets may be missing; replaced atomically and synced.
                        Missing or unreadable: the log starts at its first segment, nothing is known durable.
-`clean-shutdown`       there only between a clean close and the next write: all that an open needs to know, so
-that
+`clean-shutdown`       there only between a clean close and the next write: all that an open needs to know, so that
                        it scans nothing and opens nothing else. It is believed only if the segment files are
                        the ones it lists, with the sizes it lists. It is not synced, because it is written
                        after the data is: if a power cut takes it, the log is recovered as after a crash.

@@ -1,11 +1,12 @@
 """The log of one partition: batches in segments, in order, each stamped with its offset once and for all.
 
-Invariants - Offsets are dense: a batch begins where the one before it ended. What was read at an offset is
-never changed. - An append is all or nothing: after a failed write the file is cut back, the log stays
-readable, and the next append
+Invariants:
+
+- Offsets are dense: a batch begins where the one before it ended. What was read at an offset is never changed.
+- An append is all or nothing: after a failed write the file is cut back, the log stays readable, and the next append
   may succeed (a full disk that has room again needs no restart).
-- An fsync that fails is never retried into an acknowledgement: the log refuses everything until it is opened
-again. - `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
+- An fsync that fails is never retried into an acknowledgement: the log refuses everything until it is opened again.
+- `log_start_offset` and `recovery_point` never go back, except that truncation lowers the latter.
 
 Durability: what `append` has written is in the page cache and so survives the death of the process. When
 `must_commit` says so (`durability=power`, `flush.messages`), it may be acknowledged and shown only after a

@@ -1,12 +1,13 @@
 """Opening a log: trust what a clean close left, or find out what a crash left.
 
 After a crash every segment from the recovery point on is scanned, CRCs included; where an acknowledgement means
-fsynced, as the medium has it. - The log ends at the first
-batch that is not whole and intact, if nothing readable follows: a torn tail, which is cut. - If an intact
-batch does follow, in that file or a later one, if offsets are missing between two segments, or if the batch lies
-  below the recovery point, the damage is in what was acknowledged: CorruptLogError, nothing is changed on disk.
-- Indexes of scanned segments are made again; leader epochs and producer state are completed from the batches,
-the
+fsynced, as the medium has it.
+
+- The log ends at the first batch that is not whole and intact, if nothing readable follows: a torn tail, which is cut.
+- If an intact batch does follow, in that file or a later one, if offsets are missing between two segments, or if the
+  batch lies below the recovery point, the damage is in what was acknowledged: CorruptLogError, nothing is changed on
+  disk.
+- Indexes of scanned segments are made again; leader epochs and producer state are completed from the batches, the
   latter from the newest readable snapshot that is not ahead of the log.
 - Transaction indexes are made again with them, and where they are not what the checkpoint says.
 

@@ -56,9 +56,8 @@ def file_stem(base_offset: int) -> str:
 class Segment:
     """`size` bytes of whole batches with offsets base_offset .. end_offset-1.
 
-    largest_timestamp   the largest of its batches, -1 if none has one; offset_of_largest is the last offset
-    of
-                        the first batch that has it
+    largest_timestamp   the largest of its batches, -1 if none has one; offset_of_largest is the last offset of the
+                        first batch that has it
     aborted             the transactions whose abort markers are here; written to its file with the indexes
     first_timestamp     that of its first batch: what time-based rolling counts from
     """

@@ -10,8 +10,7 @@ from broker.log.region import FileRegion
 class LogSlice(msgspec.Struct, frozen=True):
     """Consecutive whole batches of one segment.
 
-    start_offset  base offset of the first batch, at or before the offset that was asked for; the offset that
-    was
+    start_offset  base offset of the first batch, at or before the offset that was asked for; the offset that was
                   asked for when there is nothing
     region        the bytes; None when there are none
     end_offset    base offset of the batch that follows; -1 when there is nothing

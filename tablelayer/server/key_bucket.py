@@ -50,8 +50,8 @@ logger = logging.getLogger("headrace.tables")
 Result = TypeVar("Result")
 
 _PUBLISH_TIMEOUT_MS = 30_000
-_DISK_FULL_RETRY_SECONDS = 1.0
 """Publishing follows storing at once; only a broken process takes longer."""
+_DISK_FULL_RETRY_SECONDS = 1.0
 
 
 class KeyBucket(TableBucket):

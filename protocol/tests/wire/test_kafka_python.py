@@ -127,7 +127,7 @@ def test_nothing_falls_out_of_the_comparison():
     """Fewer pairs mean that kafka-python does not know a message of ours any more, or that a skip was
     added.
     """
-    assert len(API_PAIRS) >= 380
+    assert len(API_PAIRS) > 500
     # delegation tokens, UnregisterBroker, the consumer group protocol; kio and Kafka itself know them
     unknown_to_them = {38, 39, 40, 41, 64, 68, 69}
     left_out = {kind.API_KEY for kind, version in API_PAIRS if (kind, version) not in KAFKA_PYTHON_PAIRS}

@@ -13,6 +13,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.limits import Limits
+from tablelayer.server.tablet import Tablet
 from tablelayer.tests.server.tables import Row, Table, replay, run, tables
 
 COLUMNS = "id INT, price DOUBLE, name STRING, PRIMARY KEY (id) NOT ENFORCED"
@@ -30,7 +31,7 @@ def hold_stores(table: Table, *, after: bool = False, reached: asyncio.Event | N
     real = services.run
 
     async def held(work: Any, *arguments: Any) -> Any:
-        if getattr(work, "__name__", "") != "store":
+        if getattr(work, "__func__", None) is not Tablet.store:
             return await real(work, *arguments)
         result = await real(work, *arguments) if after else None
         if reached is not None:
