@@ -42,15 +42,16 @@ from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory
 from broker.cluster.deleted_files import DeletedFiles
 from broker.cluster.epoch import next_leader_epoch
+from broker.cluster.flushing import flush_logs
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.cluster.producer_ids import ProducerIds
+from broker.cluster.retention import Retention
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic_config import TopicConfigs
 from broker.config import BrokerConfig, parse_listener
 from broker.config_key import ConfigError
 from broker.context import BrokerContext
-from broker.disk_errors import is_disk_full
 from broker.extension import Extension
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.handlers import GroupHandlers
@@ -234,11 +235,15 @@ class Broker:
         undo.push_async_callback(drain)
         self._background.keep(network.reap_idle, "close idle connections")
         self._background.keep(self._deleted_files.run, "removal of deleted segments")
-        self._background.keep(self._apply_retention, "retention")
+        retention = Retention(
+            config, self._metadata, self._extensions, self._deleted_files, self.context.ages, self._background
+        )
+        self._background.keep(retention.run, "retention")
         cleaner = LogCleaner(self.context)
         self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
         self._background.keep(cleaner.run, "log cleaner")
-        self._background.keep(self._flush_logs, "flush logs")
+        flushing = partial(flush_logs, config, self._metadata, executor, self._background)
+        self._background.keep(flushing, "flush logs")
         network.start_listening()
         logger.info("serving on %s:%d, data in %s", self.host, self.port, self._directory.path)
 
@@ -339,55 +344,6 @@ class Broker:
         if self.host in WILDCARD_HOSTS:
             return socket.gethostname(), self.port
         return self.host, self.port
-
-    # -- background work -----------------------------------------------------------------------------------
-
-    async def _apply_retention(self) -> None:
-        await asyncio.sleep(self.config["log.initial.task.delay.ms"] / 1000)
-        while True:
-            for partition in self._metadata.all_partitions():
-                if partition.closed:  # its topic was deleted meanwhile
-                    continue
-                try:
-                    floors = (
-                        [] if partition.hooks else [e.retention_floor(partition) for e in self._extensions]
-                    )
-                    floor = min((each for each in floors if each is not None), default=None)
-                    deleted = partition.apply_retention(self.context.ages.time_ms(), floor)
-                except (KafkaError, OSError) as error:
-                    if is_disk_full(error):  # which was told
-                        self._deleted_files.hurry()
-                    else:
-                        logger.error("retention of %r failed: %s", partition, error)
-                    continue
-                except Exception as error:  # noqa: BLE001 - of one partition: told
-                    self._background.failed(f"retention of {partition!r}", error)
-                    continue
-                if deleted:
-                    logger.info("retention removed %d segments of %r", deleted, partition)
-                await asyncio.sleep(0)  # let requests in between
-            await asyncio.sleep(self.config["log.retention.check.interval.ms"] / 1000)
-
-    async def _flush_logs(self) -> None:
-        """Flush what `flush.ms` asks for; now and then everything, to bound what a crash makes us scan."""
-        loop = asyncio.get_running_loop()
-        interval = self.config["log.flush.offset.checkpoint.interval.ms"] / 1000
-        all_due = loop.time() + interval
-        while True:
-            await asyncio.sleep(min(1.0, interval))
-            flush_all = loop.time() >= all_due
-            if flush_all:
-                all_due = loop.time() + interval
-            for partition in self._metadata.all_partitions():
-                if not partition.is_open or not (flush_all or partition.log.flush_is_due):
-                    continue
-                try:
-                    await partition.flush(self.context.executor)
-                except KafkaError as error:
-                    if not partition.closed and not is_disk_full(error):  # which was told
-                        logger.error("%r: %s", partition, error)
-                except Exception as error:  # noqa: BLE001 - of one partition: told
-                    self._background.failed(f"flush of {partition!r}", error)
 
     # -- stop ----------------------------------------------------------------------------------------------
 
