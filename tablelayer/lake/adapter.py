@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from tablelayer.model.lake_offsets import (
     Offsets,
     PartitionBucket,
-    offsets_from_json,
     offsets_to_json,
     partitions_of,
 )
@@ -30,6 +29,8 @@ OFFSETS_PROPERTY = "headrace.offsets"
 TABLE_ID_PROPERTY = "headrace.table-id"
 EPOCH_PROPERTY = "headrace.epoch"
 BRANCH_PREFIX = "hr_"
+TIERED_NAME = "headrace_tiered"
+"""Of what keeps the last round's snapshot from expiry: a tag of Iceberg's, a consumer of Paimon's."""
 
 
 class LakeError(Exception):
@@ -63,35 +64,6 @@ def round_properties(definition: TableDefinition, offsets: Offsets, epoch: int) 
         TABLE_ID_PROPERTY: str(definition.table_id),
         EPOCH_PROPERTY: str(epoch),
     }
-
-
-def state_of(definition: TableDefinition, head: int, snapshot: int, properties: Any) -> LakeState | None:
-    """What a snapshot's properties, a mapping of Python's or Java's, say of the table at `head`; None if it is none of
-    tiering's. Raises LakeError when it is another table's.
-    """
-    text = properties.get(OFFSETS_PROPERTY)
-    if text is None:
-        return None
-    check_owner(definition, properties.get(TABLE_ID_PROPERTY), f"snapshot {snapshot} of the lake table")
-    return LakeState(head, snapshot, offsets_from_json(text), int(properties.get(EPOCH_PROPERTY) or -1))
-
-
-def check_owner(definition: TableDefinition, owner: str | None, what: str = "the lake table") -> None:
-    """`owner`: the table id that is written there. Raises LakeError."""
-    if owner != str(definition.table_id):
-        raise LakeError(
-            f"{what} of {definition.path} belongs to table id {owner}, but the table is {definition.table_id}: it was"
-            " dropped and created again. Drop or rename the lake table, then tier again."
-        )
-
-
-def forgotten(definition: TableDefinition) -> LakeError:
-    """The history does not go back to the last round."""
-    return LakeError(
-        f"the history of the lake table of {definition.path} does not say any more what was tiered: the snapshots with"
-        f" {OFFSETS_PROPERTY} were expired. Tiering stops: starting over would duplicate rows. Drop the lake table to"
-        " have it built again."
-    )
 
 
 class LakeTable(Protocol):

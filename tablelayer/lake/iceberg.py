@@ -35,18 +35,17 @@ from tablelayer.lake.adapter import (
     EPOCH_PROPERTY,
     OFFSETS_PROPERTY,
     TABLE_ID_PROPERTY,
+    TIERED_NAME,
     LakeError,
     LakeState,
     RoundLostError,
-    check_owner,
-    forgotten,
     new_partitions,
     partition_condition,
     round_properties,
-    state_of,
     touched_partitions,
 )
 from tablelayer.lake.columns import stored_definition
+from tablelayer.lake.history import LakeSnapshot, find_committed
 from tablelayer.lake.iceberg_columns import (
     check_fields,
     evolve_columns,
@@ -63,8 +62,6 @@ from tablelayer.model.types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.types import spark_schema
-
-TIERED_TAG = "headrace_tiered"
 
 _CHANGES_VIEW = "headrace_changes"
 
@@ -170,28 +167,19 @@ class IcebergTable:
         table = self._load()
         if table is None:
             return LakeState()
-        check_owner(self.definition, table.properties().get(TABLE_ID_PROPERTY))
-        head = table.currentSnapshot()
-        snapshot = head
-        while snapshot is not None:
-            found = self._state_of(snapshot, head)
-            if found is not None:
-                return found
-            parent = snapshot.parentId()
-            if parent is None:  # the whole history was seen: nothing was ever tiered
-                return LakeState(head=head.snapshotId())
-            snapshot = table.snapshot(parent)
-        if head is None:
-            return LakeState()
-        tag = table.refs().get(TIERED_TAG)
-        if tag is not None and tag.snapshotId() == known_snapshot:
-            found = self._state_of(table.snapshot(tag.snapshotId()), head)
-            if found is not None:
-                return found
-        raise forgotten(self.definition)
+        head, tag = table.currentSnapshot(), table.refs().get(TIERED_NAME)
 
-    def _state_of(self, snapshot: Any, head: Any) -> LakeState | None:
-        return state_of(self.definition, head.snapshotId(), snapshot.snapshotId(), snapshot.summary())
+        def look_up(number: int) -> LakeSnapshot | None:
+            found = table.snapshot(number)
+            return None if found is None else LakeSnapshot(number, found.parentId(), found.summary())
+
+        return find_committed(
+            self.definition,
+            table.properties().get(TABLE_ID_PROPERTY),
+            None if head is None else head.snapshotId(),
+            look_up,
+            known_snapshot if tag is not None and tag.snapshotId() == known_snapshot else None,
+        )
 
     def _load(self) -> Any | None:
         """Iceberg's own table object, fresh; None if there is no such table."""
@@ -306,7 +294,7 @@ class IcebergTable:
                     " another tierer was first"
                 ) from failure
             self.spark.sql(
-                f"ALTER TABLE {self.name} CREATE OR REPLACE TAG `{TIERED_TAG}` AS OF VERSION {snapshot}"
+                f"ALTER TABLE {self.name} CREATE OR REPLACE TAG `{TIERED_NAME}` AS OF VERSION {snapshot}"
             )
 
     def _contains(self, head: int | None, snapshot: int) -> bool:
@@ -329,7 +317,7 @@ class IcebergTable:
                 done.append(compact(self.spark, table, properties, self.definition.bucket_count))
         if settings.datalake_expiry:
             with self._turn():
-                done.append(expire(self._load(), TIERED_TAG))
+                done.append(expire(self._load(), TIERED_NAME))
         return ", ".join(each for each in done if each)
 
     def discard(self, epoch: int) -> None:

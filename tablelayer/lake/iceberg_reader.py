@@ -19,14 +19,12 @@ from tablelayer.lake.adapter import (
     EPOCH_PROPERTY,
     OFFSETS_PROPERTY,
     TABLE_ID_PROPERTY,
+    TIERED_NAME,
     LakeError,
     LakeState,
-    check_owner,
-    forgotten,
-    state_of,
 )
 from tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
-from tablelayer.lake.iceberg import TIERED_TAG
+from tablelayer.lake.history import LakeSnapshot, find_committed
 from tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
 from tablelayer.model.conditions import Predicate
 from tablelayer.model.filters import Filter
@@ -56,28 +54,19 @@ class IcebergReader:
         """As `LakeTable.find_committed`."""
         if self._table is None:
             return LakeState()
-        check_owner(self.definition, self._table.properties.get(TABLE_ID_PROPERTY))
-        head = self._table.current_snapshot()
-        if head is None:
-            return LakeState()
-        at = head
-        while at is not None:
-            found = self._state_of(at, head.snapshot_id)
-            if found is not None:
-                return found
-            if at.parent_snapshot_id is None:
-                return LakeState(head=head.snapshot_id)
-            at = self._table.snapshot_by_id(at.parent_snapshot_id)
-        tag = self._table.refs().get(TIERED_TAG)
-        if tag is not None and tag.snapshot_id == known_snapshot:
-            tagged = self._table.snapshot_by_id(tag.snapshot_id)
-            found = None if tagged is None else self._state_of(tagged, head.snapshot_id)
-            if found is not None:
-                return found
-        raise forgotten(self.definition)
+        head, tag = self._table.current_snapshot(), self._table.refs().get(TIERED_NAME)
 
-    def _state_of(self, snapshot: Any, head: int) -> LakeState | None:
-        return state_of(self.definition, head, snapshot.snapshot_id, _summary(snapshot))
+        def look_up(number: int) -> LakeSnapshot | None:
+            found = self._table.snapshot_by_id(number)
+            return None if found is None else LakeSnapshot(number, found.parent_snapshot_id, _summary(found))
+
+        return find_committed(
+            self.definition,
+            self._table.properties.get(TABLE_ID_PROPERTY),
+            None if head is None else head.snapshot_id,
+            look_up,
+            known_snapshot if tag is not None and tag.snapshot_id == known_snapshot else None,
+        )
 
     def snapshots(self) -> pa.Table:
         """A row for each snapshot that is left, the oldest first, in `snapshots_schema`."""

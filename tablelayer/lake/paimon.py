@@ -37,16 +37,15 @@ from typing import Any
 from tablelayer.lake.adapter import (
     BRANCH_PREFIX,
     TABLE_ID_PROPERTY,
+    TIERED_NAME,
     LakeError,
     LakeState,
     RoundLostError,
-    check_owner,
-    forgotten,
     new_partitions,
     round_properties,
-    state_of,
 )
 from tablelayer.lake.columns import stored_definition
+from tablelayer.lake.history import LakeSnapshot, committed_in, find_committed
 from tablelayer.lake.paimon_columns import (
     needs_evolution,
     new_table_options,
@@ -63,7 +62,6 @@ from tablelayer.model.table import TableDefinition
 from tablelayer.spark.splits import DELETED_COLUMN
 
 COMMIT_USER = "headrace-tier"
-CONSUMER = "headrace_tiered"
 
 _TABLE_OPTIONS = {"write-only": "true", "file.format": "parquet"}
 _TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -145,24 +143,13 @@ class PaimonTable:
         table = self._load()
         if table is None:
             return LakeState()
-        check_owner(self.definition, table.options().get(TABLE_ID_PROPERTY))
         snapshots = table.snapshotManager()
-        head = snapshots.latestSnapshotId()
-        if head is None:
-            return LakeState()
-        number = head
-        while number > 0 and snapshots.snapshotExists(number):
-            found = self._state_of(snapshots.snapshot(number), head)
-            if found is not None:
-                return found
-            number -= 1
-        if number == 0:  # the whole history was seen: nothing was ever tiered
-            return LakeState(head=head)
-        raise forgotten(self.definition)
 
-    def _state_of(self, snapshot: Any, head: int) -> LakeState | None:
-        properties = snapshot.properties()
-        return None if properties is None else state_of(self.definition, head, snapshot.id(), properties)
+        def look_up(number: int) -> LakeSnapshot | None:
+            return _described(snapshots.snapshot(number)) if snapshots.snapshotExists(number) else None
+
+        owner = table.options().get(TABLE_ID_PROPERTY)
+        return find_committed(self.definition, owner, snapshots.latestSnapshotId(), look_up)
 
     def _load(self) -> Any | None:
         """Paimon's own table object, fresh; None if there is no such table."""
@@ -331,7 +318,7 @@ class PaimonTable:
 
     def _protect(self, table: Any, snapshot: int) -> None:
         """Let expiry stop before this snapshot."""
-        table.consumerManager().resetConsumer(CONSUMER, self.jvm.paimon.consumer.Consumer(snapshot))
+        table.consumerManager().resetConsumer(TIERED_NAME, self.jvm.paimon.consumer.Consumer(snapshot))
 
     def maintain(self) -> str:
         """See `LakeTable`: `table.datalake.auto-compaction` and `.auto-expire-snapshot`."""
@@ -395,7 +382,7 @@ class PaimonTable:
         )
         for index, each in enumerate(found):
             at = datetime.datetime.fromtimestamp(each.timeMillis() / 1000, datetime.UTC)
-            state = self._state_of(each, each.id())
+            state = committed_in(self.definition, _described(each), each.id())
             parent = each.id() - 1 if index else None
             epoch, offsets = (None, None) if state is None else (state.epoch, self._listed(state.offsets))
             rows.append((each.id(), parent, at, each.commitKind().toString().lower(), epoch, offsets))
@@ -412,6 +399,12 @@ class PaimonTable:
             assert isinstance(place, PartitionBucket)
             listed.setdefault(place.partition, {})[place.bucket] = offset
         return listed
+
+
+def _described(snapshot: Any) -> LakeSnapshot:
+    """Of Java's; snapshots are numbered from 1."""
+    number = snapshot.id()
+    return LakeSnapshot(number, number - 1 or None, snapshot.properties())
 
 
 def _link_new(path: Path, text: str) -> bool:

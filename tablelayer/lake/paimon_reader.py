@@ -27,11 +27,9 @@ from tablelayer.lake.adapter import (
     TABLE_ID_PROPERTY,
     LakeError,
     LakeState,
-    check_owner,
-    forgotten,
-    state_of,
 )
 from tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
+from tablelayer.lake.history import LakeSnapshot, find_committed
 from tablelayer.lake.paimon_partitions import (
     can_match,
     partition_condition,
@@ -120,15 +118,14 @@ class PaimonReader:
         """As `PaimonTable.find_committed`."""
         if self._newest is None:
             return LakeState()
-        check_owner(self.definition, self._options.get(TABLE_ID_PROPERTY))
-        head = next(iter(self._snapshots), None)
-        for number, snapshot in self._snapshots.items():
-            found = state_of(self.definition, max(self._snapshots), number, snapshot.get("properties") or {})
-            if found is not None:
-                return found
-        if head is not None and 1 not in self._snapshots:
-            raise forgotten(self.definition)
-        return LakeState(head=head)
+
+        def look_up(number: int) -> LakeSnapshot | None:
+            if number not in self._snapshots:
+                return None
+            return LakeSnapshot(number, number - 1 or None, self._snapshots[number].get("properties"))
+
+        owner = self._options.get(TABLE_ID_PROPERTY)
+        return find_committed(self.definition, owner, next(iter(self._snapshots), None), look_up)
 
     def snapshots(self) -> pa.Table:
         """As `LakeReader.snapshots`."""
