@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
 from broker.kafka_configs import KAFKA_CONFIGS
-from broker.log.topic_configs import TOPIC_CONFIGS
+from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.BOOLEAN,
@@ -338,7 +338,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "producer.id.expiration.ms",
         _INT,
-        "86400000",
+        str(PRODUCER_ID_EXPIRATION_MS),
         "How long a partition remembers a producer that sends nothing and has no transaction open.",
         at_least(1),
         dynamic=True,

@@ -8,12 +8,13 @@ and the extensions'.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from broker.config_key import ConfigError, ConfigKey, unknown_name
-from broker.log.config import PRODUCER_ID_EXPIRATION_MS, LogConfig
-from broker.log.topic_configs import TOPIC_CONFIGS
+from broker.log.config import LogConfig
+from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:

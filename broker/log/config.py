@@ -3,82 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from broker.config_key import ConfigError, unknown_name
-from broker.log.topic_configs import TOPIC_CONFIGS
+from broker.log.topic_configs import LONG_MAX, PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from protocol.records.compression import MAX_DECOMPRESSED_BYTES
 
-_UNBOUNDED = 9223372036854775807
-PRODUCER_ID_EXPIRATION_MS = 86_400_000
 DECOMPRESSED_BYTES = 64 * 1024 * 1024
 """64 times the default of `max.message.bytes`; producers fill batches by what they take before compression."""
 DECOMPRESSED_RATIO = 4
 
 
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """Sizes in bytes, times in ms, -1 without limit. The meaning of each is in `topic_configs`."""
+def _parsed(name: str, text: str | None = None) -> Any:
+    """The value of a topic configuration, its default if no text is given. Raises ConfigError."""
+    key = TOPIC_CONFIGS.get(name)
+    if key is None:
+        raise unknown_name("topic", name, TOPIC_CONFIGS)
+    value = key.default_value if text is None else key.parse(text)
+    return tuple(value) if isinstance(value, list) else value
 
-    segment_bytes: int = 1073741824
-    segment_ms: int = 604800000
-    segment_index_bytes: int = 10485760
-    index_interval_bytes: int = 4096
-    retention_ms: int = 604800000
-    retention_bytes: int = -1
-    max_message_bytes: int = 1048588
-    message_timestamp_type: str = "CreateTime"
-    message_timestamp_before_max_ms: int = 9223372036854775807
-    message_timestamp_after_max_ms: int = 3600000
-    cleanup_policy: tuple[str, ...] = ("delete",)
-    compression_type: str = "producer"
-    min_insync_replicas: int = 1
-    durability: str = "process"
-    flush_messages: int = 9223372036854775807
-    flush_ms: int = 9223372036854775807
-    file_delete_delay_ms: int = 60_000
-    segment_jitter_ms: int = 0
-    delete_retention_ms: int = 86_400_000
-    min_cleanable_dirty_ratio: float = 0.5
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = 9223372036854775807
-    compression_gzip_level: int = -1
-    compression_lz4_level: int = 9
-    compression_zstd_level: int = 3
+
+class LogConfig(msgspec.Struct, frozen=True, dict=True):
+    """Sizes in bytes, times in ms, -1 without limit. Meaning and default of each are declared in `topic_configs`."""
+
+    segment_bytes: int = _parsed("segment.bytes")
+    segment_ms: int = _parsed("segment.ms")
+    segment_index_bytes: int = _parsed("segment.index.bytes")
+    index_interval_bytes: int = _parsed("index.interval.bytes")
+    retention_ms: int = _parsed("retention.ms")
+    retention_bytes: int = _parsed("retention.bytes")
+    max_message_bytes: int = _parsed("max.message.bytes")
+    message_timestamp_type: str = _parsed("message.timestamp.type")
+    message_timestamp_before_max_ms: int = _parsed("message.timestamp.before.max.ms")
+    message_timestamp_after_max_ms: int = _parsed("message.timestamp.after.max.ms")
+    cleanup_policy: tuple[str, ...] = _parsed("cleanup.policy")
+    compression_type: str = _parsed("compression.type")
+    min_insync_replicas: int = _parsed("min.insync.replicas")
+    durability: str = _parsed("durability")
+    flush_messages: int = _parsed("flush.messages")
+    flush_ms: int = _parsed("flush.ms")
+    file_delete_delay_ms: int = _parsed("file.delete.delay.ms")
+    segment_jitter_ms: int = _parsed("segment.jitter.ms")
+    delete_retention_ms: int = _parsed("delete.retention.ms")
+    min_cleanable_dirty_ratio: float = _parsed("min.cleanable.dirty.ratio")
+    min_compaction_lag_ms: int = _parsed("min.compaction.lag.ms")
+    max_compaction_lag_ms: int = _parsed("max.compaction.lag.ms")
+    compression_gzip_level: int = _parsed("compression.gzip.level")
+    compression_lz4_level: int = _parsed("compression.lz4.level")
+    compression_zstd_level: int = _parsed("compression.zstd.level")
     strict_records: bool = True
     """Look into every batch of a client before it is appended (rule B9); the broker's own `log.strict.records`."""
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     """How long a silent producer is remembered; the broker's own `producer.id.expiration.ms`."""
-    is_compacted: bool = field(init=False)
-    looks_into_batches: bool = field(init=False)
-    """Whether the header of a client's batch is not enough to append it."""
-    needs_columns: bool = field(init=False)
-    """Whether its records have to be decoded for that, rather than checked."""
-    decompressed_bytes_max: int = field(init=False)
-    """What a client's batch may decompress to, with the columns of its records where they are needed."""
-    flushes_by_count: bool = field(init=False)
-    """Whether an acknowledgement may have to wait for an fsync."""
-    roll_ms: int = field(init=False)
-    """Span of record time of a segment, before jitter."""
 
     def __post_init__(self) -> None:
-        compacted = "compact" in self.cleanup_policy
-        needs_columns = (
-            compacted
-            or self.compression_type != "producer"
-            or (not self.is_log_append_time and self.message_timestamp_before_max_ms != _UNBOUNDED)
-        )
-        roll_ms = min(self.segment_ms, self.max_compaction_lag_ms) if compacted else self.segment_ms
-        object.__setattr__(self, "is_compacted", compacted)
-        object.__setattr__(self, "needs_columns", needs_columns)
-        object.__setattr__(self, "looks_into_batches", needs_columns or self.strict_records)
-        decompressed_max = max(DECOMPRESSED_BYTES, DECOMPRESSED_RATIO * self.max_message_bytes)
-        object.__setattr__(self, "decompressed_bytes_max", min(decompressed_max, MAX_DECOMPRESSED_BYTES))
-        object.__setattr__(self, "roll_ms", roll_ms)
         if self.durability == "power":
-            object.__setattr__(self, "flush_messages", 1)
-        object.__setattr__(self, "flushes_by_count", self.flush_messages != _UNBOUNDED)
+            msgspec.structs.force_setattr(self, "flush_messages", 1)
+
+    @cached_property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @cached_property
+    def needs_columns(self) -> bool:
+        """Whether the records of a client's batch have to be decoded, rather than checked, to append it."""
+        return (
+            self.is_compacted
+            or self.compression_type != "producer"
+            or (not self.is_log_append_time and self.message_timestamp_before_max_ms != LONG_MAX)
+        )
+
+    @cached_property
+    def looks_into_batches(self) -> bool:
+        """Whether the header of a client's batch is not enough to append it."""
+        return self.needs_columns or self.strict_records
+
+    @cached_property
+    def decompressed_bytes_max(self) -> int:
+        """What a client's batch may decompress to, with the columns of its records where they are needed."""
+        decompressed_max = max(DECOMPRESSED_BYTES, DECOMPRESSED_RATIO * self.max_message_bytes)
+        return min(decompressed_max, MAX_DECOMPRESSED_BYTES)
+
+    @cached_property
+    def flushes_by_count(self) -> bool:
+        """Whether an acknowledgement may have to wait for an fsync."""
+        return self.flush_messages != LONG_MAX
+
+    @cached_property
+    def roll_ms(self) -> int:
+        """Span of record time of a segment, before jitter."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> LogConfig:
@@ -86,23 +107,11 @@ class LogConfig:
 
         Raises ConfigError for an unknown name or a value that is not accepted.
         """
-        values: dict[str, Any] = {}
-        for name, text in config.items():
-            key = TOPIC_CONFIGS.get(name)
-            if key is None:
-                raise unknown_name("topic", name, TOPIC_CONFIGS)
-            value = key.parse(text)
-            field_name = name.replace(".", "_")
-            if field_name in cls.__dataclass_fields__:
-                values[field_name] = tuple(value) if isinstance(value, list) else value
-        result = cls(**values)
+        values = {name.replace(".", "_"): _parsed(name, text) for name, text in config.items()}
+        result = cls(**{name: value for name, value in values.items() if name in cls.__struct_fields__})
         if result.min_compaction_lag_ms > result.max_compaction_lag_ms:
             raise ConfigError(
                 f"conflict topic config setting min.compaction.lag.ms ({result.min_compaction_lag_ms}) > "
                 f"max.compaction.lag.ms ({result.max_compaction_lag_ms})"
             )
         return result
-
-    @property
-    def is_log_append_time(self) -> bool:
-        return self.message_timestamp_type == "LogAppendTime"

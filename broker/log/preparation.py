@@ -18,6 +18,7 @@ import numpy as np
 
 from broker.log.config import LogConfig
 from broker.log.errors import RecordErrors
+from broker.log.topic_configs import LONG_MAX
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.check import Effort, TakesTime, check_batch, columns_within
 from protocol.records.compression import LZ4_DEFAULT_LEVEL, DecompressedTooLarge
@@ -26,7 +27,6 @@ from protocol.records.header import COMPRESSION_MASK, NO_TIMESTAMP, BatchHeader
 if TYPE_CHECKING:
     from protocol.records.decode import RecordColumns
 
-_UNBOUNDED: Final = 9223372036854775807
 _CODECS: Final = {"uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 _ERRORS_LISTED_MAX: Final = 1000
 """Nobody reads more of them, and each costs bytes in the answer."""
@@ -144,7 +144,7 @@ def _check_keys(records: RecordColumns) -> None:
 
 def _check_oldest(records: RecordColumns, config: LogConfig, now_ms: int) -> None:
     before_max = config.message_timestamp_before_max_ms
-    if before_max == _UNBOUNDED:
+    if before_max == LONG_MAX:
         return
     stamps = records.timestamps
     old = np.flatnonzero((stamps != NO_TIMESTAMP) & (stamps < now_ms - before_max))

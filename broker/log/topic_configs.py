@@ -22,8 +22,11 @@ _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.DOUBLE,
     ConfigType.LIST,
 )
-_LONG_MAX: Final = 9223372036854775807
+LONG_MAX: Final = 9223372036854775807
+"""What is without limit or never happens."""
 _DAY_MS: Final = 86_400_000
+PRODUCER_ID_EXPIRATION_MS: Final = _DAY_MS
+"""The default of the broker's own `producer.id.expiration.ms`, which its logs are opened with."""
 _REPLICA: Final = re.compile(r"\d+:\d+")
 
 
@@ -98,7 +101,7 @@ _KEYS: Final = (
     ConfigKey(
         "max.compaction.lag.ms",
         _LONG,
-        str(_LONG_MAX),
+        str(LONG_MAX),
         "Compaction: how long a record may wait for it; segments are closed no later than that.",
         at_least(1),
     ),
@@ -154,7 +157,7 @@ _KEYS: Final = (
     ConfigKey(
         "message.timestamp.before.max.ms",
         _LONG,
-        str(_LONG_MAX),
+        str(LONG_MAX),
         "How far before the broker's time a producer's stamp may lie.",
         at_least(0),
     ),
@@ -183,11 +186,11 @@ _KEYS: Final = (
     ConfigKey(
         "flush.messages",
         _LONG,
-        str(_LONG_MAX),
+        str(LONG_MAX),
         "fsync after this many records, before the last of them is acknowledged; 1 is durability=power.",
         at_least(1),
     ),
-    ConfigKey("flush.ms", _LONG, str(_LONG_MAX), "fsync at least this often.", at_least(0)),
+    ConfigKey("flush.ms", _LONG, str(LONG_MAX), "fsync at least this often.", at_least(0)),
     ConfigKey(
         "file.delete.delay.ms",
         _LONG,
