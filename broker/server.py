@@ -239,7 +239,9 @@ class Broker:
             config, self._metadata, self._extensions, self._deleted_files, self.context.ages, self._background
         )
         self._background.keep(retention.run, "retention")
-        cleaner = LogCleaner(self.context)
+        cleaner = LogCleaner(
+            config, self._metadata, self._directory.path, executor, self.context.ages, self._background
+        )
         self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
         self._background.keep(cleaner.run, "log cleaner")
         flushing = partial(flush_logs, config, self._metadata, executor, self._background)

@@ -29,9 +29,15 @@ from broker.log.errors import CorruptLogError
 from protocol.errors import DecodeError, KafkaError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from broker.background import BackgroundTasks
+    from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
-    from broker.context import BrokerContext
+    from broker.config import BrokerConfig
     from broker.log.compaction_run import Cleaning
+    from broker.ports import AgeClock
 
 logger = logging.getLogger("headrace.cleaner")
 
@@ -45,16 +51,28 @@ _SECRET_BYTES: Final = 16
 
 
 class LogCleaner:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metadata: TopicManager,
+        data_dir: Path,
+        executor: Executor,
+        ages: AgeClock,
+        background: BackgroundTasks,
+    ) -> None:
+        self._config = config
+        self._metadata = metadata
+        self._executor = executor
+        self._ages = ages
+        self._background = background
         self._disk = SystemDisk()
-        self._path = context.data_dir / CHECKPOINT_NAME
+        self._path = data_dir / CHECKPOINT_NAME
         self._done = self._read_checkpoint()
         self._given_up: set[tuple[str, int]] = set()
 
     async def run(self) -> None:
         """Clean for as long as the broker runs."""
-        config = self._context.config
+        config = self._config
         await asyncio.sleep(config["log.initial.task.delay.ms"] / 1000)
         while True:
             if not config["log.cleaner.enable"] or not await self.clean_one():
@@ -77,7 +95,7 @@ class LogCleaner:
                 self._give_up(partition, error)
             return False
         except Exception as error:  # noqa: BLE001 - of one partition: told
-            self._context.background.failed(f"the cleaning of {partition!r}", error)
+            self._background.failed(f"the cleaning of {partition!r}", error)
             self._give_up(partition, error)
             return False
         return True
@@ -100,12 +118,12 @@ class LogCleaner:
                 log = partition.log
                 bound = partition.last_stable_offset
                 done = self._done.get(_name(partition), 0)
-                part = cleanable(log, done, bound, self._context.ages.time_ms())
+                part = cleanable(log, done, bound, self._ages.time_ms())
             except (KafkaError, OSError, CorruptLogError, DecodeError) as error:
                 self._give_up(partition, error)
                 continue
             except Exception as error:  # noqa: BLE001 - of one partition: told
-                self._context.background.failed(f"looking for what to clean in {partition!r}", error)
+                self._background.failed(f"looking for what to clean in {partition!r}", error)
                 self._give_up(partition, error)
                 continue
             is_dirty = part.dirty_ratio > log.config.min_cleanable_dirty_ratio
@@ -117,7 +135,7 @@ class LogCleaner:
         return best
 
     def _wanted(self) -> list[Partition]:
-        metadata = self._context.metadata
+        metadata = self._metadata
         return [
             partition
             for image in metadata.topics()
@@ -130,13 +148,13 @@ class LogCleaner:
         ]
 
     async def _clean(self, partition: Partition, part: Cleanable) -> None:
-        context, loop = self._context, asyncio.get_running_loop()
-        cleaning_class = await loop.run_in_executor(context.executor, _load_cleaning)
+        loop = asyncio.get_running_loop()
+        cleaning_class = await loop.run_in_executor(self._executor, _load_cleaning)
         cleaning: Cleaning = cleaning_class(
             partition.log,
             part,
-            now_ms=context.ages.time_ms(),
-            memory_bytes=context.config["log.cleaner.dedupe.buffer.size"],
+            now_ms=self._ages.time_ms(),
+            memory_bytes=self._config["log.cleaner.dedupe.buffer.size"],
             secret=os.urandom(_SECRET_BYTES),
         )
         started = loop.time()
@@ -144,9 +162,9 @@ class LogCleaner:
         try:
             await self._carry_out(partition, cleaning, steps)
         finally:
-            await asyncio.shield(loop.run_in_executor(context.executor, steps.close))
+            await asyncio.shield(loop.run_in_executor(self._executor, steps.close))
         self._done[_name(partition)] = cleaning.end_offset
-        await loop.run_in_executor(context.executor, self._write_checkpoint)
+        await loop.run_in_executor(self._executor, self._write_checkpoint)
         counts = cleaning.counts
         logger.info(
             "compacted %s-%d to offset %d in %.1f s: %d of %d records and %d of %d bytes are left",
@@ -160,7 +178,7 @@ class LogCleaner:
         )
 
     async def _carry_out(self, partition: Partition, cleaning: Cleaning, steps: Iterator[Step]) -> None:
-        config, loop = self._context.config, asyncio.get_running_loop()
+        config, loop = self._config, asyncio.get_running_loop()
         step: Step | None = Step.ANY_THREAD
         bytes_done = 0
         while step is not None:
@@ -170,7 +188,7 @@ class LogCleaner:
                 step = next(steps, None)
                 continue
             began = loop.time()
-            slice_ = loop.run_in_executor(self._context.executor, _advance, steps, loop.time)
+            slice_ = loop.run_in_executor(self._executor, _advance, steps, loop.time)
             try:
                 step = await asyncio.shield(slice_)
             except asyncio.CancelledError:
@@ -192,7 +210,7 @@ class LogCleaner:
             return {}
 
     def _write_checkpoint(self) -> None:
-        metadata = self._context.metadata
+        metadata = self._metadata
         self._done = {
             name: offset for name, offset in self._done.items() if metadata.find_partition(*name) is not None
         }

@@ -27,8 +27,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from broker.background import BackgroundTasks
+    from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
-    from broker.context import BrokerContext
+    from broker.ports import Clock
     from protocol.records.header import BatchHeader
 
 logger = logging.getLogger("headrace.journal")
@@ -69,13 +73,26 @@ class Contents(Protocol[T]):
 
 
 class JournalTopic:
-    def __init__(self, context: BrokerContext, name: str, count_setting: str, contents: Contents[T]) -> None:
-        """`count_setting` is the broker's configuration for the number of partitions of a new topic."""
+    def __init__(
+        self,
+        name: str,
+        contents: Contents[T],
+        *,
+        new_partition_count: int,
+        metadata: TopicManager,
+        executor: Executor,
+        clock: Clock,
+        background: BackgroundTasks,
+    ) -> None:
+        """`new_partition_count`: with how many partitions the topic is made on its first use."""
         self.name = name
         self.partitions: Sequence[Partition] = ()
-        self._context = context
-        self._count_setting = count_setting
         self._contents = contents
+        self._new_partition_count = new_partition_count
+        self._metadata = metadata
+        self._executor = executor
+        self._clock = clock
+        self._background = background
         self._loading: set[int] = set()
         self._failed: set[int] = set()
         self._creation: asyncio.Task[None] | None = None
@@ -87,10 +104,10 @@ class JournalTopic:
 
     def start(self) -> None:
         """Begin to read the topic in the background, if it is there."""
-        if self._context.metadata.topic(self.name) is not None:
-            self.partitions = self._context.metadata.partitions(self.name)
+        if self._metadata.topic(self.name) is not None:
+            self.partitions = self._metadata.partitions(self.name)
             self._loading = set(range(len(self.partitions)))
-            self._context.start_task(self._load_all(), f"load {self.name}")
+            self._background.start(self._load_all(), f"load {self.name}")
 
     async def stop(self) -> None:
         """What was appended is stored, or has failed, when this is over."""
@@ -118,10 +135,9 @@ class JournalTopic:
         await asyncio.shield(self._creation)
 
     async def _create(self) -> None:
-        metadata = self._context.metadata
-        if metadata.topic(self.name) is None:
-            await metadata.create_topic(self.name, self._context.config[self._count_setting], TOPIC_CONFIG)
-        self.partitions = metadata.partitions(self.name)
+        if self._metadata.topic(self.name) is None:
+            await self._metadata.create_topic(self.name, self._new_partition_count, TOPIC_CONFIG)
+        self.partitions = self._metadata.partitions(self.name)
 
     def _created(self, creation: asyncio.Task[None]) -> None:
         self._creation = None  # after a failure the next client tries again
@@ -152,10 +168,10 @@ class JournalTopic:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if index in self._failed else ErrorCode.NONE
 
     async def _load_all(self) -> None:
-        started = self._context.clock.monotonic()
+        started = self._clock.monotonic()
         for index in sorted(self._loading):
             await self._load(index)
-        elapsed_ms = (self._context.clock.monotonic() - started) * 1000
+        elapsed_ms = (self._clock.monotonic() - started) * 1000
         logger.info("loaded the %d partitions of %s in %.0f ms", len(self.partitions), self.name, elapsed_ms)
 
     async def _load(self, index: int) -> None:
@@ -163,7 +179,7 @@ class JournalTopic:
         try:
             partition.log  # noqa: B018  opened here, on the event loop, which owns it
             read = await asyncio.get_running_loop().run_in_executor(
-                self._context.executor, self._contents.read, index, partition
+                self._executor, self._contents.read, index, partition
             )
             await self._contents.adopt(index, read)
         except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
@@ -209,7 +225,7 @@ class JournalTopic:
         self._rewrite_at[index] = max(threshold, 2 * kept)
         if kept >= threshold and index not in self._rewriting:
             self._rewriting.add(index)
-            self._context.start_task(self._rewrite(index), f"rewrite {self.name}-{index}")
+            self._background.start(self._rewrite(index), f"rewrite {self.name}-{index}")
 
     async def _rewrite(self, index: int) -> None:
         partition = self.partitions[index]
@@ -221,7 +237,7 @@ class JournalTopic:
                 await asyncio.sleep(0)
             await self._settled(partition)
             # With `durability=process` a power cut may take the last seconds, never all that was ever stored.
-            await partition.flush(self._context.executor)
+            await partition.flush(self._executor)
             # What open transactions have committed is nowhere else.
             partition.delete_records(min(start, partition.last_stable_offset))
         except KafkaError as error:

@@ -111,7 +111,15 @@ class GroupCoordinator:
         self.configs = GroupConfigs(context.store, context.config)
         self.groups: dict[str, Group] = {}
         self.transactional = TransactionalOffsets()
-        self.journal = JournalTopic(context, journal.TOPIC, "offsets.topic.num.partitions", self)
+        self.journal = JournalTopic(
+            journal.TOPIC,
+            self,
+            new_partition_count=context.config["offsets.topic.num.partitions"],
+            metadata=context.metadata,
+            executor=context.executor,
+            clock=context.clock,
+            background=context.background,
+        )
         self._storing: Counter[str] = Counter()
         self._deadlines = Deadlines(context.clock, self._tick)
         self._expiry: asyncio.TimerHandle | None = None
@@ -381,7 +389,7 @@ class GroupCoordinator:
         self._expiry = asyncio.get_running_loop().call_later(interval_s, self._begin_expiry)
 
     def _begin_expiry(self) -> None:
-        self.context.start_task(self.expire_offsets(), "expire committed offsets")
+        self.context.background.start(self.expire_offsets(), "expire committed offsets")
 
     async def expire_offsets(self) -> None:
         """Drop the offsets whose retention is over, a few groups at a time, and come back later."""

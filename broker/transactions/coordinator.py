@@ -96,7 +96,15 @@ class TransactionCoordinator:
         self.transactions: dict[str, Transaction] = {}
         self.ended = {True: 0, False: 0}
         """How many were committed, and how many aborted, since the start."""
-        self.journal = JournalTopic(context, journal.TOPIC, "transaction.state.log.num.partitions", self)
+        self.journal = JournalTopic(
+            journal.TOPIC,
+            self,
+            new_partition_count=context.config["transaction.state.log.num.partitions"],
+            metadata=context.metadata,
+            executor=context.executor,
+            clock=context.clock,
+            background=context.background,
+        )
         self._last_token = 0
         self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Result], Any]]] = {}
         self._storing: dict[str, asyncio.Future[None]] = {}
@@ -279,7 +287,7 @@ class TransactionCoordinator:
     def _begin_marking(self, transactional_id: str, wanted: WriteMarkers) -> Event | None:
         partitions = sorted(wanted.partitions)
         if len(partitions) > MARKERS_PER_TURN:
-            self.context.start_task(
+            self.context.background.start(
                 self._mark_in_turns(transactional_id, wanted, partitions), f"end {transactional_id}"
             )
             return None
@@ -388,7 +396,7 @@ class TransactionCoordinator:
         self._expiry = asyncio.get_running_loop().call_later(interval_ms / 1000, self._begin_expiry)
 
     def _begin_expiry(self) -> None:
-        self.context.start_task(self.expire(), "expire transactional ids")
+        self.context.background.start(self.expire(), "expire transactional ids")
 
     async def expire(self) -> None:
         """Forget the ids that were not used for long, a few at a time, and come back later."""

@@ -63,7 +63,7 @@ class PatternResolver:
         ):
             return
         self._busy.add(group_id)
-        self._context.start_task(self._refresh(group_id), f"match the patterns of group {group_id}")
+        self._context.background.start(self._refresh(group_id), f"match the patterns of group {group_id}")
 
     async def _refresh(self, group_id: str) -> None:
         clock, version = self._context.clock, self._context.metadata.version

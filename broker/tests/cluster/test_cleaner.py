@@ -24,7 +24,13 @@ CONFIG = {"log.cleaner.enable": "false", "log.retention.check.interval.ms": "360
 async def cleaned_broker(path: Path) -> AsyncIterator[tuple[DirectBroker, LogCleaner]]:
     """A broker whose cleaner does one thing when it is told to."""
     async with direct_broker(path, CONFIG) as broker:
-        yield broker, LogCleaner(broker.context)
+        parts = broker.context
+        yield (
+            broker,
+            LogCleaner(
+                parts.config, parts.metadata, parts.data_dir, parts.executor, parts.ages, parts.background
+            ),
+        )
 
 
 def write(broker: DirectBroker, topic: str, keys: str, **batch) -> None:

@@ -156,7 +156,7 @@ class Site:
             executor=self.executor,
             metadata=self.metadata,
             broker_id=7,
-            start_task=self.start_task,
+            background=SimpleNamespace(start=self.start_task),
             advertised=lambda: ("127.0.0.1", 9092),
             ages=AgeClock(self.clock),
             slices=Slices(),
