@@ -58,12 +58,12 @@ def measure(rounds: int, scale: float) -> dict[str, list[float]]:
     from broker.malloc import keep_freed_memory
     from protocol.records.decode import decode_records
     from protocol.records.header import write_base_offset_and_epoch
-    from tablelayer.model.avro_schema import AvroSchema, schema_text
-    from tablelayer.model.avro_write import Frame
-    from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
+    from tablelayer.model.avro.schema import AvroSchema, schema_text
+    from tablelayer.model.avro.write import Frame
+    from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
     from tablelayer.model.ddl import parse_columns
-    from tablelayer.model.table import TableDefinition, TablePath
-    from tablelayer.server.transcode import from_kafka, to_kafka
+    from tablelayer.model.table.definition import TableDefinition, TablePath
+    from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 
     keep_freed_memory()  # as the server does
     count = max(1000, int(ROWS * min(scale, 1.0)))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tablelayer.client import connect
-from tablelayer.client.staging import Receipt
+from tablelayer.client.table.staging import Receipt
 
 SECONDS = float(os.environ.get("HEADRACE_STAGED_SECONDS", "8"))
 SEED = int(os.environ.get("HEADRACE_SEED", "0")) or random.randrange(1 << 30)

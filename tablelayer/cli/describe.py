@@ -6,8 +6,8 @@ import typer
 
 from tablelayer.cli.options import Format
 from tablelayer.cli.output import write_rows
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.values import literal_sql
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.types.values import literal_sql
 
 
 def describe_definition(definition: TableDefinition, output: Format) -> None:

@@ -12,9 +12,9 @@ from tablelayer.cli.options import Format
 from tablelayer.cli.output import write_rows
 from tablelayer.client import Connection
 from tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, list_lake
-from tablelayer.model.lake_offsets import in_order
+from tablelayer.model.lake.offsets import in_order
 from tablelayer.model.messages import ListedLake
-from tablelayer.model.table import DEFAULT_DATABASE
+from tablelayer.model.table.definition import DEFAULT_DATABASE
 
 _COLUMNS = ("table", "format", "snapshot", "behind", "lag", "age", "freshness", "state")
 _NUMERIC = (False, False, True, True, True, True, True, False)

@@ -47,12 +47,12 @@ def _python_values(column: pa.ChunkedArray) -> list[Any]:
     """Nested values as the text of their JSON, which is that of the Kafka face."""
     import pyarrow as pa
 
-    from tablelayer.model.nested import is_nested
+    from tablelayer.model.rows.nested import is_nested
 
     if not is_nested(column.type):
         values: list[Any] = column.to_pylist()
         return values
-    from tablelayer.model.json_rows import rows_to_json
+    from tablelayer.model.json.rows import rows_to_json
 
     texts: list[Any] = []
     for chunk in column.chunks:

@@ -27,10 +27,10 @@ from tablelayer.cli.changes import as_changes
 from tablelayer.cli.errors import CommandError
 from tablelayer.client import Connection, DataError, Table
 from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
-from tablelayer.model.conditions import DUCKDB, arrow_expression, push_down
 from tablelayer.model.ddl import Select
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.types import TypeKind
+from tablelayer.model.filters.conditions import DUCKDB, arrow_expression, push_down
+from tablelayer.model.types.column_types import TypeKind
 
 _SUFFIX = "$"
 """What a table's name cannot have in it, and the names of its other views have."""

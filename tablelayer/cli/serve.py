@@ -26,7 +26,7 @@ from broker.disk_errors import SECONDS_BETWEEN_LINES
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
-from tablelayer.model.table import SCHEMA_CONFIG
+from tablelayer.model.table.definition import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
 
 if TYPE_CHECKING:

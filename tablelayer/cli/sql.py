@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tablelayer.cli.select import run_select
 from tablelayer.client import Connection, Table
-from tablelayer.client.ddl import define
+from tablelayer.client.admin.ddl import define
 from tablelayer.model.ddl import (
     Delete,
     DescribeDatabase,
@@ -38,8 +38,8 @@ from tablelayer.model.ddl import (
     parse,
 )
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options import DECLARED, DeleteBehavior, MergeEngine
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import DECLARED, DeleteBehavior, MergeEngine
 
 
 @dataclass(frozen=True, slots=True)

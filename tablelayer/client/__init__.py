@@ -22,6 +22,7 @@ knows; `RequestTimeout` and `ConnectionLost` say why).
 from __future__ import annotations
 
 from protocol.errors import KafkaError
+from tablelayer.client.admin.kafka import KafkaRecord
 from tablelayer.client.blocking import Connection, Scan, Table, TableRef, connect
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.connection import AsyncConnection, connect_async
@@ -34,16 +35,15 @@ from tablelayer.client.errors import (
     RequestTimeout,
     UnsupportedRequest,
 )
-from tablelayer.client.kafka_admin import KafkaRecord
 from tablelayer.client.metrics import ClientMetrics, RequestMetrics
-from tablelayer.client.part_scan import ScanBatch
-from tablelayer.client.reader import Extremes, LookupResult
-from tablelayer.client.scan import AsyncScan
-from tablelayer.client.table import AsyncTable
-from tablelayer.client.writer import WriteResult
-from tablelayer.model.batch import ChangeType
+from tablelayer.client.read.part_scan import ScanBatch
+from tablelayer.client.read.reader import Extremes, LookupResult
+from tablelayer.client.table.scan import AsyncScan
+from tablelayer.client.table.table import AsyncTable
+from tablelayer.client.write.writer import WriteResult
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table.definition import TableDefinition, TablePath
 
 __all__ = [
     "AsyncConnection",

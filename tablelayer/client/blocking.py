@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from protocol.schema import ApiMessage
-from tablelayer.client.admin import AsyncAdmin
-from tablelayer.client.config import ClientConfig
-from tablelayer.client.connection import connect_async
-from tablelayer.client.kafka_admin import (
+from tablelayer.client.admin.databases import AsyncAdmin
+from tablelayer.client.admin.kafka import (
     AsyncKafkaAdmin,
 )
+from tablelayer.client.config import ClientConfig
+from tablelayer.client.connection import connect_async
 from tablelayer.client.metrics import ClientMetrics
-from tablelayer.client.part_scan import ScanBatch
-from tablelayer.client.reader import AnyMoment
-from tablelayer.client.scan import AsyncScan, PartitionPositions, Start, Until
-from tablelayer.client.staging import AsyncStagedWriter
-from tablelayer.client.table import AsyncTable
-from tablelayer.model.filters import FilterLike
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.client.read.part_scan import ScanBatch
+from tablelayer.client.read.reader import AnyMoment
+from tablelayer.client.table.scan import AsyncScan, PartitionPositions, Start, Until
+from tablelayer.client.table.staging import AsyncStagedWriter
+from tablelayer.client.table.table import AsyncTable
+from tablelayer.model.filters.filters import FilterLike
+from tablelayer.model.table.definition import TableDefinition, TablePath
 
 if TYPE_CHECKING:
     pass
@@ -147,7 +147,7 @@ class Connection:
 
         Raises DdlError (a TableError) that points at the word it does not understand.
         """
-        from tablelayer.client.ddl import execute  # sqlglot takes half a second to import
+        from tablelayer.client.admin.ddl import execute  # sqlglot takes half a second to import
 
         execute(self.admin, statement)
 
@@ -275,7 +275,7 @@ class Table(_Waiting):
         *,
         definition: TableDefinition | None = None,
     ) -> StagedWriter:
-        """A writer of rows that become part of the table with `commit_staged`; see `tablelayer.client.staging`."""
+        """A writer of rows that become part of the table with `commit_staged` (`tablelayer.client.table.staging`)."""
 
         async def make() -> AsyncStagedWriter:
             return self._inner.staged_writer(writer, batch_id, attempt, target_columns, definition=definition)

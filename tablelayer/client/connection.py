@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from weakref import WeakSet
 
-from tablelayer.client.admin import AsyncAdmin, as_path
-from tablelayer.client.cluster import Cluster
+from tablelayer.client.admin.databases import AsyncAdmin, as_path
+from tablelayer.client.admin.kafka import AsyncKafkaAdmin
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.kafka_admin import AsyncKafkaAdmin
 from tablelayer.client.metrics import ClientMetrics
-from tablelayer.client.table import AsyncTable
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.client.table.table import AsyncTable
+from tablelayer.client.wire.cluster import Cluster
+from tablelayer.model.table.definition import TableDefinition, TablePath
 
 
 class AsyncConnection:

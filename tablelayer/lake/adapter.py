@@ -4,7 +4,7 @@
 The offsets up to which a table was tiered live **inside the lake's own snapshot**, committed in one step
 with the rows, so they can never disagree with them. What the server keeps is a copy.
 
-    headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket (`model/lake_offsets.py`)
+    headrace.offsets    {"0": 1200, ...}   exclusive ends, by bucket (`model/lake/offsets.py`)
     headrace.table-id   the table's id, also of the lake table: a table dropped and created again has another one
     headrace.epoch      the tiering round's epoch
 """
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tablelayer.model.lake_offsets import (
+from tablelayer.model.lake.offsets import (
     Offsets,
     PartitionBucket,
     offsets_to_json,
     partitions_of,
 )
-from tablelayer.model.partitions import values_of
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.values import literal_sql
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.partitions import values_of
+from tablelayer.model.types.values import literal_sql
 
 OFFSETS_PROPERTY = "headrace.offsets"
 TABLE_ID_PROPERTY = "headrace.table-id"

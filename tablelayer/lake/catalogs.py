@@ -13,7 +13,7 @@ from typing import Any
 from tablelayer.lake.adapter import LakeError, LakeTable
 from tablelayer.lake.coordinator import TOKEN_VARIABLE, LakeStatus, ServerCoordinator
 from tablelayer.lake.reader import LakeReader
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.spark.session import iceberg_catalog_properties
 
 CATALOG_PROPERTY_PREFIX = "datalake.{format}."

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
 
-from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
-from tablelayer.model.options import ChangelogImage
-from tablelayer.model.partitions import Partition
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import ChangelogImage
+from tablelayer.model.table.partitions import Partition
 from tablelayer.spark.frames import splits_frame
 from tablelayer.spark.splits import DELETED_COLUMN, ReadMode, Split, TableRead, plan_splits
 

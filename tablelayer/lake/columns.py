@@ -5,7 +5,7 @@ A lake table knows its fields by numbers of its own. Whose they are stands in it
 
     headrace.columns      {"0": 1, ...}   our column id -> the lake's field id
     headrace.schema-id    the table's schema that the fields were made from
-    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/topic_lake.py`)
+    headrace.definition   the whole definition, which for plain topics stands nowhere else (`model/lake/topics.py`)
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from uuid import UUID
 
 from tablelayer.lake.adapter import TABLE_ID_PROPERTY, LakeError, RoundLostError
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.topic_lake import from_stored, stored_text
-from tablelayer.model.types import TypeKind
-from tablelayer.model.values import literal_sql
+from tablelayer.model.lake.topics import from_stored, stored_text
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types.column_types import TypeKind
+from tablelayer.model.types.values import literal_sql
 from tablelayer.spark.types import spark_type
 
 COLUMNS_PROPERTY = "headrace.columns"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.lake_offsets import Offsets, in_order
+from tablelayer.model.lake.offsets import Offsets, in_order
 from tablelayer.model.messages import (
     DescribeLakeRequest,
     DescribeLakeResponse,
@@ -35,7 +35,7 @@ from tablelayer.model.messages import (
     ListLakeRequest,
     ListLakeResponse,
 )
-from tablelayer.model.table import TablePath
+from tablelayer.model.table.definition import TablePath
 
 TOKEN_VARIABLE = "HEADRACE_TIERING_TOKEN"
 _SECRET_NAME = re.compile(r"secret|password|token|credential|key|sas|authorization", re.IGNORECASE)

@@ -18,8 +18,8 @@ from tablelayer.lake.adapter import (
     LakeError,
     LakeState,
 )
-from tablelayer.model.lake_offsets import offsets_from_json
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.lake.offsets import offsets_from_json
+from tablelayer.model.table.definition import TableDefinition
 
 
 @dataclass(frozen=True, slots=True)

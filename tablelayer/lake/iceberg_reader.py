@@ -26,12 +26,12 @@ from tablelayer.lake.adapter import (
 from tablelayer.lake.columns import COLUMNS_PROPERTY, fields_by_column
 from tablelayer.lake.history import LakeSnapshot, find_committed
 from tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
-from tablelayer.model.conditions import Predicate
-from tablelayer.model.filters import Filter
-from tablelayer.model.lake_offsets import offsets_from_json
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import TypeKind
+from tablelayer.model.filters.conditions import Predicate
+from tablelayer.model.filters.filters import Filter
+from tablelayer.model.lake.offsets import offsets_from_json
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types.column_types import TypeKind
 
 _PRUNED_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT, TypeKind.STRING})
 _COMPARISONS = {

@@ -55,10 +55,10 @@ from tablelayer.lake.paimon_columns import (
 from tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jvm, java_error_name
 from tablelayer.lake.paimon_maintenance import compact, expire
 from tablelayer.lake.paimon_read import read_rows
-from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
-from tablelayer.model.options import PAIMON_PREFIX, passed_options
-from tablelayer.model.partitions import values_of
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import PAIMON_PREFIX, passed_options
+from tablelayer.model.table.partitions import values_of
 from tablelayer.spark.splits import DELETED_COLUMN
 
 COMMIT_USER = "headrace-tier"

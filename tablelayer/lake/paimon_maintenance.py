@@ -15,7 +15,7 @@ from typing import Any
 from tablelayer.lake.paimon_columns import filled_on_read
 from tablelayer.lake.paimon_jvm import Jvm
 from tablelayer.lake.paimon_read import data_files
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 
 COMPACT_FILES_PER_BUCKET = 5
 """So many new files, or sorted runs, come together in a bucket before Paimon is asked; its own default."""

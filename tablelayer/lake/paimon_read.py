@@ -19,7 +19,7 @@ from typing import Any
 
 from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.paimon_columns import columns_of_files, file_fields
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.types import spark_schema
 
 SEQUENCE_COLUMN, KIND_COLUMN = "_SEQUENCE_NUMBER", "_VALUE_KIND"

@@ -38,12 +38,12 @@ from tablelayer.lake.paimon_partitions import (
 )
 from tablelayer.lake.paimon_read import GONE_KINDS, KIND_COLUMN, DataFile
 from tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapshots_schema
-from tablelayer.model.batch import ChangeType
-from tablelayer.model.conditions import Predicate
-from tablelayer.model.filters import Filter
-from tablelayer.model.lake_offsets import offsets_from_json
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.batches.batch import ChangeType
+from tablelayer.model.filters.conditions import Predicate
+from tablelayer.model.filters.filters import Filter
+from tablelayer.model.lake.offsets import offsets_from_json
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.lake.adapter import LakeState
-from tablelayer.model.conditions import Predicate
-from tablelayer.model.filters import Filter
-from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import TypeKind
+from tablelayer.model.filters.conditions import Predicate
+from tablelayer.model.filters.filters import Filter
+from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types.column_types import TypeKind
 
 
 class LakeReader(Protocol):

@@ -21,9 +21,9 @@ from tablelayer.lake.change_source import TableChanges
 from tablelayer.lake.coordinator import Heartbeats, ServerCoordinator, TieringRound, list_lake
 from tablelayer.lake.tiering_round import Outcome, RoundResult, first_line, tier_round
 from tablelayer.lake.topics import Topic, TopicSource
-from tablelayer.model.lake_offsets import Offsets
-from tablelayer.model.table import TablePath
-from tablelayer.model.topic_lake import TopicLake
+from tablelayer.model.lake.offsets import Offsets
+from tablelayer.model.lake.topics import TopicLake
+from tablelayer.model.table.definition import TablePath
 from tablelayer.spark.jars import SparkSetupError
 from tablelayer.spark.session import activate, session
 

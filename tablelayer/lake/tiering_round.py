@@ -30,8 +30,8 @@ from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, RoundLostEr
 from tablelayer.lake.change_source import ChangeSource, with_state
 from tablelayer.lake.coordinator import Coordinator, Heartbeats, TieringRound
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.lake_offsets import Offsets, without_dropped
-from tablelayer.model.table import TablePath
+from tablelayer.model.lake.offsets import Offsets, without_dropped
+from tablelayer.model.table.definition import TablePath
 
 ROUND_ROWS_MAX = 2_000_000
 """Offsets per bucket and commit: some hundred megabytes of Arrow in one worker for rows of 100 bytes."""

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import RowError
-from tablelayer.model.options import UnknownFields
-from tablelayer.model.schema import Schema
-from tablelayer.model.topic_lake import TopicFormat
+from tablelayer.model.lake.topics import TopicFormat
+from tablelayer.model.table.options import UnknownFields
+from tablelayer.model.table.schema import Schema
 
 Indices = npt.NDArray[np.int64]
 
@@ -95,7 +95,7 @@ class _Work:
                 size *= 2
 
     def objects(self, places: Indices) -> None:
-        from tablelayer.model.json_rows import json_to_rows
+        from tablelayer.model.json.rows import json_to_rows
 
         texts = self.values.take(pa.array(places))
         rows = json_to_rows(texts, self.decoder.schema, unknown_fields=self.decoder.unknown_fields)
@@ -106,8 +106,8 @@ class _Work:
 
     def envelopes(self, places: Indices) -> None:
         """Debezium's: what an envelope says, and what its key says where a delete has no `before`."""
-        from tablelayer.model.debezium import Conventions, read_envelopes
-        from tablelayer.model.json_rows import JsonTexts, json_to_rows
+        from tablelayer.model.json.debezium import Conventions, read_envelopes
+        from tablelayer.model.json.rows import JsonTexts, json_to_rows
 
         found = read_envelopes(JsonTexts.of(self.values.take(pa.array(places))))
         if found.error is not None:
@@ -126,8 +126,8 @@ class _Work:
 
     def _rows_of_keys(self, places: Indices) -> pa.RecordBatch:
         """Key columns from records' keys: objects with these fields, or one bare value for a key of one column."""
-        from tablelayer.model.debezium import key_payloads
-        from tablelayer.model.json_rows import json_to_rows
+        from tablelayer.model.json.debezium import key_payloads
+        from tablelayer.model.json.rows import json_to_rows
 
         keys = self.keys.take(pa.array(places))
         if keys.null_count:

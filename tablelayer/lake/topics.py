@@ -25,11 +25,11 @@ import pyarrow as pa
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.model.errors import TableError
-from tablelayer.model.lake_offsets import Offsets
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.topic_lake import TopicFormat, TopicLake, successor
-from tablelayer.model.types import BIGINT, BOOLEAN, DOUBLE, STRING, DataType, decimal
+from tablelayer.model.lake.offsets import Offsets
+from tablelayer.model.lake.topics import TopicFormat, TopicLake, successor
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, STRING, DataType, decimal
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 from tablelayer.spark.types import conform, spark_arrow_schema, spark_schema
 

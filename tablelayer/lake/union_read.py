@@ -18,8 +18,8 @@ from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, new_partiti
 from tablelayer.lake.catalogs import tiered_table
 from tablelayer.lake.change_source import TableChanges, with_state
 from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFIX
-from tablelayer.model.lake_offsets import Offsets, PartitionBucket, in_order
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.builder import table as open_builder
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.worker import connection

@@ -33,14 +33,14 @@ from tablelayer.lake.catalogs import tiered_table
 from tablelayer.lake.change_source import TableChanges
 from tablelayer.lake.names import LAKE_SUFFIX, SNAPSHOTS_SUFFIX
 from tablelayer.lake.reader import LakeReader, filtered
-from tablelayer.model.conditions import DUCKDB, Predicate, filter_of_sql, push_down
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.filters import Filter, FilterLike, encode_filter
-from tablelayer.model.lake_offsets import PartitionBucket
-from tablelayer.model.options import ChangelogImage
-from tablelayer.model.partitions import Partition, typed_value, values_of
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.filters.conditions import DUCKDB, Predicate, filter_of_sql, push_down
+from tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
+from tablelayer.model.lake.offsets import PartitionBucket
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import ChangelogImage
+from tablelayer.model.table.partitions import Partition, typed_value, values_of
+from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 

@@ -33,7 +33,7 @@ from protocol.schema import (
     string,
     uuid,
 )
-from tablelayer.model.lake_offsets import PartitionBucket, Place
+from tablelayer.model.lake.offsets import PartitionBucket, Place
 
 WRITE_MODE_MERGE = 0
 """PutRows: rows go through the table's merge rules."""

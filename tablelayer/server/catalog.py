@@ -22,14 +22,9 @@ import msgspec
 
 from broker.ports import CreateNode, DeleteNode, SetNode
 from protocol.errors import ErrorCode, KafkaError
-from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.evolution import Change, changed_table, changes_from_json, evolve
-from tablelayer.model.kafka_formats import AVRO_REGISTRY, AVRO_SCHEMA, AvroSchemaPlace, KafkaValueFormat
-from tablelayer.model.options import AUTO_PARTITION_PRECREATE, DATALAKE_ENABLED, is_table_option
-from tablelayer.model.partitions import check_partitioned, spec_texts, values_of
-from tablelayer.model.schema import FIRST_SCHEMA_ID
-from tablelayer.model.table import (
+from tablelayer.model.lake import topics as topic_lake
+from tablelayer.model.table.definition import (
     DEFAULT_DATABASE,
     HISTORY_CONFIG,
     PARTITION_OF_CONFIG,
@@ -39,8 +34,13 @@ from tablelayer.model.table import (
     TablePath,
     check_name,
 )
-from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
-from tablelayer.server.schema_registry import REGISTRY_URL, RegistryHosts
+from tablelayer.model.table.evolution import Change, changed_table, changes_from_json, evolve
+from tablelayer.model.table.kafka_formats import AVRO_REGISTRY, AVRO_SCHEMA, AvroSchemaPlace, KafkaValueFormat
+from tablelayer.model.table.options import AUTO_PARTITION_PRECREATE, DATALAKE_ENABLED, is_table_option
+from tablelayer.model.table.partitions import check_partitioned, spec_texts, values_of
+from tablelayer.model.table.schema import FIRST_SCHEMA_ID
+from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
+from tablelayer.server.lake.options import ALLOWED_CONFIG, check_lake_options
 
 if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage

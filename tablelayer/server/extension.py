@@ -18,20 +18,20 @@ from broker.api.declaration import ApiDeclaration
 from broker.config_key import ConfigKey, ConfigType, at_least
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
-from tablelayer.model import topic_lake
 from tablelayer.model.errors import TableError
-from tablelayer.model.options import DECLARED, ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
-from tablelayer.model.table import DEFINITION_CONFIGS
-from tablelayer.server.auto_partitions import Calendar
+from tablelayer.model.lake import topics as topic_lake
+from tablelayer.model.table.definition import DEFINITION_CONFIGS
+from tablelayer.model.table.options import DECLARED, ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
-from tablelayer.server.lake import LakeRounds
-from tablelayer.server.lake_catalogs import LAKE_CATALOG_CONFIGS
-from tablelayer.server.lake_machine import Timing
-from tablelayer.server.lake_options import LAKE_OPTION_CONFIG
-from tablelayer.server.lake_subjects import LakeSubjects
+from tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
+from tablelayer.server.lake.catalogs import LAKE_CATALOG_CONFIGS
+from tablelayer.server.lake.machine import Timing
+from tablelayer.server.lake.options import LAKE_OPTION_CONFIG
+from tablelayer.server.lake.subjects import LakeSubjects
+from tablelayer.server.lake.tiering import LakeRounds
 from tablelayer.server.limits import Limits
 from tablelayer.server.metrics import TABLE_METRICS, TableCollector
-from tablelayer.server.schema_registry import REGISTRY_CONFIGS
+from tablelayer.server.partitions.automatic import Calendar
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
     from protocol.schema import ApiMessage
-    from tablelayer.model.table import TableDefinition
-    from tablelayer.server.bucket import TableBucket
-    from tablelayer.server.handlers import Handler
-    from tablelayer.server.snapshot_scans import SnapshotScans
-    from tablelayer.server.staged_commits import StagedCommits
+    from tablelayer.model.table.definition import TableDefinition
+    from tablelayer.server.api.handlers import Handler
+    from tablelayer.server.bucket.bucket import TableBucket
+    from tablelayer.server.read.snapshot_scans import SnapshotScans
+    from tablelayer.server.staged.commits import StagedCommits
 
 logger = logging.getLogger("headrace.tables")
 
@@ -159,13 +159,13 @@ class TableExtension:
     async def _load_handlers(self) -> list[Handler]:
         assert self._services is not None
         assert self._lake is not None
-        await self._services.run(importlib.import_module, "tablelayer.server.handlers")
+        await self._services.run(importlib.import_module, "tablelayer.server.api.handlers")
         async with self._loading:
             if self._handlers is None:
-                from tablelayer.server.handlers import Handlers
-                from tablelayer.server.snapshot_scans import SnapshotScans
-                from tablelayer.server.staged_commits import StagedCommits
-                from tablelayer.server.staging import StagingArea
+                from tablelayer.server.api.handlers import Handlers
+                from tablelayer.server.read.snapshot_scans import SnapshotScans
+                from tablelayer.server.staged.commits import StagedCommits
+                from tablelayer.server.staged.staging import StagingArea
 
                 self._scans = SnapshotScans(self._services)
                 self._services.release_scans = self._scans.release
@@ -179,7 +179,7 @@ class TableExtension:
         return self._handlers
 
     def _bucket(self, definition: TableDefinition, index: int) -> TableBucket:
-        from tablelayer.server.bucket import TableBucket
+        from tablelayer.server.bucket.bucket import TableBucket
 
         hooks: object = self.catalog.context.partition(definition.path.topic, index).hooks
         if not isinstance(hooks, TableBucket):
@@ -223,8 +223,8 @@ class TableExtension:
         if self.on_first_table is not None:
             told, self.on_first_table = self.on_first_table, None
             told()
-        from tablelayer.server.key_bucket import KeyBucket
-        from tablelayer.server.log_bucket import LogBucket
+        from tablelayer.server.bucket.key_bucket import KeyBucket
+        from tablelayer.server.bucket.log_bucket import LogBucket
 
         assert self._services is not None
         try:
@@ -232,12 +232,12 @@ class TableExtension:
         except TableError as error:
             if not is_partition(topic.config):
                 raise
-            from tablelayer.server.partitioned import OrphanBucket
+            from tablelayer.server.partitions.partitioned import OrphanBucket
 
             logger.warning("%s will be deleted: %s", topic.name, error)
             return OrphanBucket(self._services, partition)
         if definition.is_partitioned:
-            from tablelayer.server.partitioned import PartitionedBucket
+            from tablelayer.server.partitions.partitioned import PartitionedBucket
 
             return PartitionedBucket(self._services, partition)
         if definition.is_primary_key_table:
@@ -266,7 +266,7 @@ class TableExtension:
             await asyncio.sleep(interval_s)
             if not any(each.settings.kv_ttl_ms is not None for each in self.catalog.all_tables()):
                 continue
-            from tablelayer.server.key_bucket import KeyBucket
+            from tablelayer.server.bucket.key_bucket import KeyBucket
 
             for partition in context.metadata.all_partitions():
                 bucket: object = partition.hooks
@@ -317,7 +317,7 @@ class TableExtension:
         tables = self.catalog.all_tables()
         if not tables:
             return
-        from tablelayer.server.key_bucket import KeyBucket
+        from tablelayer.server.bucket.key_bucket import KeyBucket
 
         for turn, partition in enumerate(context.metadata.all_partitions(), 1):
             if turn % _BUCKETS_PER_TURN == 0:

@@ -15,7 +15,7 @@ from tablelayer.model.errors import TableError
 if TYPE_CHECKING:
     from broker.context import BrokerContext
     from tablelayer.server.catalog import Catalog
-    from tablelayer.server.lake_subjects import LakeSubjects
+    from tablelayer.server.lake.subjects import LakeSubjects
 
 _GAUGE: Final = MetricKind.GAUGE
 _TABLE: Final = ("table",)
@@ -105,8 +105,8 @@ class TableCollector:
         await self._collect_lake(gathering)
         if not tables:
             return
-        from tablelayer.server.bucket import TableBucket
-        from tablelayer.server.key_bucket import KeyBucket
+        from tablelayer.server.bucket.bucket import TableBucket
+        from tablelayer.server.bucket.key_bucket import KeyBucket
 
         now_ms = self._context.clock.time_ms()
         names, buckets = set(), []

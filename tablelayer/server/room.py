@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tablelayer.model.sizes import RowCost
+from tablelayer.model.types.sizes import RowCost
 
 Value = TypeVar("Value", bound="bytes | None")
 

@@ -17,18 +17,18 @@ import msgspec
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options import parse_duration_ms
-from tablelayer.server.auto_increment import AutoIncrement
+from tablelayer.model.table.options import parse_duration_ms
+from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
 from tablelayer.server.limits import Limits
-from tablelayer.server.remote_files import RemoteFiles, open_files
-from tablelayer.server.schema_registry import SchemaRegistries
+from tablelayer.server.merge.auto_increment import AutoIncrement
+from tablelayer.server.store.remote_files import RemoteFiles, open_files
 
 if TYPE_CHECKING:
     from broker.context import BrokerContext
     from tablelayer.server.catalog import Catalog
-    from tablelayer.server.kafka_pieces import Opened
-    from tablelayer.server.kv import SharedMemory
-    from tablelayer.server.snapshots import BucketSnapshots
+    from tablelayer.server.kafka_face.pieces import Opened
+    from tablelayer.server.store.kv import SharedMemory
+    from tablelayer.server.store.snapshots import BucketSnapshots
 
 Result = TypeVar("Result")
 Value = TypeVar("Value")
@@ -218,14 +218,14 @@ class Services:
     def memory(self) -> SharedMemory:
         """Made with the first primary-key table: RocksDB is loaded for nobody who has none."""
         if self._memory is None:
-            from tablelayer.server.kv import SharedMemory
+            from tablelayer.server.store.kv import SharedMemory
 
             self._memory = SharedMemory(self.limits)
         return self._memory
 
     def snapshots_of(self, table_id: UUID, bucket: int) -> BucketSnapshots | None:
         """None when snapshots are switched off."""
-        from tablelayer.server.snapshots import BucketSnapshots
+        from tablelayer.server.store.snapshots import BucketSnapshots
 
         config = self.snapshot_config
         if config.files is None:

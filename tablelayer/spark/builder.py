@@ -22,8 +22,8 @@ from datetime import datetime
 from typing import Any
 
 from tablelayer.client.errors import DataError
-from tablelayer.model.conditions import push_down
-from tablelayer.model.table import DEFAULT_DATABASE
+from tablelayer.model.filters.conditions import push_down
+from tablelayer.model.table.definition import DEFAULT_DATABASE
 from tablelayer.spark.options import Mode, PartitionOffsets
 from tablelayer.spark.types import METADATA_FIELDS
 from tablelayer.spark.worker import connection

@@ -38,7 +38,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.builder import bootstrap_of
 from tablelayer.spark.joined_pairs import DeltaJoin, How, Side, join_key, joined_changes, joined_now
 from tablelayer.spark.options import ReadOptions

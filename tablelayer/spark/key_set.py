@@ -59,7 +59,9 @@ class KeySet:
         columns = [_flat(column) for column in keys.columns]
         if len(columns) == 1:
             return columns[0]
-        from tablelayer.model.keys import encode_keys  # numba: only who has keys of several columns waits
+        from tablelayer.model.rows.keys import (
+            encode_keys,  # numba: only who has keys of several columns waits
+        )
 
         return encode_keys(columns)
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.types import choose_columns, conform, spark_arrow_schema, spark_schema
 from tablelayer.spark.worker import connection

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from tablelayer.model.conditions import Predicate
+from tablelayer.model.filters.conditions import Predicate
 from tablelayer.spark.positions import Offsets
 
 PartitionOffsets = Mapping[str, Offsets]

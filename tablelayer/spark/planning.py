@@ -8,10 +8,10 @@ from typing import Any, cast
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from tablelayer.model.conditions import Predicate, arrow_expression, columns_of
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.partitions import Partition
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.partitions import Partition
 from tablelayer.spark.options import PartitionOffsets, Place, ReadOptions
 from tablelayer.spark.positions import Offsets
 from tablelayer.spark.splits import Split, TableRead, read_split

@@ -40,14 +40,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from tablelayer.client.conform import conform
 from tablelayer.client.errors import DataError
-from tablelayer.client.staging import Receipt
-from tablelayer.client.writer import CHANGE_COLUMN
-from tablelayer.model.batch import ChangeType
+from tablelayer.client.table.staging import Receipt
+from tablelayer.client.write.conform import conform
+from tablelayer.client.write.writer import CHANGE_COLUMN
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.schema import Column
 from tablelayer.spark.options import WriteMode, WriteOptions
 from tablelayer.spark.types import arrow_of_spark
 from tablelayer.spark.worker import connection

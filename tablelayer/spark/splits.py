@@ -32,12 +32,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ErrorCode, KafkaError
-from tablelayer.model.conditions import Predicate, arrow_expression, columns_of
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options import ChangelogImage
-from tablelayer.model.partitions import Partition
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import ChangelogImage
+from tablelayer.model.table.partitions import Partition
+from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.types import (
     BUCKET_COLUMN,

@@ -34,7 +34,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.partitions import Partition
+from tablelayer.model.table.partitions import Partition
 from tablelayer.spark.options import ReadOptions
 from tablelayer.spark.planning import (
     SplitPartition,

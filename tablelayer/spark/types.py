@@ -28,9 +28,9 @@ from typing import Any
 import pyarrow as pa
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.nested import cast
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import ELEMENT, DataType, TypeKind
+from tablelayer.model.rows.nested import cast
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types.column_types import ELEMENT, DataType, TypeKind
 
 SPARK_TIME_PRECISION_MAX = 6
 

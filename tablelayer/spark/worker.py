@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tablelayer.client import Connection, Table
-    from tablelayer.model.table import TableDefinition
+    from tablelayer.model.table.definition import TableDefinition
 
 CONNECT_SECONDS: Final = 10.0
 """A query whose workers or plans begin while the server is started again goes on, like one that runs already."""

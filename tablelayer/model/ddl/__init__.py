@@ -35,7 +35,7 @@ from tablelayer.model.ddl.statements import (
     UseDatabase,
 )
 from tablelayer.model.ddl.tokens import DdlError
-from tablelayer.model.values import Value
+from tablelayer.model.types.values import Value
 
 __all__ = [
     "AddPartition",

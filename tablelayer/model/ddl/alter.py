@@ -25,7 +25,8 @@ from sqlglot import Token, TokenType
 from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.statements import AddPartition, AlterTable, DropPartition
 from tablelayer.model.ddl.type_names import read_type
-from tablelayer.model.evolution import (
+from tablelayer.model.table.definition import TablePath
+from tablelayer.model.table.evolution import (
     FIRST,
     AddColumn,
     Change,
@@ -35,9 +36,8 @@ from tablelayer.model.evolution import (
     ResetOptions,
     SetOptions,
 )
-from tablelayer.model.table import TablePath
-from tablelayer.model.types import DataType
-from tablelayer.model.values import plain_text
+from tablelayer.model.types.column_types import DataType
+from tablelayer.model.types.values import plain_text
 
 if TYPE_CHECKING:
     from tablelayer.model.ddl.parser import Parser

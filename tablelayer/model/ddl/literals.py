@@ -9,7 +9,7 @@ from sqlglot import Token, TokenType
 
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
-from tablelayer.model.types import (
+from tablelayer.model.types.column_types import (
     DATE,
     MAX_NESTING_DEPTH,
     NUMERIC_KINDS,
@@ -19,7 +19,7 @@ from tablelayer.model.types import (
     time,
     timestamp,
 )
-from tablelayer.model.values import Value, hexadecimal, negated, number, typed
+from tablelayer.model.types.values import Value, hexadecimal, negated, number, typed
 
 __all__ = ["Value", "read_literal"]
 

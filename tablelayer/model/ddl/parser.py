@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 
 from sqlglot import Token, TokenType
 
-from tablelayer.model import options as table_options
-from tablelayer.model.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.ddl.alter import AlterReader
 from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.select import analyze
@@ -41,11 +39,13 @@ from tablelayer.model.ddl.statements import (
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.errors import TableError
-from tablelayer.model.evolution import Change, ModifyColumn, SetTableComment
-from tablelayer.model.schema import NO_NESTED_KEY, Column, Schema, check_column_name, check_size
-from tablelayer.model.table import DEFAULT_DATABASE, TableDefinition, TablePath, check_name
-from tablelayer.model.types import DataType
-from tablelayer.model.values import Value, canonical
+from tablelayer.model.table import options as table_options
+from tablelayer.model.table.aggregates import is_aggregate_option, parse_option
+from tablelayer.model.table.definition import DEFAULT_DATABASE, TableDefinition, TablePath, check_name
+from tablelayer.model.table.evolution import Change, ModifyColumn, SetTableComment
+from tablelayer.model.table.schema import NO_NESTED_KEY, Column, Schema, check_column_name, check_size
+from tablelayer.model.types.column_types import DataType
+from tablelayer.model.types.values import Value, canonical
 
 
 def parse(sql: str, default_database: str = DEFAULT_DATABASE) -> list[Statement]:

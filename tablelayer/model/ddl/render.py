@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tablelayer.model.aggregates import options_of
-from tablelayer.model.options import BUCKET_COUNT, BUCKET_KEY
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.values import literal_sql
+from tablelayer.model.table.aggregates import options_of
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import BUCKET_COUNT, BUCKET_KEY
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types.values import literal_sql
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Words that would be read as something else at the beginning of a column.

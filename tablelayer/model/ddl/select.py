@@ -22,8 +22,8 @@ from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
 from tablelayer.model.ddl.tokens import DdlError
-from tablelayer.model.types import DATE, timestamp
-from tablelayer.model.values import Value, negated, number, typed
+from tablelayer.model.types.column_types import DATE, timestamp
+from tablelayer.model.types.values import Value, negated, number, typed
 
 
 class _Queries(DuckDB):

@@ -10,9 +10,9 @@ import msgspec
 from tablelayer.model.ddl.select import Select
 from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.errors import TableError
-from tablelayer.model.evolution import Change, evolve
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.values import Value
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.evolution import Change, evolve
+from tablelayer.model.types.values import Value
 
 
 class CreateDatabase(msgspec.Struct, frozen=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlglot import TokenType
 
 from tablelayer.model.ddl.tokens import DdlError, TokenStream
-from tablelayer.model.type_text import TypeTextError, read_type_at
-from tablelayer.model.types import DataType
+from tablelayer.model.types.column_types import DataType
+from tablelayer.model.types.text import TypeTextError, read_type_at
 
 
 def read_type(stream: TokenStream) -> DataType:

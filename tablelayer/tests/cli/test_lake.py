@@ -8,7 +8,7 @@ import pytest
 from tablelayer.client import connect
 from tablelayer.lake.coordinator import Heartbeats, ServerCoordinator
 from tablelayer.model.errors import TableError
-from tablelayer.model.table import TablePath
+from tablelayer.model.table.definition import TablePath
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tablelayer.client import ClientConfig, ConnectionFailed, RequestTimeout, TableError, connect_async
-from tablelayer.client.retry import together
+from tablelayer.client.wire.retry import together
 from tablelayer.model.messages import LookupRequest, LookupResponse, PutRowsRequest, ScanSnapshotRequest
 
 FRUIT = "(id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '3')"
@@ -212,7 +212,7 @@ def test_metrics_count_requests_retries_rows_and_repeated_batches(
         async with await connect_async(server_address, config) as connection:
             target = await connection.table(path)
             lose = {PutRowsRequest: 1, LookupRequest: 1, ScanSnapshotRequest: 1}
-            from tablelayer.client.wire import BrokerConnection
+            from tablelayer.client.wire.connection import BrokerConnection
 
             real = BrokerConnection.request
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.client.conform import conform
 from tablelayer.client.errors import DataError
-from tablelayer.model.schema import Column
-from tablelayer.model.type_text import parse_type
+from tablelayer.client.write.conform import conform
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types.text import parse_type
 
 
 def column(name: str, type_text: str, nullable: bool = True) -> Column:

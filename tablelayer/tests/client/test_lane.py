@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tablelayer.client.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict
+from tablelayer.client.write.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict
 
 REMEMBERED = 5
 

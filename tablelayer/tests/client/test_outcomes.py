@@ -28,9 +28,9 @@ from tablelayer.model.messages import (
     ListDatabasesResponse,
     WrittenBucket,
 )
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.type_text import parse_type
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.text import parse_type
 
 ROWS = pa.table({"id": [1, 2, 3]})
 QUICK = ClientConfig(
@@ -171,7 +171,7 @@ def test_rows_that_were_sent_and_then_cannot_be_are_not_called_unwritten(fake, t
 
 def test_the_servers_reason_reaches_the_caller_and_before_that_the_log(fake, tools, caplog, monkeypatch):
     """A full disk: tried again until the deadline, as Kafka's producers do, and not in silence."""
-    monkeypatch.setattr("tablelayer.client.writer._WARN_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("tablelayer.client.write.writer._WARN_AFTER_SECONDS", 0.1)
     reason = "the disk is full; free space"
 
     async def scenario():

@@ -10,7 +10,7 @@ import pytest
 
 from tablelayer.client import ClientConfig, Connection, DataError, connect
 from tablelayer.client.connection import connect_async
-from tablelayer.model.batch import ChangeType
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
 
 _names = itertools.count()

@@ -13,11 +13,11 @@ from protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from tablelayer.client import ClientConfig, connect_async
-from tablelayer.client.cluster import parse_bootstrap
+from tablelayer.client.wire.cluster import parse_bootstrap
 from tablelayer.model.messages import CountRowsRequest, CountRowsResponse, CountRowsResult
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.type_text import parse_type
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.text import parse_type
 
 
 @pytest.mark.parametrize(

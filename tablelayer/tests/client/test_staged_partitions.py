@@ -8,10 +8,10 @@ from unittest.mock import patch
 import pytest
 
 from tablelayer.client import Connection, DataError
-from tablelayer.client.conform import conform
-from tablelayer.model.batch import ChangeType
+from tablelayer.client.write.conform import conform
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.server.staged_commits import StagedCommits
+from tablelayer.server.staged.commits import StagedCommits
 
 LOG = "(dt STRING, id INT) PARTITIONED BY (dt) WITH ('bucket.num'='2')"
 PK = "(dt STRING, id INT, PRIMARY KEY (dt, id) NOT ENFORCED) PARTITIONED BY (dt) WITH ('bucket.num'='2')"

@@ -104,7 +104,7 @@ def test_r14_answers_that_are_lost_and_scans_that_are_forgotten_make_neither_gap
     table.upsert([{"id": n, "text": text} for n in range(20_000)])
     cluster = table._inner._cluster
     send, rng, forgotten = cluster.send, random.Random(2), []
-    monkeypatch.setattr("tablelayer.client.state._PIECE_BYTES", 100_000)
+    monkeypatch.setattr("tablelayer.client.read.state._PIECE_BYTES", 100_000)
 
     async def unreliable(request, response, **options):
         if not isinstance(request, ScanSnapshotRequest) or request.close:

@@ -5,7 +5,7 @@ import logging
 
 from broker.log.partition_log import AppendOrigin
 from protocol.records.header import write_crc
-from tablelayer.model.batch import ArrowBatch, stamp_writer
+from tablelayer.model.batches.batch import ArrowBatch, stamp_writer
 
 
 def test_r17_8_a_scan_passes_over_what_cannot_be_read_and_says_so(

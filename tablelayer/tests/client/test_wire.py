@@ -9,7 +9,7 @@ from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout, UnsupportedRequest
-from tablelayer.client.wire import BrokerConnection
+from tablelayer.client.wire.connection import BrokerConnection
 from tablelayer.model.messages import ListDatabasesRequest, ListDatabasesResponse
 
 

@@ -11,15 +11,16 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.records.header import verify_crc
-from tablelayer.client import RequestTimeout, TableError, connect_async, writer
+from tablelayer.client import RequestTimeout, TableError, connect_async
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.writer import Writer
-from tablelayer.model.batch import ArrowBatch
+from tablelayer.client.write import writer
+from tablelayer.client.write.writer import Writer
+from tablelayer.model.batches.batch import ArrowBatch
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.messages import AppendRowsRequest, AppendRowsResponse, WrittenBucket
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.type_text import parse_type
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.text import parse_type
 
 
 class Log:

@@ -20,8 +20,8 @@ from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import LOG_OVERHEAD, write_crc
 from protocol.schema import ApiMessage, Field, Struct
-from tablelayer.model.batch import ArrowBatch
-from tablelayer.model.options import DECLARED
+from tablelayer.model.batches.batch import ArrowBatch
+from tablelayer.model.table.options import DECLARED
 from tablelayer.tests.fuzz.world import World
 from tablelayer.tests.model import ipc_mutations
 

@@ -22,9 +22,9 @@ from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.records.decode import decode_records
 from protocol.records.header import iter_headers
 from tablelayer.model import messages as m
-from tablelayer.model.batch import ArrowBatch, ChangeType
-from tablelayer.model.filters import encode_filter
-from tablelayer.model.ipc import decode_ipc, encode_ipc
+from tablelayer.model.batches.batch import ArrowBatch, ChangeType
+from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
+from tablelayer.model.filters.filters import encode_filter
 from tablelayer.tests.fuzz.world import FORMAT, Standing, World
 from tablelayer.tests.server.test_hostile_batches import printed
 

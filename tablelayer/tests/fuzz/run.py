@@ -29,7 +29,7 @@ from protocol.messages.incremental_alter_configs import IncrementalAlterConfigsR
 from protocol.messages.produce import ProduceRequest
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.tests.fuzz.mutations import Chance, damaged_frame, mutated
 from tablelayer.tests.fuzz.oracle import DisagreementError, Oracle
 from tablelayer.tests.fuzz.server import KEPT_BYTES_MAX, UnansweredError, WatchedServer, settled

@@ -15,8 +15,8 @@ from broker.net.reply import CloseConnection
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.evolution import changes_from_json
-from tablelayer.server.handlers import _each
+from tablelayer.model.table.evolution import changes_from_json
+from tablelayer.server.api.handlers import _each
 from tablelayer.tests.server.tables import run, tables
 from tablelayer.tests.server.test_hostile_batches import send
 from tablelayer.tests.server.test_staged_writes import chunk_of, commit, logged, stage

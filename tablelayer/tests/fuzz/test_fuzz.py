@@ -24,8 +24,8 @@ import pytest
 
 from tablelayer.cli.warm import warm_up
 from tablelayer.model import messages as m
-from tablelayer.model.batch import ArrowBatch, encode_arrow_batch
-from tablelayer.server import log_bucket
+from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
+from tablelayer.server.bucket import log_bucket
 from tablelayer.server.catalog import Catalog
 from tablelayer.tests.fuzz import run as fuzzing
 from tablelayer.tests.fuzz import server

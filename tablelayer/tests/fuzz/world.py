@@ -31,16 +31,16 @@ from protocol.messages.produce import PartitionProduceData, ProduceRequest, Topi
 from protocol.records.encode import Record, build_batch
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
-from tablelayer.model.avro_schema import schema_text
-from tablelayer.model.avro_write import Frame, rows_to_avro
-from tablelayer.model.batch import encode_arrow_batch
+from tablelayer.model.avro.schema import schema_text
+from tablelayer.model.avro.write import Frame, rows_to_avro
+from tablelayer.model.batches.batch import encode_arrow_batch
+from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.ddl import AlterTable, parse, parse_columns
-from tablelayer.model.evolution import changes_to_json
-from tablelayer.model.filters import encode_filter
-from tablelayer.model.ipc import encode_ipc
-from tablelayer.model.json_write import rows_to_json
-from tablelayer.model.options import ArrowCompression
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.filters.filters import encode_filter
+from tablelayer.model.json.write import rows_to_json
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.evolution import changes_to_json
+from tablelayer.model.table.options import ArrowCompression
 from tablelayer.tests.fuzz.server import WatchedServer, Wire
 from tablelayer.tests.server.test_hostile_batches import COLUMNS, KEYED, filled
 

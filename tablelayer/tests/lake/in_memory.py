@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tablelayer.lake.catalogs import LakeCatalog, TieredTable
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 
 
 def tiered_into(lake: Any, definition: TableDefinition) -> TieredTable:

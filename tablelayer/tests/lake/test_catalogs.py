@@ -9,7 +9,7 @@ import pytest
 from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.catalogs import lake_catalog
 from tablelayer.lake.coordinator import LakeStatus
-from tablelayer.model.table import TablePath
+from tablelayer.model.table.definition import TablePath
 
 PATH = TablePath("shop", "orders")
 

@@ -14,10 +14,10 @@ from tablelayer.lake.adapter import LakeError, RoundLostError
 from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.ddl import AlterTable, parse
-from tablelayer.model.evolution import evolve
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import (
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.evolution import evolve
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import (
     BIGINT,
     BOOLEAN,
     BYTES,
@@ -33,7 +33,7 @@ from tablelayer.model.types import (
     timestamp,
     timestamp_ltz,
 )
-from tablelayer.model.types import decimal as decimal_type
+from tablelayer.model.types.column_types import decimal as decimal_type
 from tablelayer.spark.types import spark_type
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, row
 

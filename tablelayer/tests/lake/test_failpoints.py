@@ -22,7 +22,7 @@ import pytest
 from tablelayer.lake import iceberg
 from tablelayer.lake.coordinator import TieringRound
 from tablelayer.lake.tiering_round import Outcome, tier_round
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, row
 
 pytestmark = [

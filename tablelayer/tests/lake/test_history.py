@@ -8,9 +8,9 @@ import pytest
 
 from tablelayer.lake.adapter import LakeError, LakeState, round_properties
 from tablelayer.lake.history import LakeSnapshot, find_committed
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import INT
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import INT
 
 TABLE = TableDefinition(TablePath("shop", "orders"), Schema.of([("id", INT)], ()), table_id=UUID(int=1))
 OWNER = str(TABLE.table_id)

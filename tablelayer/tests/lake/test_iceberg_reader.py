@@ -35,11 +35,11 @@ from pyiceberg.types import (
 
 from tablelayer.lake.adapter import LakeError, LakeState
 from tablelayer.lake.iceberg_reader import IcebergReader
-from tablelayer.model.conditions import filter_of_sql
 from tablelayer.model.ddl import AlterTable, CreateTable, parse
-from tablelayer.model.evolution import evolve
-from tablelayer.model.filters import Filter, encode_filter
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.filters.conditions import filter_of_sql
+from tablelayer.model.filters.filters import Filter, encode_filter
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.evolution import evolve
 
 SQL = (
     "CREATE TABLE shop.t (id BIGINT, n SMALLINT, name STRING, code BINARY(2), price DECIMAL(10, 2), at TIMESTAMP(3))"

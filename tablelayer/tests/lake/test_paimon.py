@@ -17,9 +17,9 @@ from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.paimon_read import data_files
 from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import merge_tail
-from tablelayer.model.buckets import bucket_of
-from tablelayer.model.schema import Schema
-from tablelayer.model.types import (
+from tablelayer.model.rows.buckets import bucket_of
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import (
     BIGINT,
     BOOLEAN,
     BYTES,
@@ -39,7 +39,7 @@ from tablelayer.model.types import (
     timestamp,
     timestamp_ltz,
 )
-from tablelayer.model.types import decimal as decimal_type
+from tablelayer.model.types.column_types import decimal as decimal_type
 from tablelayer.spark.types import spark_type
 from tablelayer.tests.lake.paimon_world import PaimonWorld
 from tablelayer.tests.lake.test_columns import alter, rows

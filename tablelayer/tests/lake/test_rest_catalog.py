@@ -28,8 +28,8 @@ from tablelayer.lake.iceberg_reader import IcebergReader
 from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import union_read
 from tablelayer.lake.union_scan import union_scan
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import BIGINT, INT, STRING
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.types.column_types import BIGINT, INT, STRING
 from tablelayer.tests.lake.rest_catalog import Json, RestCatalog, rest_catalog
 from tablelayer.tests.lake.test_columns import alter
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, fill, row

@@ -17,8 +17,8 @@ from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.coordinator import Heartbeats, LakeStatus, TieringRound
 from tablelayer.lake.tiering_round import Outcome, RoundResult, tier_round
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.lake_offsets import Offsets, PartitionBucket
-from tablelayer.model.table import TablePath
+from tablelayer.model.lake.offsets import Offsets, PartitionBucket
+from tablelayer.model.table.definition import TablePath
 
 PATH = TablePath("shop", "orders")
 TABLE_ID = UUID(int=1)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.lake.topics import inferred_columns
-from tablelayer.model.options import UnknownFields
-from tablelayer.model.schema import Schema
-from tablelayer.model.topic_lake import TopicFormat
-from tablelayer.model.types import BIGINT, BOOLEAN, DOUBLE, INT, STRING, decimal
+from tablelayer.model.lake.topics import TopicFormat
+from tablelayer.model.table.options import UnknownFields
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, INT, STRING, decimal
 
 COLUMNS = [("id", INT), ("name", STRING)]
 

@@ -21,15 +21,15 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.lake import union_scan as module
 from tablelayer.lake.adapter import LakeError, LakeState
 from tablelayer.lake.union_scan import UnionScan, union_scan
-from tablelayer.model.batch import ChangeType
-from tablelayer.model.conditions import filter_of_sql
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.filters import Filter, encode_filter
-from tablelayer.model.lake_offsets import PartitionBucket
-from tablelayer.model.partitions import Partition
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.filters.conditions import filter_of_sql
+from tablelayer.model.filters.filters import Filter, encode_filter
+from tablelayer.model.lake.offsets import PartitionBucket
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.partitions import Partition
+from tablelayer.model.table.schema import Column
 from tablelayer.tests.lake.in_memory import tiered_into
 
 Row = dict[str, Any]

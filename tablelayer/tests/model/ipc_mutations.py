@@ -14,8 +14,8 @@ import cramjam
 import numpy as np
 
 from protocol.records.header import LOG_OVERHEAD, write_crc
-from tablelayer.model.batch import ArrowBatch, message_position
-from tablelayer.model.ipc_metadata import build_metadata, parse_metadata
+from tablelayer.model.batches.batch import ArrowBatch, message_position
+from tablelayer.model.batches.ipc_metadata import build_metadata, parse_metadata
 
 EDGES = (-(1 << 63), -(1 << 31), -2, -1, 0, 1, 7, 8, 9, 63, 64, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1)
 

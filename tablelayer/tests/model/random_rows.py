@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from tablelayer.model import types
-from tablelayer.model.nested import make_entries, make_row
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import DataType, Field, TypeKind
+from tablelayer.model.rows.nested import make_entries, make_row
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types import column_types as types
+from tablelayer.model.types.column_types import DataType, Field, TypeKind
 
 EVERY_TYPE = [
     types.BOOLEAN, types.TINYINT, types.SMALLINT, types.INT, types.BIGINT, types.FLOAT, types.DOUBLE,

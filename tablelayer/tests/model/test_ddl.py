@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model import types as t
 from tablelayer.model.ddl import (
     CreateDatabase,
     CreateTable,
@@ -31,7 +30,8 @@ from tablelayer.model.ddl import (
     parse_columns,
 )
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.table import TablePath
+from tablelayer.model.table.definition import TablePath
+from tablelayer.model.types import column_types as t
 
 T = TablePath("default", "t")
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model import options as table_options
-from tablelayer.model import types as t
-from tablelayer.model.aggregates import Aggregate, AggregateFunction
 from tablelayer.model.ddl import CreateTable, create_table_sql, parse
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
-from tablelayer.model.evolution import changed_table
-from tablelayer.model.options import DECLARED, ChangelogImage, DatalakeFormat, DeleteBehavior
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.type_text import parse_type
+from tablelayer.model.table import options as table_options
+from tablelayer.model.table.aggregates import Aggregate, AggregateFunction
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.evolution import changed_table
+from tablelayer.model.table.options import DECLARED, ChangelogImage, DatalakeFormat, DeleteBehavior
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types import column_types as t
+from tablelayer.model.types.text import parse_type
 
 TABLE = UUID("6f7c2a52-92f4-4f0e-8f2b-7d6a0a4f1c11")
 PATH = TablePath("shop", "orders")

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model import types as t
-from tablelayer.model import values
 from tablelayer.model.ddl import AlterDatabase, AlterTable, CreateTable, DdlError, create_table_sql, parse
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.evolution import (
+from tablelayer.model.rows.stored import encode_rows
+from tablelayer.model.rows.versions import Conversion, decode_stored, upgraded
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.evolution import (
     FIRST,
     AddColumn,
     DropColumn,
@@ -29,10 +30,9 @@ from tablelayer.model.evolution import (
     evolve,
     widens,
 )
-from tablelayer.model.rows import encode_rows
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.versions import Conversion, decode_stored, upgraded
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types import column_types as t
+from tablelayer.model.types import values
 from tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, values_of
 
 PATH = TablePath("default", "t")

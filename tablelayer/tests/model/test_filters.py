@@ -23,12 +23,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
-from tablelayer.model import filters, literal_kernels, statistics, substrait, types
-from tablelayer.model.conditions import filter_of_sql
+from tablelayer.model.batches import statistics
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.filters import Filter, Verdict, encode_filter
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import DataType, TypeKind
+from tablelayer.model.filters import filters, substrait
+from tablelayer.model.filters import literals as literal_kernels
+from tablelayer.model.filters.conditions import filter_of_sql
+from tablelayer.model.filters.filters import Filter, Verdict, encode_filter
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types import column_types as types
+from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, batches, values_of
 
 COMPARED = [each for each in EVERY_TYPE if each.kind is not TypeKind.TIME and each.precision != 9]

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model import types as t
 from tablelayer.model.errors import RowError, TableErrorCode
-from tablelayer.model.json_rows import json_to_rows, rows_to_json, warm
-from tablelayer.model.options import UnknownFields
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.types import TypeKind
+from tablelayer.model.json.rows import json_to_rows, rows_to_json, warm
+from tablelayer.model.table.options import UnknownFields
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types import column_types as t
+from tablelayer.model.types.column_types import TypeKind
 
 WIDE = Context(prec=2000, Emax=10**9, Emin=-(10**9))
 EPOCH = dt.datetime(1970, 1, 1)

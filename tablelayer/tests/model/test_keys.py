@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.keys import decode_keys, encode_few_keys, encode_keys
-from tablelayer.model.types import DataType, TypeKind
+from tablelayer.model.rows.keys import decode_keys, encode_few_keys, encode_keys
+from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, values_of
 
 

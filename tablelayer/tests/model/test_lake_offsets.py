@@ -7,7 +7,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablelayer.model.lake_offsets import (
+from tablelayer.model.lake.offsets import (
     PartitionBucket,
     offsets_from_json,
     offsets_to_json,

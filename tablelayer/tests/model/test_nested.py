@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model import types as t
 from tablelayer.model.errors import RowError
-from tablelayer.model.json_rows import json_to_rows, rows_to_json
-from tablelayer.model.nested import cast, check_inside, entries, repeated_keys
-from tablelayer.model.options import UnknownFields
-from tablelayer.model.rows import decode_rows, encode_rows
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.type_text import parse_type
-from tablelayer.model.types import DataType, TypeKind
+from tablelayer.model.json.rows import json_to_rows, rows_to_json
+from tablelayer.model.rows.nested import cast, check_inside, entries, repeated_keys
+from tablelayer.model.rows.stored import decode_rows, encode_rows
+from tablelayer.model.table.options import UnknownFields
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types import column_types as t
+from tablelayer.model.types.column_types import DataType, TypeKind
+from tablelayer.model.types.text import parse_type
 from tablelayer.tests.model.random_rows import array_of, batches, nested_types, plain_types, values_of
 
 few = settings(deadline=None, max_examples=40)

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model import types as t
-from tablelayer.model.buckets import bucket_of
-from tablelayer.model.paimon_buckets import paimon_buckets
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.rows.buckets import bucket_of
+from tablelayer.model.rows.paimon_buckets import paimon_buckets
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types import column_types as t
 from tablelayer.tests.model.test_buckets import MASK, shortest
 
 relaxed = settings(max_examples=120, deadline=None)

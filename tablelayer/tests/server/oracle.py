@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.types import INTEGER_BITS, DataType, TypeKind
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.types.column_types import INTEGER_BITS, DataType, TypeKind
 
 Row = dict[str, Any]
 Change = tuple[str, Row]

@@ -17,11 +17,11 @@ from broker.net.reply import Peer
 from broker.testing.direct import DirectBroker, direct_broker
 from broker.testing.files import copy_as_killed as copy_as_killed
 from tablelayer.model import messages as m
-from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
 from tablelayer.model.ddl import AlterTable, parse, parse_columns
-from tablelayer.model.evolution import changes_to_json
-from tablelayer.model.ipc import decode_ipc, encode_ipc
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.evolution import changes_to_json
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.limits import Limits
 

@@ -13,16 +13,16 @@ import pytest
 
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
+from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.filters import encode_filter
-from tablelayer.model.ipc import decode_ipc, encode_ipc
-from tablelayer.model.schema import Schema
-from tablelayer.model.sizes import RowCost, value_width
-from tablelayer.model.types import BIGINT, STRING, array_of, binary, row_of
-from tablelayer.server import reads
-from tablelayer.server.kv import KeyRange
+from tablelayer.model.filters.filters import encode_filter
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import BIGINT, STRING, array_of, binary, row_of
+from tablelayer.model.types.sizes import RowCost, value_width
 from tablelayer.server.limits import Limits
+from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
+from tablelayer.server.store.kv import KeyRange
 from tablelayer.tests.server.tables import Table, run, tables
 
 KEYED = "id INT, text STRING, PRIMARY KEY (id) NOT ENFORCED"

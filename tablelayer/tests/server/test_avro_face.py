@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model.avro_schema import AvroSchema, AvroSchemaError, check_range, schema_text
-from tablelayer.model.avro_write import Frame, rows_to_avro
-from tablelayer.model.batch import ChangeType
+from tablelayer.model.avro.schema import AvroSchema, AvroSchemaError, check_range, schema_text
+from tablelayer.model.avro.write import Frame, rows_to_avro
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import BIGINT, TEXT_KINDS, DataType, TypeKind, array_of, timestamp
-from tablelayer.server.avro_face import schema_ids
-from tablelayer.server.transcode import from_kafka, to_kafka
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types.column_types import BIGINT, TEXT_KINDS, DataType, TypeKind, array_of, timestamp
+from tablelayer.server.kafka_face.avro import schema_ids
+from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 from tablelayer.tests.model.random_rows import avro_nested_types, batches, plain_types, with_edges
 from tablelayer.tests.server.test_value_formats import DELETE, INSERT, logged, records, table
 

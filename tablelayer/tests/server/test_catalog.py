@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import parse_columns
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Tables, run, tables
 

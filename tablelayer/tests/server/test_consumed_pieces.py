@@ -15,9 +15,9 @@ from broker.log.partition_log import AppendOrigin
 from protocol.records.decode import decode_records
 from protocol.records.header import BatchHeader, iter_headers, verify_crc
 from tablelayer.model import messages as m
-from tablelayer.model.batch import ArrowBatch
-from tablelayer.model.filters import encode_filter
-from tablelayer.model.options import ArrowCompression
+from tablelayer.model.batches.batch import ArrowBatch
+from tablelayer.model.filters.filters import encode_filter
+from tablelayer.model.table.options import ArrowCompression
 from tablelayer.server.limits import Limits
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, with_field
 from tablelayer.tests.server.tables import Table, run, tables

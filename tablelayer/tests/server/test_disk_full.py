@@ -15,10 +15,16 @@ import pytest
 
 from broker.disk_errors import is_disk_full
 from protocol.errors import ErrorCode
-from tablelayer.model.batch import ChangeType
-from tablelayer.server.kv import DiskFullError, KeyValueStore, SharedMemory, StalledStoreError, is_damage
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.server.limits import Limits
-from tablelayer.server.reads import row_count
+from tablelayer.server.read.bucket_state import row_count
+from tablelayer.server.store.kv import (
+    DiskFullError,
+    KeyValueStore,
+    SharedMemory,
+    StalledStoreError,
+    is_damage,
+)
 from tablelayer.tests.server.tables import run, tables
 
 NO_SPACE = Exception("IO error: No space left on device: While appending to file: 000009.sst")
@@ -145,7 +151,7 @@ def test_a_store_that_finds_no_room_at_its_start_is_not_taken_for_damaged(
     def no_room(*_: object) -> None:
         raise NO_SPACE
 
-    monkeypatch.setattr("tablelayer.server.kv.Rdict", no_room)
+    monkeypatch.setattr("tablelayer.server.store.kv.Rdict", no_room)
     memory = SharedMemory(Limits())
     with pytest.raises(DiskFullError) as caught:
         KeyValueStore.open(tmp_path / "store", memory)
@@ -156,7 +162,7 @@ def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is logged already is not stored yet; what comes then is refused without an effect."""
-    monkeypatch.setattr("tablelayer.server.key_bucket._DISK_FULL_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("tablelayer.server.bucket.key_bucket._DISK_FULL_RETRY_SECONDS", 0.05)
 
     def full(*_: object) -> None:
         raise DiskFullError("No space left on device")

@@ -19,7 +19,7 @@ import pytest
 
 from broker.testing.files import copy_as_killed
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.table import TableDefinition
+from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.oracle import Change, Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import KEY, random_batch, random_definition

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.records.decode import decode_records
-from tablelayer.model.avro_schema import AvroSchema, schema_text
-from tablelayer.model.avro_write import Frame
-from tablelayer.model.batch import encode_arrow_batch
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import DOUBLE, FLOAT
-from tablelayer.server.transcode import from_kafka, to_kafka
-from tablelayer.server.writes import decode_append
+from tablelayer.model.avro.schema import AvroSchema, schema_text
+from tablelayer.model.avro.write import Frame
+from tablelayer.model.batches.batch import encode_arrow_batch
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types.column_types import DOUBLE, FLOAT
+from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
+from tablelayer.server.merge.writes import decode_append
 from tablelayer.tests.model.random_rows import (
     EVERY_TYPE,
     array_of,

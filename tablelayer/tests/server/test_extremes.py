@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pytest
 
 from tablelayer.model import messages as m
-from tablelayer.model.batch import encode_arrow_batch
+from tablelayer.model.batches.batch import encode_arrow_batch
+from tablelayer.model.batches.extremes import extremes
+from tablelayer.model.batches.ipc import decode_ipc
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.extremes import extremes
-from tablelayer.model.filters import encode_filter
-from tablelayer.model.ipc import decode_ipc
-from tablelayer.server import extremes as server_extremes
-from tablelayer.server import writes
+from tablelayer.model.filters.filters import encode_filter
+from tablelayer.server.bucket import extremes as server_extremes
+from tablelayer.server.merge import writes
 from tablelayer.tests.server.tables import Table, run, tables
 
 COLUMNS = (

@@ -17,13 +17,15 @@ import pytest
 
 from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
-from tablelayer.model import statistics
-from tablelayer.model.batch import ArrowBatch, ChangeType, with_statistics
+from tablelayer.model.batches import statistics
+from tablelayer.model.batches.batch import ArrowBatch, ChangeType, with_statistics
+from tablelayer.model.batches.ipc import decode_ipc
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.filters import encode_filter
-from tablelayer.model.ipc import decode_ipc
-from tablelayer.model.options import ArrowCompression
-from tablelayer.server import batch_filter, reads, scan_log, writes
+from tablelayer.model.filters.filters import encode_filter
+from tablelayer.model.table.options import ArrowCompression
+from tablelayer.server.merge import writes
+from tablelayer.server.read import batch_filter, scan_log
+from tablelayer.server.read import bucket_state as reads
 from tablelayer.tests.server.tables import Table, Tables, run, tables
 
 Found = tuple[int, str, dict[str, Any]]

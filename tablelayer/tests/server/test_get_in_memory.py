@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tablelayer.server.kv import KeyValueStore, SharedMemory
 from tablelayer.server.limits import Limits
+from tablelayer.server.store.kv import KeyValueStore, SharedMemory
 
 KEPT, GONE, NEVER = b"\x01kept", b"\x01gone", b"\x01never"
 

@@ -23,13 +23,13 @@ from protocol.errors import ErrorCode
 from protocol.records.decode import decode_records
 from protocol.records.header import iter_headers
 from tablelayer.model import messages as m
-from tablelayer.model.batch import ArrowBatch, encode_arrow_batch
+from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
+from tablelayer.model.batches.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, decode_ipc, encode_ipc
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.filters import encode_filter
-from tablelayer.model.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, decode_ipc, encode_ipc
-from tablelayer.model.options import ArrowCompression
-from tablelayer.model.types import TypeKind
-from tablelayer.server import reads
+from tablelayer.model.filters.filters import encode_filter
+from tablelayer.model.table.options import ArrowCompression
+from tablelayer.model.types.column_types import TypeKind
+from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
 from tablelayer.tests.model.random_rows import array_of

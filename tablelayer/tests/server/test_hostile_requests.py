@@ -131,7 +131,7 @@ def test_old_versions_of_lake_messages_are_told_what_they_cannot_be_told(
             from dataclasses import replace
 
             from tablelayer.model.ddl import parse_columns
-            from tablelayer.model.table import TableDefinition, TablePath
+            from tablelayer.model.table.definition import TableDefinition, TablePath
 
             whole = TableDefinition(
                 TablePath("default", "p"),

@@ -18,9 +18,9 @@ from broker.cluster.partition import Partition
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
-from tablelayer.model.buckets import bucket_of
 from tablelayer.model.ddl import CreateTable, parse
-from tablelayer.server.key_bucket import KeyBucket
+from tablelayer.model.rows.buckets import bucket_of
+from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Table, Tables, run, tables
 

@@ -130,7 +130,7 @@ def test_r17_2_values_are_upserts_and_nulls_deletes_wherever_the_client_sends_th
             assert all(states)
             import pyarrow as pa
 
-            from tablelayer.model.buckets import bucket_of
+            from tablelayer.model.rows.buckets import bucket_of
 
             for bucket, state in enumerate(states):
                 rows = pa.RecordBatch.from_pylist(state, schema=table.definition.schema.arrow())
@@ -241,7 +241,7 @@ def test_ten_consumers_cost_one_transcoding(tmp_path: Path, monkeypatch: pytest.
     async def work() -> None:
         import asyncio
 
-        from tablelayer.server import kafka_pieces
+        from tablelayer.server.kafka_face import pieces as kafka_pieces
 
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(COLUMNS)

@@ -9,8 +9,8 @@ import pytest
 
 from broker.ports import CreateNode, DeleteNode, Node, NoNodeError, SetNode, StoreOperation
 from tablelayer.model.errors import TableError
-from tablelayer.server.lake import LakeRounds
-from tablelayer.server.lake_machine import Candidate, Timing
+from tablelayer.server.lake.machine import Candidate, Timing
+from tablelayer.server.lake.tiering import LakeRounds
 
 ORDERS, ITEMS = UUID(int=1), UUID(int=2)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tablelayer.model.errors import TableError
-from tablelayer.server.lake_machine import Candidate, LakeMachine, LakeState, Now, Timing
+from tablelayer.server.lake.machine import Candidate, LakeMachine, LakeState, Now, Timing
 
 TABLES = [Candidate(UUID(int=n + 1), freshness) for n, freshness in enumerate((0, 5_000, 60_000))]
 TIMING = Timing(lease=10_000, round_max=40_000, retry=1_000, retry_max=20_000)

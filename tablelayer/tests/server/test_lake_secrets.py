@@ -15,7 +15,7 @@ from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.catalogs import lake_catalog
 from tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, TieringRound
 from tablelayer.model import messages as m
-from tablelayer.model.table import TablePath
+from tablelayer.model.table.definition import TablePath
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import run, tables
 

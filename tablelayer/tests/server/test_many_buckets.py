@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tablelayer.model.sizes import RowCost
-from tablelayer.server.kv import KeyRange, KeyValueStore, SharedMemory
+from tablelayer.model.types.sizes import RowCost
 from tablelayer.server.limits import Limits
 from tablelayer.server.room import Room
 from tablelayer.server.services import _and_pause
+from tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory
 from tablelayer.tests.server.tables import run, tables
 
 COLUMNS = "id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED"

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model import types
-from tablelayer.model.aggregates import Aggregate, AggregateFunction
-from tablelayer.model.batch import ChangeType
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
-from tablelayer.model.rows import decode_rows
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
-from tablelayer.server.aggregate import Chain, fold
-from tablelayer.server.auto_increment import Numbers
-from tablelayer.server.merge import MergeRules, Operations, merge
-from tablelayer.server.writes import admit, target_columns
+from tablelayer.model.rows.stored import decode_rows
+from tablelayer.model.table.aggregates import Aggregate, AggregateFunction
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types import column_types as types
+from tablelayer.server.merge.aggregation import Chain, fold
+from tablelayer.server.merge.auto_increment import Numbers
+from tablelayer.server.merge.engines import MergeRules, Operations, merge
+from tablelayer.server.merge.writes import admit, target_columns
 from tablelayer.tests.server.oracle import Change, Operation, Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import random_batch, random_definition
 
@@ -98,7 +98,7 @@ def test_r2_to_r10_every_kind_of_table_equals_the_rules_in_plain_python(seed: in
 
 def test_r9_7_an_overflow_names_the_row_as_it_was_sent_and_the_column() -> None:
     from tablelayer.model.ddl import parse_columns
-    from tablelayer.model.table import TablePath
+    from tablelayer.model.table.definition import TablePath
 
     options = {"table.merge-engine": "aggregation", "fields.n.agg": "sum"}
     schema = parse_columns("k INT, n TINYINT, PRIMARY KEY (k) NOT ENFORCED")

@@ -21,10 +21,10 @@ from protocol.records.header import iter_headers
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import AlterTable, CreateTable, parse
 from tablelayer.model.errors import RowError, TableErrorCode
-from tablelayer.model.evolution import changes_to_json
-from tablelayer.model.partitions import PartitionPlan, check_rows_of_partition, plan_partitions
-from tablelayer.model.table import TableDefinition
-from tablelayer.server import auto_partitions
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.evolution import changes_to_json
+from tablelayer.model.table.partitions import PartitionPlan, check_rows_of_partition, plan_partitions
+from tablelayer.server.partitions import automatic as auto_partitions
 from tablelayer.tests.server.tables import Table, Tables, run, tables
 
 PK = "CREATE TABLE t (dt STRING, id INT, v INT, PRIMARY KEY (id, dt) NOT ENFORCED) PARTITIONED BY (dt)"

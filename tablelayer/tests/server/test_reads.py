@@ -12,9 +12,9 @@ import pytest
 
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
-from tablelayer.model.batch import ArrowBatch
+from tablelayer.model.batches.batch import ArrowBatch
+from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.ipc import encode_ipc
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import coming_from, run, tables
 
@@ -96,7 +96,7 @@ def test_a_log_table_gives_back_what_was_appended_whole_and_projected(
         async with tables(tmp_path) as all_tables:
             table = await all_tables.create(LOG)
             rows = [log_row(number) for number in range(500)]
-            from tablelayer.model.options import ArrowCompression
+            from tablelayer.model.table.options import ArrowCompression
 
             for start in range(0, 500, 50):
                 answer = await table.append(

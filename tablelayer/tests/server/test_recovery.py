@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tablelayer.server.kv import KeyValueStore, SharedMemory
 from tablelayer.server.limits import Limits
-from tablelayer.server.recovery import StoreRecovery, UnrecoverableBucketError
-from tablelayer.server.snapshots import DamagedSnapshotError, Snapshot
+from tablelayer.server.store.kv import KeyValueStore, SharedMemory
+from tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError
+from tablelayer.server.store.snapshots import DamagedSnapshotError, Snapshot
 
 MEMORY = SharedMemory(Limits())
 

@@ -8,7 +8,7 @@ import pytest
 from pyarrow.fs import _MockFileSystem
 
 from broker.testing.fsyncs import recorded_fsyncs
-from tablelayer.server.remote_files import ArrowFiles, LocalFiles, RemoteFiles, open_files
+from tablelayer.server.store.remote_files import ArrowFiles, LocalFiles, RemoteFiles, open_files
 
 
 @pytest.fixture(params=["directory", "arrow"])

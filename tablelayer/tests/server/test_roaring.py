@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.server.roaring import MalformedBitmapError, union
+from tablelayer.server.merge.roaring import MalformedBitmapError, union
 from tablelayer.tests.server.oracle import bitmap32, bitmap64, bits32, bits64
 
 RANGES = st.tuples(

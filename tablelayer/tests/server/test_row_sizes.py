@@ -15,7 +15,7 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.records.encode import Record, build_batch
 from tablelayer.model.errors import RowError, TableErrorCode
-from tablelayer.model.sizes import BATCH_BYTES_MAX, ROW_BYTES_MAX, RowBytes, check_rows
+from tablelayer.model.types.sizes import BATCH_BYTES_MAX, ROW_BYTES_MAX, RowBytes, check_rows
 from tablelayer.tests.server.tables import Table, run, tables
 from tablelayer.tests.server.test_avro_face import AVRO, decode
 from tablelayer.tests.server.test_value_formats import table

@@ -11,7 +11,7 @@ import pytest
 
 from broker.ports import SystemClock
 from tablelayer.model.ddl import CreateTable, parse
-from tablelayer.server.key_bucket import KeyBucket
+from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Table, Tables, replay, run, tables
 from tablelayer.tests.server.test_writes import hold_stores

@@ -16,7 +16,8 @@ import pytest
 from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.evolution import (
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.evolution import (
     AddColumn,
     Change,
     DropColumn,
@@ -25,10 +26,9 @@ from tablelayer.model.evolution import (
     changes_to_json,
     evolve,
 )
-from tablelayer.model.schema import Column
-from tablelayer.model.table import TableDefinition
-from tablelayer.model.type_text import parse_type
-from tablelayer.model.types import DataType, TypeKind
+from tablelayer.model.table.schema import Column
+from tablelayer.model.types.column_types import DataType, TypeKind
+from tablelayer.model.types.text import parse_type
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Row, Table, replay, run, tables
 from tablelayer.tests.server.test_kafka_face import consume, produce

@@ -19,8 +19,8 @@ import fastavro
 import pytest
 
 from protocol.errors import ErrorCode, KafkaError
-from tablelayer.model.avro_schema import AvroSchema
-from tablelayer.server.schema_registry import SchemaRegistries
+from tablelayer.model.avro.schema import AvroSchema
+from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
 from tablelayer.tests.server.tables import Table, run, tables
 from tablelayer.tests.server.test_kafka_face import batch, consume, row
 

@@ -15,10 +15,10 @@ import pytest
 
 from broker.testing.files import copy_as_killed
 from broker.testing.fsyncs import recorded_fsyncs
-from tablelayer.server.kv import KeyValueStore, SharedMemory
 from tablelayer.server.limits import Limits
-from tablelayer.server.remote_files import LocalFiles
-from tablelayer.server.snapshots import (
+from tablelayer.server.store.kv import KeyValueStore, SharedMemory
+from tablelayer.server.store.remote_files import LocalFiles
+from tablelayer.server.store.snapshots import (
     BucketSnapshots,
     DamagedSnapshotError,
     SnapshotSchedule,

@@ -21,12 +21,12 @@ from broker.cluster.metadata import TopicManager
 from broker.ports import StoreOperation
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
-from tablelayer.model.batch import ChangeType
+from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.server import staged_space
 from tablelayer.server.limits import Limits
-from tablelayer.server.staged_commits import Ledger, StagedCommits, following
-from tablelayer.server.staging import Chunk, StagingArea
+from tablelayer.server.staged import space as staged_space
+from tablelayer.server.staged.commits import Ledger, StagedCommits, following
+from tablelayer.server.staged.staging import Chunk, StagingArea
 from tablelayer.tests.server.tables import Row, Table, coming_from, run, tables
 from tablelayer.tests.server.test_row_ttl import StandingClock
 
@@ -270,7 +270,7 @@ def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_path: P
 
 async def create_aggregation(all_tables: Any, columns: str, options: dict[str, str]) -> Table:
     from tablelayer.model.ddl import parse_columns
-    from tablelayer.model.table import TableDefinition, TablePath
+    from tablelayer.model.table.definition import TableDefinition, TablePath
 
     definition = TableDefinition(
         TablePath("default", "t"), parse_columns(columns), bucket_count=1, options=options

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from tablelayer.model.ddl import parse_columns
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.server.kv import DamagedStoreError, KeyValueStore, SharedMemory
+from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.limits import Limits
-from tablelayer.server.merge import Operations
-from tablelayer.server.tablet import PreparedWrite, Tablet
-from tablelayer.server.time_travel import _move
-from tablelayer.server.writes import Writer
+from tablelayer.server.merge.engines import Operations
+from tablelayer.server.merge.writes import Writer
+from tablelayer.server.read.time_travel import _move
+from tablelayer.server.store.kv import DamagedStoreError, KeyValueStore, SharedMemory
+from tablelayer.server.store.tablet import PreparedWrite, Tablet
 
 LIMITS = Limits()
 TABLE = TableDefinition(

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
+from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.ipc import encode_ipc
-from tablelayer.server.kv import successor
 from tablelayer.server.limits import Limits
-from tablelayer.server.snapshots import Snapshot
-from tablelayer.server.time_travel import Base, plan
+from tablelayer.server.read.time_travel import Base, plan
+from tablelayer.server.store.kv import successor
+from tablelayer.server.store.snapshots import Snapshot
 from tablelayer.tests.server.oracle import Oracle, Refused, comparable
 from tablelayer.tests.server.random_tables import random_batch, random_definition
 from tablelayer.tests.server.tables import Row, Table, replay, run, tables

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from protocol.records.decode import RecordColumns, decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import read_header, verify_crc, write_base_offset_and_epoch
-from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.errors import RowError
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.type_text import parse_type
-from tablelayer.server.transcode import from_kafka, to_kafka
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types.text import parse_type
+from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 
 
 def table(

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from protocol.records.decode import RecordColumns, decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import write_base_offset_and_epoch
-from tablelayer.model.batch import ArrowBatch, ChangeType, encode_arrow_batch
+from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.errors import RowError, TableError
-from tablelayer.model.json_rows import rows_to_json
-from tablelayer.model.schema import Column, Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.type_text import parse_type
-from tablelayer.model.types import BIGINT
-from tablelayer.server.transcode import from_kafka, to_kafka
+from tablelayer.model.json.rows import rows_to_json
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types.column_types import BIGINT
+from tablelayer.model.types.text import parse_type
+from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 from tablelayer.tests.model.random_rows import batches
 
 DEBEZIUM = {"table.kafka.value-format": "debezium-json"}

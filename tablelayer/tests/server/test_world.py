@@ -14,7 +14,7 @@ from protocol.errors import ErrorCode
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import parse_columns
-from tablelayer.model.table import TableDefinition, TablePath
+from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import Table, replay
 

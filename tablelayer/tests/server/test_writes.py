@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.limits import Limits
-from tablelayer.server.tablet import Tablet
+from tablelayer.server.store.tablet import Tablet
 from tablelayer.tests.server.tables import Row, Table, replay, run, tables
 
 COLUMNS = "id INT, price DOUBLE, name STRING, PRIMARY KEY (id) NOT ENFORCED"

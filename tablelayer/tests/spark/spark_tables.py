@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tablelayer.client import Connection
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import DataType
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import DataType
 
 SHORT_LIVED_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """A few minutes of Spark cost half the CPU time when nothing is compiled for a long life (77 s became 41 s)."""

@@ -17,7 +17,7 @@ from tablelayer.lake.coordinator import ServerCoordinator
 from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.lake.union_scan import lake_snapshots, union_scan
-from tablelayer.model.lake_offsets import PartitionBucket
+from tablelayer.model.lake.offsets import PartitionBucket
 from tablelayer.tests.lake.paimon_world import rows_by_paimon
 from tablelayer.tests.spark.spark_tables import read_available
 

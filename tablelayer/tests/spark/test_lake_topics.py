@@ -13,7 +13,7 @@ from tablelayer.client import Connection
 from tablelayer.lake.coordinator import ServerCoordinator, list_lake
 from tablelayer.lake.paimon import PaimonTable
 from tablelayer.lake.tiering_job import run_tiering
-from tablelayer.model.table import SCHEMA_CONFIG, TableDefinition, TablePath
+from tablelayer.model.table.definition import SCHEMA_CONFIG, TableDefinition, TablePath
 from tablelayer.tests.lake.paimon_world import rows_by_paimon
 from tablelayer.tests.spark.spark_tables import Server
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import BIGINT, STRING
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import BIGINT, STRING
 from tablelayer.spark.lookup_join import BatchLookup, CachedLookups
 
 SCHEMA = Schema.of([("a", BIGINT), ("b", BIGINT), ("v", STRING)], ["a", "b"])

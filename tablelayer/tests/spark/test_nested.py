@@ -13,8 +13,8 @@ import pytest
 from tablelayer.client import Connection
 from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import union_read
-from tablelayer.model.schema import Schema
-from tablelayer.model.type_text import parse_type
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.text import parse_type
 from tablelayer.spark.lookup_join import lookup_join
 from tablelayer.spark.types import spark_schema
 from tablelayer.tests.spark.spark_tables import create, finish, sink, stream

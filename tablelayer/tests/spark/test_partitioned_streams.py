@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tablelayer.client import Connection
 from tablelayer.lake.union_read import _stream_start
 from tablelayer.model.errors import TableError
-from tablelayer.model.lake_offsets import PartitionBucket
+from tablelayer.model.lake.offsets import PartitionBucket
 from tablelayer.spark import run_available_now
 from tablelayer.spark.options import ReadOptions
 from tablelayer.spark.positions import PartitionAt, PartitionedPosition, partition_starts

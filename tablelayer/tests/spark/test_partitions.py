@@ -10,7 +10,7 @@ import pytest
 from tablelayer.client import Connection
 from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableError
-from tablelayer.model.partitions import Partition
+from tablelayer.model.table.partitions import Partition
 from tablelayer.spark import table as spark_table
 from tablelayer.spark.batch import HeadraceReader
 from tablelayer.spark.lookup_join import lookup_join

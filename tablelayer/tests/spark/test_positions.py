@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablelayer.model.conditions import arrow_expression, columns_of, push_down
-from tablelayer.model.schema import Schema
-from tablelayer.model.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING
-from tablelayer.model.types import decimal as decimal_type
+from tablelayer.model.filters.conditions import arrow_expression, columns_of, push_down
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING
+from tablelayer.model.types.column_types import decimal as decimal_type
 from tablelayer.spark.options import ReadOptions, WriteOptions
 from tablelayer.spark.positions import Position, admit, batch_start, lost_ranges
 

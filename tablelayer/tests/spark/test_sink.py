@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tablelayer.client import Connection, DataError, TableError
-from tablelayer.model.types import BIGINT, INT, STRING
+from tablelayer.model.types.column_types import BIGINT, INT, STRING
 from tablelayer.spark.options import WriteOptions
 from tablelayer.spark.sink import plan_write
 from tablelayer.tests.spark.spark_tables import Server, create, finish, load, sink, stream

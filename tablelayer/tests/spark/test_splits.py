@@ -18,9 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablelayer.model.errors import TableError
-from tablelayer.model.schema import Schema
-from tablelayer.model.table import TableDefinition, TablePath
-from tablelayer.model.types import BIGINT, INT, STRING, binary, char, time, timestamp, timestamp_ltz
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import (
+    BIGINT,
+    INT,
+    STRING,
+    binary,
+    char,
+    time,
+    timestamp,
+    timestamp_ltz,
+)
 from tablelayer.spark.lookup_join import BatchLookup, distinct_keys
 from tablelayer.spark.options import ReadOptions
 from tablelayer.spark.splits import (

@@ -9,7 +9,7 @@ import pytest
 
 from tablelayer.client import Connection
 from tablelayer.model.errors import TableError
-from tablelayer.model.types import BIGINT, INT, STRING
+from tablelayer.model.types.column_types import BIGINT, INT, STRING
 from tablelayer.spark import create_view, use
 from tablelayer.spark import table as spark_table
 from tablelayer.spark.options import ReadOptions

@@ -23,7 +23,7 @@ from tablelayer.lake.iceberg_reader import IcebergReader
 from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import union_read
 from tablelayer.lake.union_scan import union_scan
-from tablelayer.model.types import BIGINT, INT, STRING
+from tablelayer.model.types.column_types import BIGINT, INT, STRING
 from tablelayer.tests.spark.spark_tables import create
 
 pytestmark = [

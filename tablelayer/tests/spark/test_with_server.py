@@ -15,7 +15,7 @@ from tablelayer.client import Connection
 from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.model.errors import TableError
-from tablelayer.model.types import (
+from tablelayer.model.types.column_types import (
     BIGINT,
     BOOLEAN,
     BYTES,
@@ -31,8 +31,8 @@ from tablelayer.model.types import (
     timestamp,
     timestamp_ltz,
 )
-from tablelayer.model.types import decimal as decimal_type
-from tablelayer.model.types import time as time_type
+from tablelayer.model.types.column_types import decimal as decimal_type
+from tablelayer.model.types.column_types import time as time_type
 from tablelayer.spark import table as spark_table
 from tablelayer.spark.lookup_join import lookup_join
 from tablelayer.tests.spark.spark_tables import create, load

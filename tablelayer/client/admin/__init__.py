@@ -1,0 +1,1 @@
+"""Databases, tables, partitions; Kafka's topics and groups; statements that define them."""

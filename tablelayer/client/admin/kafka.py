@@ -1,0 +1,376 @@
+"""Kafka's side of the cluster: topics, groups, and the records of a topic, with Kafka's own requests.
+
+Enough for a person to look round and for tables' tests to see the Kafka face; not a Kafka client. Programs
+use one of those: every one of them works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+)
+from protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from protocol.messages.describe_log_dirs import (
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from tablelayer.client.read.positions import fetch_positions
+from tablelayer.client.read.reader import EARLIEST, LATEST, find_coordinator, list_offsets
+from tablelayer.client.wire.cluster import Cluster
+from tablelayer.client.wire.retry import Deadline, error_of, raise_for, retrying
+
+_TOPIC_RESOURCE = 2
+_DELETE_BY_STATE_SINCE = 6
+_FETCH_BY_ID_SINCE = 13
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic: `leaders` by partition; `configs` those given explicitly (empty in a listing)."""
+
+    name: str
+    topic_id: UUID
+    is_internal: bool
+    leaders: Mapping[int, int]
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_table(self) -> bool:
+        return "table.schema" in self.configs
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    group: str
+    protocol_type: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    member_id: str
+    client_id: str
+    client_host: str
+    instance_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A consumer group: `positions` are its committed offsets by (topic, partition)."""
+
+    group: str
+    state: str
+    assignor: str
+    members: Sequence[GroupMember]
+    positions: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSizes:
+    """`bytes`: of log files, without indexes, by topic and partition. `disks`: by server, (bytes free, bytes in all) of
+    the volume with its data; -1 where a server does not say.
+    """
+
+    bytes: Mapping[str, Mapping[int, int]]
+    disks: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaRecord:
+    """One record as a Kafka client sees it."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+class AsyncKafkaAdmin:
+    """Topics and groups."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._cluster.config.delivery_timeout_ms)
+
+    async def list_topics(self) -> list[TopicDescription]:
+        """All topics by name, tables and internal ones among them; without their configurations."""
+
+        async def attempt(deadline: Deadline) -> list[TopicDescription]:
+            answer = await self._cluster.metadata(None, deadline)
+            return sorted(
+                (
+                    TopicDescription(
+                        topic.name or "",
+                        topic.topic_id,
+                        topic.is_internal,
+                        {p.partition_index: p.leader_id for p in topic.partitions},
+                    )
+                    for topic in answer.topics
+                ),
+                key=lambda topic: topic.name,
+            )
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
+
+    async def create_topic(
+        self, name: str, *, partitions: int = -1, configs: Mapping[str, str] | None = None
+    ) -> TopicDescription:
+        """Create a topic; -1 partitions: as many as the server gives by default. KafkaError
+        TOPIC_ALREADY_EXISTS, ...
+        """
+        request = CreateTopicsRequest(
+            topics=[
+                CreatableTopic(
+                    name=name,
+                    num_partitions=partitions,
+                    replication_factor=-1,
+                    configs=[
+                        CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()
+                    ],
+                )
+            ],
+            timeout_ms=self._cluster.config.request_timeout_ms,
+        )
+        answer = await self._cluster.call(
+            request, CreateTopicsResponse, doing=f"create topic {name}", repeatable=False
+        )
+        raise_for(answer.topics[0].error_code, answer.topics[0].error_message, doing=f"create topic {name}")
+        return await self.describe_topic(name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its data; a table's topic is the table. KafkaError
+        UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        connection = await self._cluster.connection(None)
+        request = DeleteTopicsRequest(timeout_ms=self._cluster.config.request_timeout_ms)
+        if connection.version_for(DeleteTopicsRequest) >= _DELETE_BY_STATE_SINCE:
+            request.topics = [DeleteTopicState(name=name)]
+        else:
+            request.topic_names = [name]
+        answer = await self._cluster.call(
+            request, DeleteTopicsResponse, doing=f"delete topic {name}", repeatable=False
+        )
+        raise_for(
+            answer.responses[0].error_code, answer.responses[0].error_message, doing=f"delete topic {name}"
+        )
+        self._cluster.forget_routes(name)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic with its explicit configuration. KafkaError UNKNOWN_TOPIC_OR_PARTITION at once if there is
+        none.
+        """
+        deadline = self._deadline()
+        topics = (await self._cluster.metadata([name], deadline)).topics
+        raise_for(topics[0].error_code, f"there is no topic {name}", doing="describe topic")
+        request = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsResource(
+                    resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+                )
+            ]
+        )
+        answer = await self._cluster.call(request, DescribeConfigsResponse, doing=f"describe topic {name}")
+        result = answer.results[0]
+        raise_for(result.error_code, result.error_message, doing=f"describe topic {name}")
+        explicit = {
+            entry.name: entry.value
+            for entry in result.configs
+            if entry.config_source == 1 and entry.value is not None
+        }
+        leaders = {p.partition_index: p.leader_id for p in topics[0].partitions}
+        return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit)
+
+    async def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
+        """Offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in
+        ms (-1: none). With `committed` the end is where the first transaction begins that is not decided yet.
+        """
+
+        async def attempt(deadline: Deadline) -> dict[int, int]:
+            routes = await self._cluster.routes(topic, deadline)
+            found: dict[int, int] = {}
+            for leader, partitions in (
+                await self._cluster.by_leader(topic, sorted(routes.leaders), deadline)
+            ).items():
+                answers = await list_offsets(
+                    self._cluster, topic, at, leader, partitions, deadline, committed=committed
+                )
+                for partition, answer in answers.items():
+                    raise_for(answer.error_code, None, doing=f"find offsets of {topic}")
+                    found[partition] = answer.offset
+            return dict(sorted(found.items()))
+
+        return await retrying(
+            attempt,
+            config=self._cluster.config,
+            deadline=self._deadline(),
+            repeatable=True,
+            on_stale_route=lambda: self._cluster.forget_routes(topic),
+        )
+
+    async def log_sizes(self, topic: str | None = None) -> LogSizes:
+        """Bytes of log files by topic (None: all) and partition, over all servers, and what their disks have left."""
+        deadline = self._deadline()
+        asked = None
+        if topic is not None:
+            described = await self.describe_topic(topic)
+            asked = [DescribableLogDirTopic(topic=topic, partitions=sorted(described.leaders))]
+        answer = await self._cluster.metadata([] if topic is None else [topic], deadline)
+        sizes: dict[str, dict[int, int]] = {}
+        disks: dict[int, tuple[int, int]] = {}
+        for broker in answer.brokers:
+            found = await self._cluster.call(
+                DescribeLogDirsRequest(topics=asked),
+                DescribeLogDirsResponse,
+                doing="measure logs",
+                node_id=broker.node_id,
+                deadline=deadline,
+            )
+            for each in found.results:
+                raise_for(each.error_code, None, doing=f"measure logs in {each.log_dir}")
+                disks[broker.node_id] = each.usable_bytes, each.total_bytes
+                for of_topic in each.topics:
+                    parts = sizes.setdefault(of_topic.name, {})
+                    for part in of_topic.partitions:
+                        parts[part.partition_index] = parts.get(part.partition_index, 0) + part.partition_size
+        return LogSizes(sizes, disks)
+
+    async def brokers(self) -> dict[int, tuple[str, int]]:
+        """The addresses that the servers advertise, by their ids."""
+        answer = await self._cluster.metadata([], self._deadline())
+        return {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+
+    async def read(
+        self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
+    ) -> tuple[list[KafkaRecord], dict[int, int]]:
+        """One fetch: records from these positions on, and the positions behind them.
+
+        A position that the log has left behind moves on to the log's beginning. A table's records are what
+        its Kafka face shows.
+        """
+        from protocol.records.decode import decode_records  # numba: only where records are read one by one
+        from protocol.records.header import iter_headers
+
+        next_positions = dict(positions)
+        records: list[KafkaRecord] = []
+
+        async def attempt(deadline: Deadline) -> None:
+            records.clear()
+            next_positions.update(positions)
+            for leader, partitions in (
+                await self._cluster.by_leader(topic, list(positions), deadline)
+            ).items():
+                answer = await self._fetch(
+                    topic, leader, {p: positions[p] for p in partitions}, max_wait_ms, max_bytes
+                )
+                for data in (data for found in answer.responses for data in found.partitions):
+                    if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                        beginning = await list_offsets(
+                            self._cluster, topic, EARLIEST, leader, [data.partition_index], deadline
+                        )
+                        next_positions[data.partition_index] = beginning[data.partition_index].offset
+                        continue
+                    raise_for(data.error_code, None, doing=f"read {topic}-{data.partition_index}")
+                    buffer = memoryview(data.records or b"")
+                    for position, header in iter_headers(buffer):
+                        next_positions[data.partition_index] = header.next_offset
+                        if header.is_control:
+                            continue
+                        columns = decode_records(buffer[position : position + header.size])
+                        for offset, timestamp, key, value in zip(
+                            columns.offsets.tolist(),
+                            columns.timestamps.tolist(),
+                            columns.keys(),
+                            columns.values(),
+                            strict=True,
+                        ):
+                            if offset >= positions[data.partition_index]:
+                                records.append(
+                                    KafkaRecord(data.partition_index, offset, timestamp, key, value)
+                                )
+
+        await retrying(
+            attempt,
+            config=self._cluster.config,
+            deadline=self._deadline(),
+            repeatable=True,
+            on_stale_route=lambda: self._cluster.forget_routes(topic),
+        )
+        return records, next_positions
+
+    async def _fetch(
+        self, topic: str, leader: int, positions: Mapping[int, int], max_wait_ms: int, max_bytes: int
+    ) -> FetchResponse:
+        connection = await self._cluster.connection(leader)
+        wanted = FetchTopic(
+            topic=topic,
+            partitions=[
+                FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
+                for partition, offset in positions.items()
+            ],
+        )
+        if connection.version_for(FetchRequest) >= _FETCH_BY_ID_SINCE:
+            found = (await self._cluster.metadata([topic], self._deadline())).topics[0]
+            error = error_of(found.error_code, None, doing=f"find topic {topic}")
+            if error is not None:
+                raise error
+            wanted.topic_id = found.topic_id
+        request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=max_bytes, topics=[wanted])
+        answer = await self._cluster.send(
+            request, FetchResponse, node_id=leader, deadline=self._deadline(), extra_wait_ms=max_wait_ms
+        )
+        raise_for(answer.error_code, None, doing=f"read {topic}")
+        return answer
+
+    async def list_groups(self) -> list[GroupListing]:
+        """All consumer groups, by name."""
+        answer = await self._cluster.call(ListGroupsRequest(), ListGroupsResponse, doing="list the groups")
+        listed = (GroupListing(g.group_id, g.protocol_type, g.group_state) for g in answer.groups)
+        return sorted(listed, key=lambda listing: listing.group)
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """A group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if nobody has ever used
+        it.
+        """
+
+        async def attempt(deadline: Deadline) -> GroupDescription:
+            node_id = await find_coordinator(self._cluster, group, deadline)
+            request = DescribeGroupsRequest(groups=[group])
+            answer = await self._cluster.send(
+                request, DescribeGroupsResponse, node_id=node_id, deadline=deadline
+            )
+            found = answer.groups[0]
+            raise_for(found.error_code, found.error_message, doing=f"describe group {group}")
+            members = [
+                GroupMember(m.member_id, m.client_id, m.client_host, m.group_instance_id)
+                for m in found.members
+            ]
+            positions = await fetch_positions(self._cluster, group)
+            if found.group_state == "Dead" and not positions:
+                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group}")
+            return GroupDescription(group, found.group_state, found.protocol_data, members, positions)
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )

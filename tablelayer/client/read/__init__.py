@@ -1,0 +1,1 @@
+"""Lookups and scans, and the positions of consumers."""

@@ -1,0 +1,1 @@
+"""One table, partitioned or not: write, look up, scan, write in two steps."""

@@ -1,0 +1,275 @@
+"""The brokers as the client sees them: addresses, who leads what, and the connections to them.
+
+Routing knowledge comes from Kafka's own Metadata request for topic `db.t` (bucket i is partition i) and is a
+cache: it is dropped when an answer or a lost connection says it is stale, and asked for again at the next
+use. A connection belongs to a broker and a *channel*; requests that the server may hold back (scans, writes)
+have channels of their own, because a broker answers the requests of one connection in order.
+
+All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from protocol.schema import ApiMessage
+from tablelayer.client.config import ClientConfig
+from tablelayer.client.errors import ConnectionFailed
+from tablelayer.client.metrics import Counters
+from tablelayer.client.wire.connection import BrokerConnection
+from tablelayer.client.wire.retry import Deadline, error_of, retrying
+
+ResponseT = TypeVar("ResponseT", bound=ApiMessage)
+
+CONTROL = "control"
+DEFAULT_PORT = 9092
+
+
+@dataclass(slots=True)
+class TopicRoutes:
+    """Who leads each partition of a topic: broker ids by partition; -1 while there is no leader."""
+
+    leaders: dict[int, int]
+    loaded_at: float
+
+
+@dataclass(slots=True)
+class _Slot:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: BrokerConnection | None = None
+
+
+def parse_bootstrap(text: str) -> list[tuple[str, int]]:
+    """`"host:port,host:port"` as addresses; the port defaults to 9092. Raises ValueError for anything
+    else.
+    """
+    addresses = []
+    for part in text.split(","):
+        part = part.strip()
+        host, colon, port = part.rpartition(":")
+        if not colon or part.endswith("]"):
+            host, port = part, str(DEFAULT_PORT)
+        host = host.strip("[]")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{part!r} is not a server address: write host:port, for example 127.0.0.1:9092")
+        addresses.append((host, int(port)))
+    return addresses
+
+
+class Cluster:
+    """Connections and routes. `close` ends them all."""
+
+    def __init__(self, bootstrap: str, config: ClientConfig) -> None:
+        self.config = config
+        self.counters = Counters()
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._routes: dict[str, TopicRoutes] = {}
+        self._slots: dict[tuple[tuple[str, int], str], _Slot] = {}
+        self._refreshing: dict[str, asyncio.Task[TopicRoutes]] = {}
+        self._closed = False
+
+    async def connect(self) -> None:
+        """Make the first connection, once round the bootstrap addresses. Raises ConnectionFailed at once if
+        none answers.
+        """
+        await self._any_connection()
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self._refreshing.values():
+            task.cancel()
+        for slot in self._slots.values():
+            if slot.connection is not None:
+                slot.connection.close()
+
+    async def connection(self, node_id: int | None, channel: str = CONTROL) -> BrokerConnection:
+        """An open connection to a broker (None: any of them), made if there is none.
+
+        Raises ConnectionFailed; one attempt, the caller decides about more.
+        """
+        if node_id is None:
+            return await self._any_connection(channel)
+        address = self._brokers.get(node_id)
+        if address is None:
+            raise ConnectionFailed(f"broker {node_id} is not known (any more)")
+        return await self._open(address, channel)
+
+    async def _any_connection(self, channel: str = CONTROL) -> BrokerConnection:
+        addresses = list(dict.fromkeys([*self._brokers.values(), *self._bootstrap]))
+        for address in addresses:
+            slot = self._slots.get((address, channel))
+            if slot is not None and slot.connection is not None and not slot.connection.is_closed:
+                return slot.connection
+        failures: list[ConnectionFailed] = []
+        for address in addresses:
+            try:
+                return await self._open(address, channel)
+            except ConnectionFailed as error:
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        raise ConnectionFailed("; ".join(str(failure) for failure in failures))
+
+    async def _open(self, address: tuple[str, int], channel: str) -> BrokerConnection:
+        slot = self._slots.setdefault((address, channel), _Slot())
+        async with slot.lock:
+            if self._closed:
+                raise RuntimeError("the connection is closed")
+            if slot.connection is None or slot.connection.is_closed:
+                slot.connection = await BrokerConnection.open(
+                    *address,
+                    client_id=self.config.client_id,
+                    connect_timeout_ms=self.config.connect_timeout_ms,
+                    request_timeout_ms=self.config.request_timeout_ms,
+                    counters=self.counters,
+                )
+            return slot.connection
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are open now."""
+        return sum(
+            slot.connection is not None and not slot.connection.is_closed for slot in self._slots.values()
+        )
+
+    def release(self, channel: str) -> None:
+        """Close the connections of a channel that is not used any more."""
+        for key in [key for key in self._slots if key[1] == channel]:
+            slot = self._slots.pop(key)
+            if slot.connection is not None:
+                slot.connection.close()
+
+    async def send(
+        self,
+        message: ApiMessage,
+        response: type[ResponseT],
+        *,
+        node_id: int | None = None,
+        channel: str = CONTROL,
+        deadline: Deadline,
+        extra_wait_ms: int = 0,
+    ) -> ResponseT:
+        """One attempt at a request. Raises what `BrokerConnection.request` raises.
+
+        `extra_wait_ms` is how long the server was allowed to hold the answer back, on top of its ordinary
+        patience.
+        """
+        connection = await self.connection(node_id, channel)
+        timeout_ms = min(self.config.request_timeout_ms + extra_wait_ms, max(deadline.remaining_ms, 1))
+        return await connection.request(message, response, timeout_ms=timeout_ms)
+
+    async def call(
+        self,
+        message: ApiMessage,
+        response: type[ResponseT],
+        *,
+        doing: str,
+        repeatable: bool = True,
+        changes: bool = False,
+        node_id: int | None = None,
+        deadline: Deadline | None = None,
+    ) -> ResponseT:
+        """A request that any broker (or one named) can answer, with retries; a top-level error code is
+        raised.
+
+        `doing` says in the error's text what was attempted, for example "create table db.t"; `repeatable` and
+        `changes` are those of `retrying`.
+        """
+
+        async def attempt(deadline: Deadline) -> ResponseT:
+            answer = await self.send(message, response, node_id=node_id, deadline=deadline)
+            code = getattr(answer, "error_code", 0)
+            error = error_of(code, getattr(answer, "error_message", None), doing=doing)
+            if error is not None:
+                raise error
+            return answer
+
+        return await retrying(
+            attempt,
+            config=self.config,
+            deadline=deadline or Deadline(self.config.delivery_timeout_ms),
+            repeatable=repeatable,
+            changes=changes,
+            counters=self.counters,
+        )
+
+    async def routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
+        """Leaders of a topic's partitions, from the cache or the cluster; one refresh at a time per topic.
+
+        Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or ConnectionFailed; one
+        attempt.
+        """
+        routes = self._routes.get(topic)
+        now = asyncio.get_running_loop().time()
+        if routes is not None and (now - routes.loaded_at) * 1000 < self.config.metadata_max_age_ms:
+            return routes
+        task = self._refreshing.get(topic)
+        if task is None:
+            task = asyncio.create_task(self._load_routes(topic, deadline), name=f"metadata of {topic}")
+            self._refreshing[topic] = task
+            task.add_done_callback(lambda done: self._refreshed(topic, done))
+        return await asyncio.shield(task)
+
+    def _refreshed(self, topic: str, task: asyncio.Task[TopicRoutes]) -> None:
+        self._refreshing.pop(topic, None)
+        if not task.cancelled():
+            task.exception()  # every waiter may have been cancelled meanwhile; nobody is left to be told
+
+    async def _load_routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
+        answer = await self.metadata([topic], deadline)
+        found = answer.topics[0]
+        error = error_of(found.error_code, None, doing=f"find topic {topic}")
+        if error is not None:
+            raise error
+        leaders = {partition.partition_index: partition.leader_id for partition in found.partitions}
+        routes = TopicRoutes(leaders, asyncio.get_running_loop().time())
+        self._routes[topic] = routes
+        return routes
+
+    async def metadata(self, topics: Sequence[str] | None, deadline: Deadline) -> MetadataResponse:
+        """Kafka's metadata for topics (None: all); remembers the brokers' addresses. One attempt."""
+        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        answer = await self.send(request, MetadataResponse, deadline=deadline)
+        self._brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+        return answer
+
+    def remember(self, node_id: int, host: str, port: int) -> int:
+        """Note a broker's address from an answer other than metadata; gives its id back."""
+        self._brokers[node_id] = (host, port)
+        return node_id
+
+    def forget_routes(self, topic: str) -> None:
+        """Ask again at the next use."""
+        self._routes.pop(topic, None)
+
+    async def leader(self, topic: str, partition: int, deadline: Deadline) -> int:
+        """The broker that leads a partition. One attempt; raises retriable KafkaErrors while there is
+        none.
+        """
+        routes = await self.routes(topic, deadline)
+        leader = routes.leaders.get(partition)
+        if leader is None:
+            self.forget_routes(topic)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic} has no partition {partition}")
+        if leader < 0:
+            self.forget_routes(topic)
+            raise KafkaError(
+                ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} of {topic} has no leader just now"
+            )
+        return leader
+
+    async def by_leader(
+        self, topic: str, partitions: Sequence[int], deadline: Deadline
+    ) -> dict[int, list[int]]:
+        """The given partitions grouped by the broker that leads them."""
+        groups: dict[int, list[int]] = {}
+        for partition in partitions:
+            groups.setdefault(await self.leader(topic, partition, deadline), []).append(partition)
+        return groups

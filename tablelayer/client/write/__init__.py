@@ -1,0 +1,1 @@
+"""Rows in, acknowledged offsets out: each row applied exactly once."""

@@ -1,0 +1,1 @@
+"""Arrow arrays as views for kernels, and what kernels share."""

@@ -1,0 +1,1 @@
+"""Rows to Avro's binary encoding and back."""

@@ -1,0 +1,357 @@
+"""Conditions in SQL that travel to the readers: the part whose meaning Arrow shares with Spark and DuckDB.
+
+An engine keeps the whole condition and applies it again, so what is pushed only has to keep every row for which the
+condition holds; `filter_of_sql` is for callers without an engine and takes nothing else. Pushed are comparisons of a
+column with a literal of its own kind, IN, BETWEEN, IS [NOT] NULL, LIKE 'prefix%', and AND, OR, NOT of those. NaN equals
+itself and is the largest, in both engines. Not pushed: FLOAT columns, functions, comparisons of two columns, and
+literals that the engine would cast. Of a conjunction the parts that can be pushed are.
+
+A predicate is a JSON value, because it goes through a string option of Spark: `["and", p, ...]`, `["or", p, ...]`,
+`["not", p]`, `["null", column]`, `["in", column, [values]]`, `["prefix", column, text]`, or
+`["=" | "<" | "<=" | ">" | ">=", column, value]`; dates, timestamps and decimals are text.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.types.column_types import TypeKind
+from tablelayer.model.types.values import typed
+
+Predicate = list[Any]
+
+_INTEGERS = frozenset({TypeKind.TINYINT, TypeKind.SMALLINT, TypeKind.INT, TypeKind.BIGINT})
+_TEXTS = frozenset({TypeKind.STRING, TypeKind.CHAR})
+SPARK, DUCKDB = "spark", "duckdb"
+_IN_MAX = 200_000
+_MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+class PushedCondition:
+    """What became of a condition: `predicate` to push (None: nothing), and the parts that cannot be."""
+
+    __slots__ = ("columns", "left", "predicate")
+
+    def __init__(self, predicate: Predicate | None, left: tuple[str, ...], columns: tuple[str, ...]) -> None:
+        self.predicate = predicate
+        self.left = left
+        self.columns = columns
+        """The table's columns that the condition names, pushed or not."""
+
+    @property
+    def complete(self) -> bool:
+        return not self.left
+
+
+def filter_of_sql(condition: str, schema: Schema) -> pc.Expression:
+    """A condition in SQL as an expression over the table's rows. Raises TableError(INVALID_FILTER) naming the part
+    that a filter cannot say."""
+    pushed = push_down([condition], schema, DUCKDB)
+    if pushed.left or pushed.predicate is None:
+        raise TableError(
+            TableErrorCode.INVALID_FILTER,
+            f"the filter cannot say {' and '.join(pushed.left) or 'nothing'}: compare columns "
+            f"({', '.join(schema.names)}) with literals of their own type, by =, <>, <, <=, >, >=, IN, BETWEEN, "
+            "IS NULL, LIKE 'prefix%', AND, OR, NOT",
+        )
+    return arrow_expression(pushed.predicate, schema.arrow())
+
+
+def push_down(conditions: Iterable[Any], schema: Schema, dialect: str = SPARK) -> PushedCondition:
+    """What can be pushed of conditions (texts in the dialect, or parsed by sqlglot), all of which must hold."""
+    import sqlglot
+    from sqlglot import expressions as sql
+    from sqlglot.errors import SqlglotError
+
+    by_name = {column.name.lower(): column for column in schema.columns}
+    parts: list[Predicate] = []
+    left, named = list[str](), dict[str, None]()
+    for condition in conditions:
+        try:
+            tree = (
+                condition if isinstance(condition, sql.Expr) else sqlglot.parse_one(condition, read=dialect)
+            )
+        except SqlglotError:
+            # The engine's own parser decides what is wrong with it; all columns, because we cannot tell which.
+            left.append(str(condition))
+            named |= dict.fromkeys(schema.names)
+            continue
+        for column in tree.find_all(sql.Column):
+            known = by_name.get(column.name.lower())
+            if known is not None:
+                named[known.name] = None
+        for part in _conjuncts(tree):
+            pushed = _Translation(by_name, dialect).of(part)
+            if pushed is None:
+                left.append(part.sql(dialect=dialect))
+            else:
+                parts.append(pushed)
+    predicate = None if not parts else parts[0] if len(parts) == 1 else ["and", *parts]
+    return PushedCondition(predicate, tuple(left), tuple(named))
+
+
+def _conjuncts(tree: Any) -> Iterable[Any]:
+    from sqlglot import expressions as sql
+
+    if isinstance(tree, sql.Paren):
+        yield from _conjuncts(tree.this)
+    elif isinstance(tree, sql.And):
+        yield from _conjuncts(tree.left)
+        yield from _conjuncts(tree.right)
+    else:
+        yield tree
+
+
+class _Translation:
+    def __init__(self, by_name: dict[str, Column], dialect: str) -> None:
+        self._by_name = by_name
+        self._dialect = dialect
+
+    def of(self, tree: Any) -> Predicate | None:
+        from sqlglot import expressions as sql
+
+        signs = {sql.EQ: "=", sql.LT: "<", sql.LTE: "<=", sql.GT: ">", sql.GTE: ">="}
+        if isinstance(tree, sql.Paren):
+            return self.of(tree.this)
+        if isinstance(tree, (sql.And, sql.Or)):
+            left, right = self.of(tree.left), self.of(tree.right)
+            word = "and" if isinstance(tree, sql.And) else "or"
+            return None if left is None or right is None else [word, left, right]
+        if isinstance(tree, sql.Not):
+            inner = self.of(tree.this)
+            return None if inner is None else ["not", inner]
+        if isinstance(tree, sql.NEQ):
+            equal = self._comparison("=", tree)
+            return None if equal is None else ["not", equal]
+        if isinstance(tree, sql.Column):
+            column = self._column(tree)
+            is_flag = column is not None and column.type.kind is TypeKind.BOOLEAN
+            return ["=", column.name, True] if column is not None and is_flag else None
+        if isinstance(tree, sql.Is) and isinstance(tree.expression, sql.Null):
+            column = self._column(tree.this)
+            return None if column is None else ["null", column.name]
+        if isinstance(tree, sql.Like):
+            column, prefix = self._column(tree.this), _like_prefix(tree.expression)
+            is_text = column is not None and column.type.kind in _TEXTS
+            return (
+                None if column is None or not is_text or prefix is None else ["prefix", column.name, prefix]
+            )
+        if isinstance(tree, sql.Between) and not tree.args.get("symmetric"):
+            column = self._column(tree.this)
+            low = None if column is None else self._literal(tree.args["low"], column)
+            high = None if column is None else self._literal(tree.args["high"], column)
+            if column is None or low is None or high is None:
+                return None
+            return ["and", [">=", column.name, low], ["<=", column.name, high]]
+        if isinstance(tree, sql.In) and tree.args.get("query") is None and tree.args.get("unnest") is None:
+            column = self._column(tree.this)
+            values = [] if column is None else [self._literal(value, column) for value in tree.expressions]
+            fits = 0 < len(values) <= _IN_MAX and None not in values
+            return ["in", column.name, values] if column is not None and fits else None
+        sign = signs.get(type(tree))
+        return None if sign is None else self._comparison(sign, tree)
+
+    def _comparison(self, sign: str, tree: Any) -> Predicate | None:
+        for this, other, word in ((tree.left, tree.right, sign), (tree.right, tree.left, _MIRRORED[sign])):
+            column = self._column(this)
+            if column is not None:
+                value = self._literal(other, column)
+                return None if value is None else [word, column.name, value]
+        return None
+
+    def _column(self, tree: Any) -> Column | None:
+        from sqlglot import expressions as sql
+
+        if not isinstance(tree, sql.Column) or tree.table:
+            return None
+        column = self._by_name.get(tree.name.lower())
+        return None if column is None or column.type.is_nested else column
+
+    def _literal(self, tree: Any, column: Column) -> Any:
+        """The literal as JSON, if it is one of the column's own kind; else None."""
+        from sqlglot import expressions as sql
+
+        kind = column.type.kind
+        negative = isinstance(tree, sql.Neg)
+        literal = tree.this if negative else tree
+        if kind is TypeKind.BOOLEAN and isinstance(literal, sql.Boolean):
+            return bool(literal.this)
+        if kind in (TypeKind.DATE, TypeKind.TIMESTAMP):
+            return None if negative else self._moment(literal, column)
+        if not isinstance(literal, sql.Literal):
+            return None
+        text = str(literal.this)
+        if literal.is_string:
+            return text if kind in _TEXTS and not negative else None
+        text = f"-{text}" if negative else text
+        if kind in _INTEGERS and text.lstrip("-").isdigit():
+            value = int(text)
+            return value if -(2**63) <= value < 2**63 else None
+        if kind is TypeKind.DECIMAL:
+            return _decimal(text, column)
+        if kind is TypeKind.DOUBLE:
+            number = float(text)
+            return number if abs(number) < float("inf") else None
+        return None
+
+    def _moment(self, literal: Any, column: Column) -> str | None:
+        """DATE '...' and, where no session's time zone plays a part, TIMESTAMP '...' and bare texts."""
+        from sqlglot import expressions as sql
+
+        kind, bare = column.type.kind, literal
+        if isinstance(literal, sql.Cast) and isinstance(literal.this, sql.Literal):
+            if not literal.to.is_type("date" if kind is TypeKind.DATE else "timestamp"):
+                return None
+            bare = literal.this
+        elif self._dialect != DUCKDB:
+            return None
+        if not isinstance(bare, sql.Literal) or not bare.is_string:
+            return None
+        if kind is TypeKind.TIMESTAMP and (self._dialect != DUCKDB or column.type.precision > 6):
+            return None
+        try:
+            value = typed(str(bare.this), column.type)
+        except ValueError:
+            return None
+        if isinstance(value, datetime.datetime) and value.microsecond % 10 ** (6 - _kept_digits(column)):
+            return None
+        return value.isoformat() if isinstance(value, datetime.date) else None
+
+
+def _kept_digits(column: Column) -> int:
+    return {"s": 0, "ms": 3}.get(column.type.unit, 6)
+
+
+def _like_prefix(pattern: Any) -> str | None:
+    """Of a pattern of plain text and a last %, the text."""
+    from sqlglot import expressions as sql
+
+    if not isinstance(pattern, sql.Literal) or not pattern.is_string:
+        return None
+    text = str(pattern.this)
+    prefix = text.removesuffix("%")
+    return None if prefix == text or any(sign in prefix for sign in "%_\\") else prefix
+
+
+def _decimal(text: str, column: Column) -> str | None:
+    try:
+        number = decimal.Decimal(text)
+        rounded = number.quantize(decimal.Decimal(1).scaleb(-column.type.scale))
+    except decimal.InvalidOperation:
+        return None
+    fits = rounded == number and len(rounded.as_tuple().digits) <= column.type.precision
+    return str(rounded) if fits and "e" not in text.lower() else None
+
+
+def arrow_expression(predicate: Predicate, schema: pa.Schema) -> pc.Expression:
+    """The predicate over batches whose columns have the table's own Arrow types. Raises ValueError."""
+    word, *rest = predicate
+    if word in ("and", "or"):
+        parts = [arrow_expression(part, schema) for part in _chain(predicate)]
+        return _joined(parts, operator.and_ if word == "and" else operator.or_)
+    if word == "not":
+        return ~arrow_expression(rest[0], schema)
+    name = rest[0]
+    field = pc.field(name)
+    if word == "null":
+        return field.is_null()
+    if word == "prefix":
+        return pc.starts_with(field, rest[1])
+    arrow_type = schema.field(name).type
+    if word == "in":
+        return _any_of(field, rest[1], arrow_type)
+    return _compare(word, field, rest[1], arrow_type)
+
+
+def _chain(predicate: Predicate) -> list[Predicate]:
+    """The parts of an AND or OR, those of the same word inside of it among them. What an OR compares one column with
+    for equality becomes one IN."""
+    word, found, left = predicate[0], list[Predicate](), predicate[:0:-1]
+    equal: dict[str, list[Any]] = {}
+    while left:
+        part = left.pop()
+        if part[0] == word:
+            left += part[:0:-1]
+        elif word == "or" and part[0] in ("=", "in"):
+            values = equal.get(part[1])
+            if values is None:
+                values = equal[part[1]] = []
+                found.append(["in", part[1], values])
+            values += part[2] if part[0] == "in" else [part[2]]
+        else:
+            found.append(part)
+    return [["=", each[1], each[2][0]] if each[0] == "in" and len(each[2]) == 1 else each for each in found]
+
+
+def _joined(parts: list[pc.Expression], join: Callable[[Any, Any], Any]) -> pc.Expression:
+    """Nested evenly."""
+    half = len(parts) // 2
+    return parts[0] if not half else join(_joined(parts[:half], join), _joined(parts[half:], join))
+
+
+def _any_of(field: pc.Expression, values: list[Any], arrow_type: pa.DataType) -> pc.Expression:
+    """One set of values, null where the field is (Arrow's own `isin` is false there)."""
+    if pa.types.is_integer(arrow_type):
+        limit = 1 << (arrow_type.bit_width - 1)
+        values = [value for value in values if -limit <= value < limit]
+    if pa.types.is_floating(arrow_type) and 0 in values:
+        values = [*values, 0.0, -0.0]  # which are equal, and not the same
+    if pa.types.is_decimal(arrow_type):
+        values = [decimal.Decimal(value) for value in values]
+    elif pa.types.is_date(arrow_type):
+        values = [datetime.date.fromisoformat(value) for value in values]
+    elif pa.types.is_timestamp(arrow_type):
+        values = [datetime.datetime.fromisoformat(value) for value in values]
+    return field.isin(pa.array(values, arrow_type)) | (field < field)
+
+
+def _compare(word: str, field: pc.Expression, value: Any, arrow_type: pa.DataType) -> pc.Expression:
+    if pa.types.is_integer(arrow_type):
+        # Beyond the type's range every comparison has the same answer, but for null.
+        limit = 1 << (arrow_type.bit_width - 1)
+        if value >= limit:
+            word, value = ("<=" if word in ("<", "<=") else ">"), limit - 1
+        elif value < -limit:
+            word, value = (">=" if word in (">", ">=") else "<"), -limit
+    scalar = _scalar(value, arrow_type)
+    match word:
+        case "=":
+            return field == scalar
+        case "<":
+            return field < scalar
+        case "<=":
+            return field <= scalar
+        case ">":
+            found = field > scalar
+        case ">=":
+            found = field >= scalar
+        case _:
+            raise ValueError(f"a predicate begins with {word!r}")
+    return found | pc.is_nan(field) if pa.types.is_floating(arrow_type) else found
+
+
+def _scalar(value: Any, arrow_type: pa.DataType) -> pa.Scalar:
+    if pa.types.is_decimal(arrow_type):
+        return pa.scalar(decimal.Decimal(value), arrow_type)
+    if pa.types.is_date(arrow_type):
+        return pa.scalar(datetime.date.fromisoformat(value), arrow_type)
+    if pa.types.is_timestamp(arrow_type):
+        return pa.scalar(datetime.datetime.fromisoformat(value), arrow_type)
+    return pa.scalar(value, arrow_type)
+
+
+def columns_of(predicate: Predicate) -> set[str]:
+    """The columns that a predicate looks at."""
+    word, *rest = predicate
+    if word in ("and", "or", "not"):
+        return set().union(*(columns_of(part) for part in rest))
+    return {str(rest[0])}

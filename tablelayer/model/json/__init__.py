@@ -1,0 +1,1 @@
+"""Rows to JSON and back, exact to the last digit; Debezium's envelopes."""

@@ -1,0 +1,1 @@
+"""Rows and keys as bytes, and the bucket that a row belongs to."""

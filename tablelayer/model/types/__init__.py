@@ -1,0 +1,1 @@
+"""Column types, their one grammar, and their values as texts and arrays."""

@@ -1,0 +1,1 @@
+"""A partition of a table: writing, publishing, replay."""

@@ -1,0 +1,341 @@
+"""A bucket of a table as the broker sees it: what log tables and primary-key tables have in common.
+
+Here is the Kafka face (fetch and produce); how rows get into the log is the subclasses' own. Everything is
+called on the event loop; what blocks or takes long goes to the executor, once per batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker.cluster.hooks import FetchedRecords
+from broker.log.partition_log import AppendInfo
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
+from tablelayer.model.avro.schema import schema_text
+from tablelayer.model.avro.write import Frame
+from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.rows.buckets import bucket_of
+from tablelayer.model.rows.versions import SchemaVersions
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.kafka_formats import AvroSchemaPlace, KafkaValueFormat
+from tablelayer.server.bucket.joint_write import Part, write_together
+from tablelayer.server.kafka_face import producers as kafka_face
+from tablelayer.server.kafka_face.pieces import Answer, Consumption
+from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
+from tablelayer.server.merge.engines import Operations
+from tablelayer.server.merge.writes import OperationSource, Writer, made_for
+from tablelayer.server.services import Services
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+    from broker.log.region import FileRegion
+
+logger = logging.getLogger("headrace.tables")
+
+_UNREADABLE_TOLD_MAX = 10_000
+_EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
+
+
+class TableBucket:
+    """See the module. One per partition of a table's topic."""
+
+    def __init__(self, services: Services, partition: Partition) -> None:
+        self.services = services
+        self.partition = partition
+        self.closed = False
+        self._topic = partition.topic
+        self._known = (partition.topic, services.catalog.definition(partition.topic))
+        self._transcoding = asyncio.Lock()
+        self._unreadable: set[int] = set()
+
+    @property
+    def definition(self) -> TableDefinition:
+        """The table as it is now: it can be altered. May be asked from any thread."""
+        topic, definition = self._known
+        if definition.path.partition is not None:  # its table's topic says what it is
+            try:
+                return self.services.catalog.definition(self.partition.topic)
+            except TableError:
+                return definition  # the table is gone, and this is about to go
+        if self.partition.topic is not topic:
+            topic = self.partition.topic
+            definition = self.services.catalog.definition(topic)
+            self._known = (topic, definition)
+        return definition
+
+    def versions(self) -> SchemaVersions:
+        """The table's schemas as they are now. Asked after rows were read, it has all that they may have."""
+        return self.definition.versions
+
+    @property
+    def rows_written(self) -> int:
+        """Since the bucket was opened: rows of a log table, keys that were written of a primary-key table."""
+        return self.partition.traffic.records_in
+
+    @property
+    def name(self) -> str:
+        return f"table {self.definition.path} bucket {self.partition.index}"
+
+    def unreadable(self, header: BatchHeader, error: Exception) -> None:
+        """A reader passes over a batch that it cannot read: it was taken in before there were checks, or is damaged.
+        Told once a batch. May be called from any thread."""
+        if header.base_offset in self._unreadable or len(self._unreadable) >= _UNREADABLE_TOLD_MAX:
+            return
+        self._unreadable.add(header.base_offset)
+        logger.error(
+            "%s: the batch at offsets %d to %d cannot be read, readers pass over it: %s",
+            self.name, header.base_offset, header.next_offset - 1, error,
+        )  # fmt: skip
+
+    @property
+    def unreadable_batches(self) -> int:
+        """Found since the bucket was opened, each counted once."""
+        return len(self._unreadable)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is closed")
+        if self.partition.failure is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR, f"{self.name} is offline: {self.partition.failure}"
+            )
+
+    # -- what the subclasses do ----------------------------------------------------------------------------
+
+    async def write_rows(
+        self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        """Write rows of this bucket; `size` is their charge to the budget. Raises KafkaError, TableError."""
+        raise AssertionError("abstract")
+
+    @property
+    def writing(self) -> AbstractAsyncContextManager[object]:
+        """Held from `prepare_rows` to `log_prepared`: nothing else is prepared for this bucket meanwhile."""
+        raise AssertionError("abstract")
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> Any:
+        """What `log_prepared` is to log, worked out without any effect. Raises KafkaError, TableError."""
+        raise AssertionError("abstract")
+
+    def log_prepared(self, prepared: Any, size: int) -> AppendInfo:
+        """Log what was prepared. With success the charge of `size` to the budget is this bucket's to release. Raises
+        KafkaError, and the log is as it was then."""
+        raise AssertionError("abstract")
+
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
+        """Raise TableError or KafkaError if a batch of a table client cannot be written. In an executor thread."""
+        raise AssertionError("abstract")
+
+    async def write_staged(
+        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        """Write a batch of a table client that was checked when it was staged, as this writer's."""
+        raise AssertionError("abstract")
+
+    # -- common to all hooks -------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[bytes, int]:
+        """Where this bucket stands in the one order in which several are held."""
+        return self._topic.topic_id.bytes, self.partition.index
+
+    def repeated(self, writer: Writer) -> AppendInfo | None:
+        """Where a batch is that this writer sent before; None for a new one. Raises KafkaError for one that does not
+        follow."""
+        if writer.producer_id == -1:
+            return None
+        return self.partition.log.check_producer(writer.header())
+
+    def retention_floor(self) -> int | None:
+        """Nothing is deleted before the lake has it (when there is one)."""
+        return self.services.tiered_offset(self._topic.topic_id, self.partition.index)
+
+    def check_publishing(self) -> None:
+        """Raise KafkaError if what is in the log will not be published before somebody does something about it."""
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo:
+        """R11: with acks all, an answer means visible; where it has to mean fsynced, with acks 1 too."""
+        waits = acks == -1 or (acks == 1 and self.partition.log.config.flushes_by_count)
+        if waits and not await self.partition.wait_for_high_watermark(
+            info.last_offset + 1, timeout_ms, self.check_publishing
+        ):
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{self.name}: logged at {info.base_offset}, but not stored in time",
+            )
+        return info
+
+    # -- the Kafka face ------------------------------------------------------------------------------------
+
+    async def fetch(self, offset: int, max_bytes: int, min_one: bool) -> FetchedRecords:
+        self.check_open()
+        definition = self.definition
+        frame = await self._avro_frame(definition)
+        services = self.services
+        async with (
+            self._transcoding,
+            services.transcoding,
+        ):  # who comes second finds the first one's work in the cache
+            found = self.partition.read(offset, max(1, max_bytes // _EXPANSION), True)
+            if found.region is None:
+                return FetchedRecords()
+            answer = Answer(min(max_bytes, services.consumed.left), must=min_one)
+            consumption = Consumption(self, definition, frame, max_bytes)
+            await services.run(consumption.read, found.region, offset, answer)
+        return FetchedRecords(tuple(answer.parts), answer.size, answer.records)
+
+    async def _avro_frame(self, definition: TableDefinition) -> Frame | None:
+        """What stands around this table's Avro values; None if it has others. Raises KafkaError."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            return None
+        whole = definition.path.whole
+        text = schema_text(definition.schema, whole.database, whole.table)
+        if settings.avro_schema is AvroSchemaPlace.RECORD:
+            return Frame.container(text)
+        registries = self.services.registries
+        url = settings.avro_registry or registries.own_url
+        if url is None:
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"{self.name} has Avro values, but the server has no '{REGISTRY_URL}' now",
+            )
+        return Frame.confluent(await registries.id_of(url, f"{whole.topic}-value", text))
+
+    async def opened(
+        self, definition: TableDefinition, batch: memoryview
+    ) -> memoryview | kafka_face.AvroBatch:
+        """A producer's batch with what it takes to decode it: the schemas of its Avro values. Raises KafkaError."""
+        settings = definition.settings
+        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
+            return batch
+        records, ids = await self.services.run(kafka_face.avro_ids, definition, batch)
+        registries = self.services.registries
+        url = settings.avro_registry or registries.own_url
+        schemas = {} if url is None else await registries.schemas(url, ids)
+        return kafka_face.AvroBatch(records, schemas)
+
+    async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+        """R17.2, R17.3: log the rows of all buckets or of none, and with them the producer's own sequence here."""
+        self.check_open()
+        definition, index = self.definition, self.partition.index
+        header = kafka_face.check_frame(batch)
+        duplicate = self.partition.log.check_producer(header)
+        if duplicate is not None:
+            if acks == -1:
+                await self._all_published(definition, timeout_ms)
+            return await self.wait_published(duplicate, acks, timeout_ms)
+        writer, size = Writer.of(header), len(batch)
+        opened = await self.opened(definition, batch)
+        try:
+            if definition.bucket_count == 1 or not definition.bucket_key:
+                return await self.write_rows(
+                    lambda now: kafka_face.decode_produced(now, opened), writer, size, acks, timeout_ms
+                )
+            operations = await self.services.run(kafka_face.decode_produced, definition, opened)
+            by_bucket = await self.services.run(split, definition, operations)
+            own = by_bucket.get(index)
+            if own is not None and len(by_bucket) == 1:
+                return await self.write_rows(made_for(definition, own), writer, size, acks, timeout_ms)
+            forwarded = kafka_face.forwarded(header, index)
+            # Where an acknowledgement means fsynced, the sequence must not be on the disk before the others' rows are.
+            apart = self.partition.log.config.flushes_by_count
+            parts = [
+                self.part(self._topic.name, bucket, definition, rows, forwarded)
+                for bucket, rows in by_bucket.items()
+                if apart or bucket != index
+            ]
+            empty = Operations(no_rows(definition))
+            if apart:
+                await self.write_parts(parts, acks, timeout_ms)
+                return await self.write_rows(made_for(definition, empty), writer, size, acks, timeout_ms)
+            # Last: who finds the sequence here finds the rows in every bucket.
+            parts.append(Part(self, made_for(definition, own or empty), writer, size))
+            return await self.write_parts(parts, acks, timeout_ms)
+        except TableError as error:
+            raise as_kafka_error(error, definition) from error
+
+    def part(
+        self, topic: str, bucket: int, definition: TableDefinition, rows: Operations, writer: Writer
+    ) -> Part:
+        """Rows that were produced here, decoded for `definition`, as a write to the bucket they belong to. Raises
+        KafkaError if that is not served."""
+        other: object = self.services.context.partition(topic, bucket).hooks
+        if not isinstance(other, TableBucket):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
+        return Part(other, made_for(definition, rows), writer, rows.rows.nbytes)
+
+    async def write_parts(self, parts: Sequence[Part], acks: int, timeout_ms: int) -> AppendInfo:
+        """Write all of them or none, and wait for what `acks` demands; where the last one is."""
+        infos = await write_together(self.services.budget, parts)
+        await self.wait_parts(parts, infos, acks, timeout_ms)
+        return infos[-1]
+
+    async def wait_parts(
+        self, parts: Sequence[Part], infos: Sequence[AppendInfo], acks: int, timeout_ms: int
+    ) -> None:
+        """Wait for what `acks` demands of all that was logged."""
+        # Without acknowledgement the answer must still mean that every row is in some log.
+        acks = -1 if acks == -1 else 1
+        waits = [
+            self.wait_part(part, info, acks, timeout_ms) for part, info in zip(parts, infos, strict=True)
+        ]
+        for result in await asyncio.gather(*waits, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def wait_part(self, part: Part, info: AppendInfo, acks: int, timeout_ms: int) -> None:
+        await part.bucket.wait_published(info, acks, timeout_ms)
+
+    async def _all_published(self, definition: TableDefinition, timeout_ms: int) -> None:
+        """Wait until what is in the logs of the other buckets by now is visible: some of it came with the batch whose
+        repetition is about to be acknowledged."""
+        for bucket in range(definition.bucket_count):
+            partition = self.services.context.partition(self._topic.name, bucket)
+            end = partition.log.log_end_offset
+            if not await partition.wait_for_high_watermark(end, timeout_ms):
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT,
+                    f"{self.name}: logged, but not stored in bucket {bucket} in time",
+                )
+
+
+def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError:
+    """What a Kafka client is told: it knows Kafka's codes only, and which record is bad (R17.3)."""
+    if isinstance(error, RowError):
+        return kafka_face.refused_record(definition, error)
+    if error.retriable:
+        return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, error.message)
+    return KafkaError(ErrorCode.INVALID_RECORD, error.message)
+
+
+def headers_of(region: FileRegion) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each batch of a region of whole batches. Blocking."""
+    position = 0
+    while position < region.size:
+        header = read_header(region.read_at(position, ARROW_HEADER_SIZE))
+        yield position, header
+        position += header.size
+
+
+def no_rows(definition: TableDefinition) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=definition.schema.arrow())
+
+
+def split(definition: TableDefinition, operations: Operations) -> dict[int, Operations]:
+    """A producer's rows by bucket, in order."""
+    if definition.bucket_count == 1:
+        return {0: operations}
+    buckets = bucket_of(definition, operations.rows)
+    parts = {}
+    for bucket in np.unique(buckets).tolist():
+        parts[bucket] = operations.select(np.flatnonzero(buckets == bucket))
+    return parts

@@ -1,0 +1,564 @@
+"""A bucket of a primary-key table: one batch at a time through its tablet into the log, and behind the high
+watermark into the key-value store.
+
+Order of things (R1, R11, R12): a batch is prepared, appended to the log, put into the pre-write buffer; when the
+log says that it is replicated, stored; and only then is its high watermark published. Reads see the store alone,
+and an answer made while a batch was being stored waits until that batch is published.
+
+After a crash the store has the rows up to some applied offset, and the rest is replayed from the log. A store
+that is damaged, or ahead of its log, is built again from a snapshot and the log (`recovery`); damage that shows only in
+a read or a write makes it so at once, and whoever asked is told to ask again. Snapshots are taken beside everything
+else (`snapshots`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from broker import disk_errors
+from broker.log.partition_log import AppendInfo, AppendOrigin
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model.batches.batch import opened_size_of
+from tablelayer.model.rows.versions import SchemaVersions
+from tablelayer.model.table.definition import PARTITION_OF_CONFIG
+from tablelayer.model.table.schema import Schema
+from tablelayer.model.types.column_types import INTEGER_BITS
+from tablelayer.server.bucket.bucket import TableBucket
+from tablelayer.server.merge.auto_increment import OutOfNumbersError
+from tablelayer.server.merge.writes import OperationSource, Writer, decode_put, key_insertions, write_header
+from tablelayer.server.read import bucket_state as reads
+from tablelayer.server.services import Services
+from tablelayer.server.store.kv import DiskFullError, StalledStoreError, is_damage
+from tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
+from tablelayer.server.store.row_ttl import RowTimes
+from tablelayer.server.store.snapshots import BucketSnapshots, SnapshotSchedule, SnapshotStoppedError
+from tablelayer.server.store.tablet import PreparedWrite, Tablet
+
+if TYPE_CHECKING:
+    from broker.cluster.partition import Partition
+    from tablelayer.server.store.kv import KeyValueStore
+
+logger = logging.getLogger("headrace.tables")
+
+Result = TypeVar("Result")
+
+_PUBLISH_TIMEOUT_MS = 30_000
+"""Publishing follows storing at once; only a broken process takes longer."""
+_DISK_FULL_RETRY_SECONDS = 1.0
+
+
+class KeyBucket(TableBucket):
+    """`PartitionHooks` of a primary-key table."""
+
+    def __init__(self, services: Services, partition: Partition) -> None:
+        super().__init__(services, partition)
+        self.directory: Path = services.directory / str(partition.topic.topic_id) / str(partition.index)
+        self._tablet: Tablet | None = None
+        self._rows_written = 0
+        self._writing = asyncio.Lock()
+        self._candidate = 0
+        self._storing: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
+        self._last_flush = services.context.clock.monotonic()
+        self.snapshots = services.snapshots_of(partition.topic.topic_id, partition.index)
+        self._snapshotting: asyncio.Task[None] | None = None
+        self._schedule: SnapshotSchedule | None = None
+        self._recovery = StoreRecovery(
+            services, self.name, self.directory, self.snapshots, partition.topic.partition_count
+        )
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._rebuilt_at = float("-inf")
+        self._no_space: OSError | None = None
+        """Why what is in the log is not stored, while that is so."""
+        self._flush_failure: DiskFullError | None = None
+
+    @property
+    def rows_written(self) -> int:
+        return self._rows_written
+
+    @property
+    def store(self) -> KeyValueStore | None:
+        """The open store, while there is one."""
+        return None if self._tablet is None else self._tablet.kv
+
+    @property
+    def tablet(self) -> Tablet:
+        self.check_open()
+        if self._tablet is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is starting")
+        return self._tablet
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring the store up to the log. Raises UnrecoverableBucketError."""
+        await self._bring_up()
+        if self.snapshots is not None:
+            self._snapshotting = asyncio.get_running_loop().create_task(
+                self._load_snapshots(self.snapshots), name=f"snapshots of {self.name}"
+            )
+
+    async def _bring_up(self) -> None:
+        began = time.perf_counter()
+        log = self.partition.log
+        store = await self._recovery.open(log.log_start_offset, log.log_end_offset)
+        definition = self.definition
+        tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
+        kept_rows, kept_offset, replayed = store.row_count, store.applied_offset, 0
+        while store.applied_offset < log.log_end_offset:
+            found = log.read(
+                store.applied_offset, self.services.limits.replay_bytes, up_to=log.log_end_offset
+            )
+            if found.region is None:
+                raise UnrecoverableBucketError(f"the log gives nothing at offset {store.applied_offset}")
+            replayed += await self.services.run(_replay, tablet, versions, found.region, times)
+        self._tablet = tablet
+        self._no_space = None
+        self._candidate = log.log_end_offset
+        self.partition.publish_high_watermark(log.log_end_offset)
+        if log.log_end_offset:
+            logger.info(
+                "%s: kept %d rows up to offset %d, replayed %d rows up to offset %d in %.0f ms",
+                self.name, kept_rows, kept_offset, replayed, log.log_end_offset,
+                (time.perf_counter() - began) * 1000,
+            )  # fmt: skip
+
+    # -- damage --------------------------------------------------------------------------------------------
+
+    def _damaged(self, error: BaseException) -> KafkaError:
+        """The store's files are not what was written: build it again. Who asked may ask again later."""
+        if self._rebuilding is None and not self.closed:
+            logger.error("%s: its key-value store is damaged", self.name, exc_info=error)
+            self._rebuilding = asyncio.get_running_loop().create_task(
+                self._rebuild(), name=f"rebuild {self.name}"
+            )
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is being rebuilt: {error}")
+
+    async def _rebuild(self) -> None:
+        try:
+            async with self._writing:
+                if self.closed or (tablet := await self._quiesce()) is None:
+                    return
+                clock, limits = self.services.context.clock, self.services.limits
+                if clock.monotonic() - self._rebuilt_at < limits.rebuild_pause_seconds:
+                    self._recovery.distrust_restored()
+                self._rebuilt_at = clock.monotonic()
+                await self.services.run(tablet.kv.abandon)
+                await self.services.run(set_aside, self.directory)
+                if self.snapshots is not None:
+                    self.snapshots.store_changed()
+                await self._bring_up()
+        except Exception as error:
+            logger.error("%s cannot be rebuilt", self.name, exc_info=error)
+            self.partition.fail(f"its key-value store is damaged and cannot be rebuilt: {error}")
+        finally:
+            self._rebuilding = None
+
+    async def _quiesce(self) -> Tablet | None:
+        """Let what is under way end, and take the tablet away. Called with `_writing` held."""
+        if self.snapshots is not None:
+            self.snapshots.stop()
+        tasks = [task for task in (self._storing, self._flushing, self._snapshotting) if task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        tablet, self._tablet = self._tablet, None
+        if tablet is not None:
+            self.services.budget.release(tablet.pending_bytes)
+            await self.services.release_scans(self)
+        return tablet
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        batch: memoryview,
+        targets: tuple[int, ...] | None,
+        acks: int,
+        timeout_ms: int,
+        *,
+        overwrite: bool = False,
+    ) -> AppendInfo:
+        """A batch of a table client; `targets` are column ids of the writer's schema.
+
+        Raises KafkaError or TableError.
+        """
+        writer = Writer.of(write_header(batch))
+        return await self.write_rows(
+            lambda now: decode_put(batch, now, targets, overwrite=overwrite),
+            writer,
+            opened_size_of(batch),
+            acks,
+            timeout_ms,
+        )
+
+    async def insert_absent(self, keys: memoryview, schema: Schema, keys_max: int, timeout_ms: int) -> None:
+        """R15: rows of nulls for the keys that are not there, as R6.6 writes them. Returns when they are stored.
+
+        `schema`: the one that the keys are of. Two callers may both miss a key; the second one's write then finds it
+        there and changes nothing.
+        """
+        missing = await self.read(reads.absent_keys, schema, keys, keys_max)
+        if missing.num_rows:
+            await self.write_rows(
+                lambda now: key_insertions(now, missing), Writer(), missing.nbytes, -1, timeout_ms
+            )
+
+    def check_write(self, batch: memoryview, targets: Sequence[int] | None) -> None:
+        decode_put(batch, self.definition, targets)
+
+    async def write_staged(
+        self, batch: memoryview, targets: Sequence[int] | None, writer: Writer, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        return await self.write_rows(
+            lambda now: decode_put(batch, now, targets), writer, opened_size_of(batch), acks, timeout_ms
+        )
+
+    async def write_rows(
+        self, source: OperationSource, writer: Writer, size: int, acks: int, timeout_ms: int
+    ) -> AppendInfo:
+        budget = self.services.budget
+        budget.reserve(size)
+        charged = True
+        try:
+            async with self._writing:
+                self.tablet  # noqa: B018 - raises while there is none
+                info = self.repeated(writer)
+                if info is None:
+                    prepared = await self.prepare_rows(source, writer)
+                    self.check_open()
+                    info = self.log_prepared(prepared, size)
+                    charged = False
+        finally:
+            if charged:
+                budget.release(size)
+        return await self.wait_published(info, acks, timeout_ms)
+
+    def check_publishing(self) -> None:
+        if self._no_space is not None:
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{self.name}: logged, and not stored yet: {disk_errors.why(self._no_space)}",
+            )
+
+    @property
+    def writing(self) -> asyncio.Lock:
+        return self._writing
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> PreparedWrite:
+        if self._no_space is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{self.name} takes no rows: {disk_errors.why(self._no_space)}",
+            )
+        return await self._prepare(self.tablet, source, writer)
+
+    def log_prepared(self, prepared: PreparedWrite, size: int) -> AppendInfo:
+        tablet = self.tablet
+        info = self.partition.append(prepared.batch, AppendOrigin.EXTENSION)
+        if info.duplicate:
+            self.services.budget.release(size)
+        else:
+            self._rows_written += len(prepared.keys)
+            tablet.logged(prepared, info.last_offset + 1, size)  # the charge is released when it is stored
+        return info
+
+    async def expire_rows(self) -> int:
+        """Delete the rows that have outlived `table.kv.ttl`, as ordinary changes of the changelog; how many.
+
+        A batch at a time, so that writes come between. Raises KafkaError, or TableError (BUFFER_EXHAUSTED: what is left
+        is deleted by the next call).
+        """
+        deleted, has_more = 0, True
+        while has_more and not self.closed and self._tablet is not None:
+            info = None
+            async with self._writing:
+                definition, tablet = self.definition, self.tablet
+                ttl_ms, now_ms = definition.settings.kv_ttl_ms, self.services.context.clock.time_ms()
+                if ttl_ms is None:
+                    break
+                limit = self.services.limits.rows_expired_together
+                prepared, has_more = await self.services.run(
+                    tablet.prepare_expiry, definition, now_ms - ttl_ms, limit, now_ms
+                )
+                if prepared is not None:
+                    self.check_open()
+                    size = len(prepared.batch)
+                    self.services.budget.reserve(size)
+                    try:
+                        info = self.partition.append(prepared.batch, AppendOrigin.EXTENSION)
+                    except BaseException:
+                        self.services.budget.release(size)
+                        raise
+                    tablet.logged(prepared, info.last_offset + 1, size)
+                    deleted -= prepared.row_delta
+            if info is not None:
+                await self.wait_published(info, -1, _PUBLISH_TIMEOUT_MS)
+        return deleted
+
+    async def _prepare(self, tablet: Tablet, source: OperationSource, writer: Writer) -> PreparedWrite:
+        while True:
+            now_ms = self.services.context.clock.time_ms()
+            try:
+                return await self.services.run(tablet.prepare, self.definition, source, writer, now_ms)
+            except OutOfNumbersError as error:
+                await self._take_numbers(tablet, error.missing)
+            except Exception as error:
+                if is_damage(error):
+                    raise self._damaged(error) from error
+                raise
+
+    async def _take_numbers(self, tablet: Tablet, missing: int) -> None:
+        """R10: a range for this bucket, durable before the first number of it is used."""
+        definition = self.definition
+        settings = definition.settings
+        assert settings.auto_increment_column is not None
+        column = definition.schema.column(settings.auto_increment_column)
+        highest = (1 << (INTEGER_BITS[column.type.kind] - 1)) - 1
+        tablet.numbers.add(
+            *await self.services.auto_increment.take(
+                self._numbered_id, max(missing, settings.auto_increment_cache), highest
+            )
+        )
+
+    # -- storing and publishing ----------------------------------------------------------------------------
+
+    def high_watermark_candidate(self, offset: int) -> None:
+        self._candidate = max(self._candidate, offset)
+        if self._storing is None:
+            self._storing = asyncio.get_running_loop().create_task(self._store(), name=f"store {self.name}")
+
+    async def _store(self) -> None:
+        """Store what is replicated, then publish it, until there is no more."""
+        try:
+            while self._tablet is not None and self.partition.high_watermark < self._candidate:
+                tablet, target = self._tablet, self._candidate
+                count = tablet.covered(target)
+                if not count:
+                    break
+                end_offset = tablet.end_of(count)
+                try:
+                    if not tablet.kv.is_made:
+                        await self.services.open_store(tablet.kv.make)
+                    await self.services.run(tablet.store, count)
+                except StalledStoreError:
+                    if self.closed:
+                        break
+                    if self._flush_failure is not None:
+                        self._has_no_space(self._flush_failure)
+                    continue
+                except (DiskFullError, OSError) as error:
+                    if self.closed:
+                        break  # the log has these rows; they are replayed
+                    self._has_no_space(error)
+                    await asyncio.sleep(_DISK_FULL_RETRY_SECONDS)
+                    continue
+                if self._no_space is not None:
+                    logger.info("%s takes rows again", self.name)
+                    self._no_space = None
+                self.services.budget.release(tablet.stored(count))
+                self.partition.publish_high_watermark(end_offset)
+                if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
+                    self._start_flush()
+        except Exception as error:
+            if is_damage(error):
+                self._damaged(error)
+                return
+            logger.error("%s cannot store rows", self.name, exc_info=error)
+            self.partition.fail(f"its rows cannot be stored: {error}")
+        finally:
+            self._storing = None
+
+    def _has_no_space(self, error: OSError) -> None:
+        """Tell those who wait, and refuse what comes, until something is stored again."""
+        disk_errors.tell(logger, f"{self.name} takes no rows, they cannot be stored yet", error)
+        self._no_space = error
+        self.partition.wake()
+
+    def tend(self) -> None:
+        """Called now and then: what was written long ago goes into files, so that replays stay short; and a snapshot
+        is taken when its time has come."""
+        tablet, now = self._tablet, self.services.context.clock.monotonic()
+        if tablet is None or self.closed:
+            return
+        if tablet.kv.bytes_since_flush and now - self._last_flush >= self.services.limits.flush_seconds:
+            self._start_flush()
+        snapshots, schedule = self.snapshots, self._schedule
+        if snapshots is None or schedule is None or self._snapshotting is not None:
+            return
+        if schedule.due(now, tablet.kv.applied_offset, snapshots.newest_offset):
+            self._snapshotting = asyncio.get_running_loop().create_task(
+                self._take_snapshot(tablet, snapshots, schedule), name=f"snapshot of {self.name}"
+            )
+
+    def _start_flush(self) -> None:
+        if self._flushing is None:
+            self._last_flush = self.services.context.clock.monotonic()
+            self._flushing = asyncio.get_running_loop().create_task(self._flush(), name=f"flush {self.name}")
+
+    async def _flush(self) -> None:
+        try:
+            await self.services.run(self.tablet.kv.flush)
+            self._flush_failure = None
+        except DiskFullError as error:
+            self._flush_failure = error
+            # Reads go on; what is in memory is in the log too, and the next flush takes it along.
+            disk_errors.tell(logger, f"{self.name} cannot be flushed", error)
+        except Exception as error:
+            if is_damage(error):
+                self._damaged(error)
+            elif not self.closed:
+                logger.error("%s cannot be flushed", self.name, exc_info=error)
+                self.partition.fail(f"its key-value store cannot be flushed: {error}")
+        finally:
+            self._flushing = None
+
+    # -- snapshots -----------------------------------------------------------------------------------------
+
+    async def _load_snapshots(self, snapshots: BucketSnapshots) -> None:
+        """Learn what snapshots there are; until then nothing of the log is deleted, and none is taken."""
+        clock, limits = self.services.context.clock, self.services.limits
+        interval = self.services.snapshot_config.interval_seconds
+        try:
+            while not self.closed:
+                try:
+                    known = await self.services.background(snapshots.load)
+                except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
+                    logger.warning("%s: its snapshots in %s cannot be read: %s", self.name, snapshots, error)
+                    await asyncio.sleep(min(limits.snapshot_retry_seconds, interval))
+                    continue
+                age = max(0.0, (clock.time_ms() - known[0].created_at_ms) / 1000) if known else 0.0
+                retry = limits.snapshot_retry_seconds
+                self._schedule = SnapshotSchedule(interval, retry, clock.monotonic(), age)
+                return
+        finally:
+            self._snapshotting = None
+
+    async def _take_snapshot(
+        self, tablet: Tablet, snapshots: BucketSnapshots, schedule: SnapshotSchedule
+    ) -> None:
+        """Whatever fails here, writes and reads go on, and the log is kept for longer."""
+        clock, began, succeeded = self.services.context.clock, time.perf_counter(), False
+        try:
+            taken = await self.services.background(
+                snapshots.take, tablet.kv, self.services.memory, self.definition, clock.time_ms()
+            )
+            succeeded = True
+            await self.services.background(snapshots.clean)
+            logger.info(
+                "%s: snapshot %d at offset %d: %d rows, %d files of %d bytes, %d of them uploaded in %.0f ms",
+                self.name, taken.id, taken.offset, taken.row_count, len(taken.files), taken.size_bytes,
+                snapshots.uploaded_bytes, (time.perf_counter() - began) * 1000,
+            )  # fmt: skip
+        except SnapshotStoppedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - of a store or a network: told, and tried again
+            if is_damage(error):
+                self._damaged(error)
+            else:
+                what = "cleaning up after a snapshot" if succeeded else "a snapshot"
+                logger.warning("%s: %s to %s failed: %s", self.name, what, snapshots, error)
+        finally:
+            schedule.attempted(clock.monotonic(), succeeded=succeeded)
+            self._snapshotting = None
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        work: Callable[..., Result],
+        *arguments: Any,
+        quick: Callable[..., Result | None] | None = None,
+    ) -> Result:
+        """Call blocking `work(store, ...)`. What it has seen is published when this returns (R12.1).
+
+        `quick` is asked first, in the event loop; it must not block, and gives None for what it cannot answer.
+        """
+        tablet = self.tablet
+        store = tablet.kv
+        try:
+            result = None if quick is None else quick(store, *arguments)
+            if result is None:
+                result = await self.services.run(work, store, *arguments)
+        except Exception as error:
+            if is_damage(error):
+                raise self._damaged(error) from error
+            if tablet is not self._tablet:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name} is being closed") from error
+            raise
+        seen = store.visible_offset
+        if seen > self.partition.high_watermark and not await self.partition.wait_for_high_watermark(
+            seen, _PUBLISH_TIMEOUT_MS
+        ):
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: what was read is not published yet")
+        return result
+
+    def retention_floor(self) -> int | None:
+        """The log is kept from where the store's files end: it is the store's write-ahead log. And from the oldest
+        snapshot on, so that each can be continued."""
+        if self._tablet is None:
+            return 0
+        floor = self._tablet.kv.durable_offset
+        if self.snapshots is not None:
+            floor = min(floor, self.snapshots.floor)
+        tiered = super().retention_floor()
+        return floor if tiered is None else min(floor, tiered)
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    async def truncated(self, end_offset: int) -> None:
+        """Only what is replicated gets into the store, so a store that is ahead of its log is a fault."""
+        async with self._writing:
+            if self._tablet is not None and self._tablet.kv.applied_offset > end_offset:
+                self.partition.fail(f"the log was cut back to {end_offset}, behind what is stored")
+
+    async def close(self) -> None:
+        tablet = await self._stop()
+        if tablet is not None:
+            await self.services.run(tablet.kv.close)
+
+    async def delete(self) -> None:
+        tablet = await self._stop()
+        if tablet is not None:
+            await self.services.run(tablet.kv.destroy)
+        if self.snapshots is not None:
+            try:
+                await self.services.background(self.snapshots.forget)
+            except Exception as error:  # noqa: BLE001 - of a store or a network: told
+                logger.warning(
+                    "%s: its snapshots in %s are left behind: %s", self.name, self.snapshots, error
+                )
+        await self.services.run(_remove_if_empty, self.directory.parent)
+        definition = self.definition
+        if definition.settings.auto_increment_column is not None and definition.path.partition is None:
+            await self.services.auto_increment.forget(self._numbered_id)
+
+    @property
+    def _numbered_id(self) -> UUID:
+        """Whose counter an auto-increment column goes by: the whole table's, also in a partition."""
+        table = self.partition.topic.config.get(PARTITION_OF_CONFIG)
+        return self.partition.topic.topic_id if table is None else UUID(table)
+
+    async def _stop(self) -> Tablet | None:
+        """Let what is under way end; nothing begins any more."""
+        self.closed = True
+        if self._snapshotting is not None and self._schedule is None:
+            self._snapshotting.cancel()  # it waits for a place that cannot be reached
+        async with self._writing:
+            return await self._quiesce()
+
+
+def _replay(tablet: Tablet, versions: SchemaVersions, region: Any, times: RowTimes | None) -> int:
+    return tablet.replay(versions, region.read(), times=times)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """The table's folder goes with its last bucket, and what was set aside or made beside it."""
+    if directory.is_dir() and all("." in child.name for child in directory.iterdir()):
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""What a Kafka producer may send to a table, and what it is told when it is wrong (R17.2, R17.3).
+
+The batch as a whole is checked here, its records become operations by way of `transcode`. Pure; called in
+executor threads.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from broker.log.config import DECOMPRESSED_BYTES, DECOMPRESSED_RATIO
+from broker.log.errors import RecordErrors
+from broker.log.preparation import decode_client_batch
+from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.records.decode import RecordColumns
+from protocol.records.header import BatchHeader, read_header, verify_crc
+from tablelayer.model.batches.batch import ChangeType
+from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.partitions import check_rows_of_partition
+from tablelayer.server.kafka_face.avro import Schemas, schema_ids
+from tablelayer.server.kafka_face.transcode import from_kafka
+from tablelayer.server.merge.engines import Operations
+from tablelayer.server.merge.writes import Writer, admit
+
+_FORWARDED_PARTITIONS = 4096
+_WHOLE_TABLES = 1 << 62  # ids of producers stay below 1 << 50
+
+
+def check_frame(batch: memoryview) -> BatchHeader:
+    """The header of a producer's batch. Raises KafkaError unless it is one that a producer may send."""
+    try:
+        header = read_header(batch)
+    except DecodeError as error:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(error)) from None
+    if header.size != len(batch):
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE, f"a batch of {header.size} bytes in {len(batch)} bytes of records"
+        )
+    if header.record_count < 1 or header.last_offset_delta + 1 != header.record_count:
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"the batch has {header.record_count} records and last offset delta {header.last_offset_delta}",
+        )
+    if header.is_transactional:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            "tables take no part in transactions; produce without transactional.id",
+        )
+    if header.is_control or header.producer_id < -1:
+        raise KafkaError(ErrorCode.INVALID_RECORD, "the batch has attributes that producers may not set")
+    return header
+
+
+def forwarded_producer_id(producer_id: int, source_partition: int) -> int:
+    """The identity under which rows of another bucket are forwarded: its own for each writer and partition."""
+    if producer_id < 0:
+        return -1
+    return -(2 + producer_id * _FORWARDED_PARTITIONS + source_partition)
+
+
+def forwarded(header: BatchHeader, source_partition: int, *, by_whole_table: bool = False) -> Writer:
+    """The writer as whom rows of another bucket are forwarded: its own for each producer and partition.
+
+    `by_whole_table`: the partition is one of a partitioned table's own topic, which forwards to buckets of other topics
+    and must not be taken for a bucket of theirs.
+    """
+    producer_id = forwarded_producer_id(header.producer_id, source_partition)
+    if by_whole_table and producer_id != -1:
+        producer_id -= _WHOLE_TABLES
+    return Writer(
+        producer_id,
+        header.producer_epoch if header.has_producer else -1,
+        header.base_sequence,
+        header.sequence_count,
+    )
+
+
+def open_batch(batch: memoryview) -> RecordColumns:
+    """The records of a producer's batch. Raises KafkaError."""
+    if not verify_crc(batch):
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes; send it again")
+    return decode_client_batch(
+        check_frame(batch), batch, max(DECOMPRESSED_BYTES, DECOMPRESSED_RATIO * len(batch))
+    )
+
+
+class AvroBatch(msgspec.Struct, frozen=True):
+    """The records of a producer's batch, and the schemas of the ids in them."""
+
+    records: RecordColumns
+    schemas: Schemas
+
+
+def avro_ids(definition: TableDefinition, batch: memoryview) -> tuple[RecordColumns, list[int]]:
+    """The records of a batch of Avro values, and the ids of schemas in them. Raises KafkaError."""
+    records = open_batch(batch)
+    try:
+        return records, schema_ids(records)
+    except RowError as error:
+        raise refused_record(definition, error) from None
+
+
+def decode_produced(definition: TableDefinition, batch: memoryview | AvroBatch) -> Operations:
+    """The rows of a producer's batch, in order: values are upserts (appends), null values deletes by key.
+
+    Raises RecordErrors (INVALID_RECORD) naming record and column, or KafkaError.
+    """
+    try:
+        if isinstance(batch, AvroBatch):
+            write = from_kafka(batch.records, definition, batch.schemas)
+        else:
+            write = from_kafka(open_batch(batch), definition)
+    except DecodeError as error:
+        raise KafkaError(ErrorCode.INVALID_RECORD, str(error)) from None
+    except RowError as error:
+        raise refused_record(definition, error) from None
+    if not definition.is_partitioned:
+        try:
+            check_rows_of_partition(definition, write.rows)
+        except RowError as error:
+            raise refused_record(definition, error) from None
+    deletes = None if write.change_types is None else write.change_types == ChangeType.DELETE
+    if deletes is None:
+        return Operations(write.rows)
+    try:
+        return admit(definition, Operations(write.rows, deletes if deletes.any() else None))
+    except RowError as error:
+        raise refused_record(definition, error) from None
+    except TableError as error:
+        raise _refused(definition, int(deletes.argmax()), error.message) from None
+
+
+def refused_record(definition: TableDefinition, error: RowError) -> RecordErrors:
+    """A row's fault as that of the record it came in: rows are numbered as the batch's records are."""
+    place = "" if error.column is None else f"column '{error.column}': "
+    return _refused(definition, error.index, f"{place}{error.reason}")
+
+
+def _refused(definition: TableDefinition, index: int, reason: str) -> RecordErrors:
+    return RecordErrors(
+        f"record {index} of the batch for table {definition.path}: {reason}; nothing of the batch was written",
+        [(index, reason)],
+    )

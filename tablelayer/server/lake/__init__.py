@@ -1,0 +1,1 @@
+"""Who tiers which table now, and how far the lake is."""

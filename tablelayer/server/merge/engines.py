@@ -1,0 +1,386 @@
+"""What a batch of upserts and deletes does to the rows of a bucket: rules R2 and R5 to R10.
+
+Pure and vectorised: rows are columns throughout, and no step takes time per key in Python. The trick that makes
+rounds for repeated keys unnecessary: without a merge engine, what a row looks like after an operation depends on the
+operation and on the *stored* row alone. For a full write it is the operation's own row; for a partial one the target
+columns come from the operation, all others from the stored row, which partial writes never touch. So only *whether* a
+row exists before an operation must be found out from the operation on the same key before it.
+
+Merge engines need the operations of a key one after the other: kernels walk over them, sorted by key. The versioned
+engine finds out which row stands after each write; the aggregation folds each column (`aggregate`). Columns are found
+by their position in the table's latest schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import compress
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+
+from tablelayer.model.arrays.arrays import Mask, sealed, validity
+from tablelayer.model.batches.batch import ChangeType
+from tablelayer.model.rows.keys import encode_few_keys, encode_keys
+from tablelayer.model.rows.stored import decode_rows, encode_rows
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import ChangelogImage, MergeEngine
+from tablelayer.model.table.schema import Schema
+
+Indices = npt.NDArray[np.int64]
+TakeNumbers = Callable[[int], Indices]
+"""The next so many values for an auto-increment column, int64[n]. May raise, to be asked again later."""
+
+
+class MergeRules(msgspec.Struct, frozen=True):
+    """What of a table's definition decides about a write."""
+
+    schema: Schema
+    engine: MergeEngine | None = None
+    version_column: int | None = None
+    auto_increment: int | None = None
+    full_image: bool = True
+
+    @classmethod
+    def of(cls, definition: TableDefinition) -> MergeRules:
+        schema, settings = definition.schema, definition.settings
+        version, auto = settings.version_column, settings.auto_increment_column
+        return cls(
+            schema,
+            settings.merge_engine,
+            None if version is None else schema.index(version),
+            None if auto is None else schema.index(auto),
+            settings.changelog_image is ChangelogImage.FULL,
+        )
+
+
+class Operations(msgspec.Struct, frozen=True):
+    """A batch in the table's columns, checked against its schema.
+
+    rows       the table's columns in order; columns outside of `targets`, and all but the key of a delete, are ignored
+    deletes    bool[n], true for deletes; None if there are none
+    targets    positions of the columns written (key included); None for all
+    overwrite  past the merge engine: rows replace what is there (R9.10)
+    sent_as    what number each row had in the writer's batch, for errors; None if it is the same
+    """
+
+    rows: pa.RecordBatch
+    deletes: Mask | None = None
+    targets: frozenset[int] | None = None
+    overwrite: bool = False
+    sent_as: Indices | None = None
+
+    def select(self, at: Indices) -> Operations:
+        """Some of the rows, in this order."""
+        deletes = None if self.deletes is None else self.deletes[at]
+        if deletes is not None and not deletes.any():
+            deletes = None
+        sent_as = at if self.sent_as is None else self.sent_as[at]
+        return replace(self, rows=self.rows.take(pa.array(at)), deletes=deletes, sent_as=sent_as)
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What to log and what to store.
+
+    changelog, change_types  the emitted rows, uint8[n]
+    keys, values             in key order: encoded rows to store, None to delete
+    row_delta                (+I) - (-D)
+    numbers_taken            how many values the auto-increment column has used up
+    """
+
+    changelog: pa.RecordBatch
+    change_types: npt.NDArray[np.uint8]
+    keys: list[bytes]
+    values: list[bytes | None]
+    row_delta: int
+    numbers_taken: int = 0
+
+
+def row_keys(schema: Schema, rows: pa.RecordBatch, columns: tuple[str, ...] | None = None) -> pa.BinaryArray:
+    """Store keys of rows by their primary-key (or the given) columns: the encoded key behind `ROW_PREFIX`."""
+    names = schema.primary_key if columns is None else columns
+    prefix = pa.repeat(pa.scalar(True), rows.num_rows)  # a true boolean is encoded as 01
+    return encode_keys([prefix, *(rows.column(name) for name in names)])
+
+
+def few_row_keys(schema: Schema, rows: pa.RecordBatch) -> list[bytes]:
+    """The same for a few rows, by their primary key."""
+    return [b"\x01" + key for key in encode_few_keys([rows.column(name) for name in schema.primary_key])]
+
+
+def merge(
+    rules: MergeRules,
+    operations: Operations,
+    read_stored: Callable[[list[bytes]], list[bytes | None]],
+    take_numbers: TakeNumbers | None = None,
+) -> Merged:
+    """Apply operations in order to what is stored. `read_stored` gets distinct keys in order.
+
+    Raises RowError for a value that cannot be merged (R9.7), and what `take_numbers` raises.
+    """
+    schema, rows, deletes, targets = rules.schema, operations.rows, operations.deletes, operations.targets
+    count = rows.num_rows
+    if targets is not None and len(targets) == len(schema.columns):
+        targets = None
+    engine = None if operations.overwrite else rules.engine
+    groups = _Groups(row_keys(schema, rows))
+    stored = _Stored(schema, read_stored(groups.keys))
+    before, after = _existence(rules, groups, stored, deletes, targets)
+    updated, inserted, deleted = before & after, ~before & after, before & ~after
+    if targets is not None and _is_key_only(rules, targets):
+        if deletes is None:
+            updated[:] = False  # R6.6: nothing but the key was written
+        else:
+            updated &= deletes
+    standing: Indices | None = None  # which row stands after each operation; None: its own
+    if engine is MergeEngine.FIRST_ROW:
+        updated[:] = False
+        standing = _first_rows(groups, stored)
+    elif engine is MergeEngine.VERSIONED:
+        standing = _newest_rows(rules, rows, groups, stored)
+        updated &= standing == np.arange(count)
+    images = rows
+    if targets is not None or engine is MergeEngine.AGGREGATION or rules.auto_increment is not None:
+        images = _images(rules, engine, operations, targets, groups, stored, before, inserted, take_numbers)
+    old = groups.of_row + count
+    if groups.previous is not None:
+        previous = groups.previous if standing is None else standing[groups.previous]
+        old = np.where(groups.previous >= 0, previous, old)
+    indices, change_types = _emit(old, updated, inserted, deleted, full_image=rules.full_image)
+    if len(indices) == count and inserted.all():
+        changelog = images
+    elif len(indices) and int(indices.max()) >= count:
+        changelog = pa.concat_batches([images, stored.rows]).take(pa.array(indices))
+    else:
+        changelog = images.take(pa.array(indices))
+    keys, values = _to_store(schema, groups, images, after, updated | inserted | deleted, standing)
+    insertions = int(inserted.sum())
+    return Merged(
+        changelog, change_types, keys, values, insertions - int(deleted.sum()),
+        insertions if rules.auto_increment is not None else 0,
+    )  # fmt: skip
+
+
+class _Stored:
+    """The stored rows of the groups, decoded when they are needed: mostly it is enough to know which there are."""
+
+    def __init__(self, schema: Schema, values: list[bytes | None]) -> None:
+        self._schema = schema
+        self._values = pa.array(values, pa.binary())
+        valid = validity(self._values)
+        self.exists: Mask = np.ones(len(values), np.bool_) if valid is None else valid
+        self._rows: pa.RecordBatch | None = None
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        if self._rows is None:
+            self._rows = decode_rows(self._values, self._schema)
+        return self._rows
+
+    def column(self, index: int) -> pa.Array:
+        if self._rows is not None:
+            return self._rows.column(index)
+        return decode_rows(self._values, self._schema, [index]).column(0)
+
+
+class _Groups:
+    """The distinct keys of a batch, sorted, and which rows have them."""
+
+    def __init__(self, keys: pa.BinaryArray) -> None:
+        count = len(keys)
+        order: Indices = (
+            pc.sort_indices(keys).to_numpy().astype(np.int64)
+        )  # stable: equal keys stay in row order
+        in_order = keys.take(pa.array(order))
+        listed: list[bytes] = in_order.to_pylist()
+        same = np.zeros(count, np.bool_)
+        if count > 1:
+            same[1:] = pc.equal(in_order.slice(1), in_order.slice(0, count - 1)).to_numpy(
+                zero_copy_only=False
+            )
+        first = ~same
+        self.order = order
+        self.of_row: Indices = np.empty(count, np.int64)
+        self.of_row[order] = np.cumsum(first) - 1
+        self.previous: Indices | None = None
+        self.last_rows = order
+        """The last row of each group."""
+        if same.any():
+            self.keys = list(compress(listed, first.tolist()))
+            self.previous = np.full(count, -1, np.int64)
+            self.previous[order[same]] = order[np.flatnonzero(same) - 1]
+            self.last_rows = order[np.append(first[1:], True)]
+        else:
+            self.keys = listed
+
+
+def _emit(
+    old: Indices, updated: Mask, inserted: Mask, deleted: Mask, *, full_image: bool
+) -> tuple[Indices, npt.NDArray[np.uint8]]:
+    """Emitted rows as indices into (images, stored rows), and their change types. `old`: what stood before."""
+    sizes = updated.astype(np.int64) * (2 if full_image else 1) + inserted + deleted
+    ends = np.cumsum(sizes)
+    positions = ends - sizes
+    total = int(ends[-1]) if len(ends) else 0
+    indices = np.empty(total, np.int64)
+    change_types = np.empty(total, np.uint8)
+    at = np.flatnonzero(inserted)
+    indices[positions[at]] = at
+    change_types[positions[at]] = ChangeType.INSERT
+    at = np.flatnonzero(deleted)
+    indices[positions[at]] = old[at]
+    change_types[positions[at]] = ChangeType.DELETE
+    at = np.flatnonzero(updated)
+    after = positions[at]
+    if full_image:
+        indices[after] = old[at]
+        change_types[after] = ChangeType.UPDATE_BEFORE
+        after = after + 1
+    indices[after] = at
+    change_types[after] = ChangeType.UPDATE_AFTER
+    return indices, change_types
+
+
+def _to_store(
+    schema: Schema,
+    groups: _Groups,
+    images: pa.RecordBatch,
+    after: Mask,
+    changed: Mask,
+    standing: Indices | None,
+) -> tuple[list[bytes], list[bytes | None]]:
+    if groups.previous is None and bool(changed.all()) and bool(after.all()):
+        return groups.keys, encode_rows(images, schema).take(pa.array(groups.order)).to_pylist()
+    touched = np.zeros(len(groups.keys), np.bool_)
+    touched[groups.of_row[changed]] = True
+    last = groups.last_rows[touched]
+    kept = after[last]
+    source = last[kept] if standing is None else standing[last[kept]]
+    encoded = encode_rows(images.take(pa.array(source)), schema).to_pylist()
+    keys = list(compress(groups.keys, touched.tolist()))
+    rows = iter(encoded)
+    return keys, [next(rows) if keep else None for keep in kept.tolist()]
+
+
+def _is_key_only(rules: MergeRules, targets: frozenset[int]) -> bool:
+    return all(rules.schema.columns[index].name in rules.schema.primary_key for index in targets)
+
+
+def _existence(
+    rules: MergeRules,
+    groups: _Groups,
+    stored: _Stored,
+    deletes: Mask | None,
+    targets: frozenset[int] | None,
+) -> tuple[Mask, Mask]:
+    """Whether there is a row before and after each operation."""
+    count = len(groups.of_row)
+    before, after = stored.exists[groups.of_row], np.ones(count, np.bool_)
+    if deletes is None:
+        if groups.previous is not None:
+            before[groups.previous >= 0] = True
+        return before, after
+    from tablelayer.server.merge.fold_kernels import existence  # numba: only who needs it waits for it
+
+    removes = np.ones(len(groups.keys), np.bool_)
+    if targets is not None:
+        # What is not null outside of the targets keeps the row (R6.7); an auto-increment column always is.
+        removes[:] = (
+            False if rules.auto_increment is not None else _others_are_null(rules.schema, stored, targets)
+        )
+    existence(
+        sealed(groups.order), sealed(groups.of_row), sealed(stored.exists), sealed(deletes), sealed(removes),
+        before, after,
+    )  # fmt: skip
+    return before, after
+
+
+def _first_rows(groups: _Groups, stored: _Stored) -> Indices:
+    """R7: what is stored, else the first row of the batch with the key."""
+    count = len(groups.of_row)
+    first = np.arange(len(groups.keys)) + count
+    starts = groups.order[np.flatnonzero(np.diff(groups.of_row[groups.order], prepend=-1))]
+    absent = ~stored.exists
+    first[absent] = starts[absent]
+    standing: Indices = first[groups.of_row]
+    return standing
+
+
+def _newest_rows(rules: MergeRules, rows: pa.RecordBatch, groups: _Groups, stored: _Stored) -> Indices:
+    """R8: the row with the highest version, the later one of equals."""
+    from tablelayer.server.merge.aggregation import ranks_of
+    from tablelayer.server.merge.fold_kernels import newest_version
+
+    assert rules.version_column is not None
+    versions = pa.concat_arrays([rows.column(rules.version_column), stored.column(rules.version_column)])
+    valid = validity(versions)
+    standing = np.empty(rows.num_rows, np.int64)
+    newest_version(
+        sealed(groups.order), sealed(groups.of_row), sealed(stored.exists), ranks_of(versions),
+        sealed(np.ones(len(versions), np.bool_) if valid is None else valid), standing,
+    )  # fmt: skip
+    return standing
+
+
+def _images(
+    rules: MergeRules,
+    engine: MergeEngine | None,
+    operations: Operations,
+    targets: frozenset[int] | None,
+    groups: _Groups,
+    stored: _Stored,
+    before: Mask,
+    inserted: Mask,
+    take_numbers: TakeNumbers | None,
+) -> pa.RecordBatch:
+    """The row after each operation, where there is one (R6.4, R6.5, R6.7, R9, R10)."""
+    from tablelayer.server.merge.aggregation import Chain, fold, pick
+    from tablelayer.server.merge.fold_kernels import FIRST
+
+    schema, rows, deletes = rules.schema, operations.rows, operations.deletes
+    no_deletes = np.zeros(rows.num_rows, np.bool_)
+    chain = Chain(groups.order, groups.of_row, before, no_deletes if deletes is None else deletes)
+    of_row = pa.array(groups.of_row)
+    columns = []
+    for index, column in enumerate(schema.columns):
+        if index == rules.auto_increment:
+            assert take_numbers is not None
+            numbers = np.zeros(rows.num_rows, np.int64)
+            numbers[inserted] = take_numbers(int(inserted.sum()))
+            given = pa.array(numbers).cast(column.type.arrow())
+            # A delete of some columns leaves the number, one of all starts anew: `before` says so.
+            kept = Chain(chain.order, chain.of_row, before, no_deletes)
+            columns.append(pick(given, stored.rows.column(index), kept, FIRST))
+        elif targets is not None and index not in targets:
+            others = stored.rows.column(index).take(of_row)
+            # Null in a NOT NULL column: there is no row yet.
+            columns.append(others if column.nullable else others.fill_null(column.default_scalar()))
+        elif column.name in schema.primary_key:
+            columns.append(rows.column(index))
+        elif engine is MergeEngine.AGGREGATION:
+            columns.append(fold(column, rows.column(index), stored.rows.column(index), chain))
+        elif deletes is None:
+            columns.append(rows.column(index))
+        else:
+            columns.append(pc.if_else(pa.array(deletes), None, rows.column(index)))
+    return pa.RecordBatch.from_arrays(columns, schema=schema.arrow())
+
+
+def _others_are_null(schema: Schema, stored: _Stored, targets: frozenset[int]) -> Mask:
+    """bool[groups]: every column outside of the targets is null (or there is no row)."""
+    null = np.ones(len(stored.exists), np.bool_)
+    for index, column in enumerate(schema.columns):
+        if index not in targets:
+            if not column.nullable:  # a row has a value here, if only its default
+                null[:] = False
+                return null
+            valid = validity(stored.rows.column(index))
+            if valid is None:
+                null[:] = False
+                return null
+            null &= ~valid
+    return null

@@ -1,0 +1,529 @@
+"""Exactly-once writes for engines that repeat their tasks (R3.5): staged first, then committed as a whole.
+
+A *writer* has a name that it keeps over restarts (a streaming query) and numbers its batches upwards. Its tasks
+stage rows, each run of a task under an attempt name of its own; then one commit names the attempts that count.
+What is promised:
+
+- the rows of exactly these attempts are written, all of them, once; rows of failed, repeated or speculative
+  attempts never are, whatever order or number of rows or tasks a repetition has;
+- a batch is decided once. Committing it again, or a batch before it, has no effect and succeeds; the attempts of the
+  first commit count. The decision is in the coordination store before the first row is written, so a commit that
+  is interrupted (the server is killed, the client dies) is completed with the same rows;
+- the rows of one bucket become visible in the order of the attempts; buckets do not become visible together;
+- a partitioned table is one table here too: one decision for the rows of all partitions. A partition that is gone
+  before the decision makes the batch fail, to be run again; one that is dropped after it takes its rows along.
+
+How: a ledger per table and writer, at `/staged/<table id>/<writer>`, holds the last decided batch. Chunks are written
+under a producer identity of the writer's own, numbered on from batch to batch, of the kind whose sequence may have
+gaps and for which everything at or before the last number is a repeat (`broker.log.producer_state`), so that
+completing a commit writes only what is missing. That memory of the log ends after a day without a write, hence a
+commit that fails also notes in the ledger how far it came.
+
+What is decided says how many chunks there are for each place. Where some are gone (a power cut took files that
+`durability=process` had not put on the disk; somebody removed them), the batch is never taken for done: its commit, and
+all that the writer sends after it, fails with STAGED_ROWS_MISSING and says what is gone.
+
+State: one ledger of some hundred bytes for each (writer, table); those of single batches are kept for a day, those of
+streams for 90 days after their last commit. Staged rows that are never committed go after a day, or sooner when space
+is short (`staged_space`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from broker.ports import CreateNode, DeleteNode, NoNodeError, SetNode
+from protocol.errors import KafkaError
+from protocol.records.header import MAX_SEQUENCE
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.server.bucket.bucket import TableBucket
+from tablelayer.server.kafka_face.producers import forwarded_producer_id
+from tablelayer.server.merge.writes import Writer
+from tablelayer.server.staged.space import StagedSpace
+from tablelayer.server.staged.staging import (
+    Chunk,
+    Place,
+    StagingArea,
+    check_names,
+    place_of,
+    place_text,
+    writer_key,
+)
+
+if TYPE_CHECKING:
+    from tablelayer.server.services import Services
+
+logger = logging.getLogger("headrace.tables")
+
+_ROOT: Final = "/staged"
+_DAY_MS: Final = 86_400_000
+_STREAM_KEPT_MS: Final = 90 * _DAY_MS
+_RETRY_SECONDS: Final = 0.05
+_PLACES_AT_ONCE: Final = 32
+"""Buckets that are written at the same time, each with two chunks in memory."""
+_TIMEOUT_MS: Final = 30_000
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """What is decided about a writer's last batch. `written` counts chunks by bucket, of a commit that failed;
+    `partitions` are those that the batch has rows for, of a partitioned table. `chunks` says how many were committed
+    for each bucket (None: not known, decided by an older version).
+    """
+
+    writer: str
+    producer_id: int
+    batch_id: int
+    attempts: tuple[str, ...]
+    first_sequence: int
+    kept_ms: int
+    updated_ms: int
+    done: bool = False
+    written: Mapping[Place, int] = msgspec.field(default_factory=dict)
+    partitions: tuple[UUID, ...] = ()
+    chunks: Mapping[Place, int] | None = None
+
+    def to_json(self) -> bytes:
+        value = asdict(self) | {
+            "version": 1,
+            "written": {place_text(place): count for place, count in self.written.items()},
+            "partitions": [str(each) for each in self.partitions],
+            "chunks": None
+            if self.chunks is None
+            else {place_text(place): count for place, count in self.chunks.items()},
+        }
+        return json.dumps(value).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Ledger:
+        value: dict[str, Any] = json.loads(data)
+        del value["version"]
+        value["attempts"] = tuple(value["attempts"])
+        value["written"] = {place_of(text): count for text, count in value["written"].items()}
+        value["partitions"] = tuple(UUID(each) for each in value.get("partitions", ()))
+        if value.get("chunks") is not None:
+            value["chunks"] = {place_of(text): count for text, count in value["chunks"].items()}
+        return cls(**value)
+
+
+def following(ledger: Ledger, chunks: int, now_ms: int) -> Ledger:
+    """The ledger after its batch was written, with `chunks` in the bucket that got most."""
+    return replace(
+        ledger,
+        done=True,
+        attempts=(),
+        partitions=(),
+        chunks=None,
+        written={},
+        first_sequence=(ledger.first_sequence + chunks) & MAX_SEQUENCE,
+        updated_ms=now_ms,
+    )
+
+
+class StagedCommits:
+    """Stages and commits. One object per server; on the event loop."""
+
+    def __init__(
+        self,
+        services: Services,
+        area: StagingArea,
+        definition_of: Callable[[UUID], TableDefinition],
+        bucket_of: Callable[[TableDefinition, int], TableBucket],
+    ) -> None:
+        self._services = services
+        self._area = area
+        self._definition_of = definition_of
+        self._bucket_of = bucket_of
+        self._ledgers: dict[tuple[UUID, str], Ledger] = {}
+        self._locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
+        self._unfinished: set[tuple[UUID, str]] = set()
+        self._resuming = False
+        self._space = StagedSpace(area.root, services.limits, area.drop_batch)
+
+    async def load(self) -> None:
+        """Read what is in the store. Call once, before anything else."""
+        store = self._services.context.store
+        for table in await store.children(_ROOT):
+            for name in await store.children(f"{_ROOT}/{table}"):
+                node = await store.get(f"{_ROOT}/{table}/{name}")
+                if node is not None:
+                    ledger = Ledger.from_json(node.data)
+                    key = (UUID(table), ledger.writer)
+                    self._ledgers[key] = ledger
+                    if not ledger.done:
+                        self._unfinished.add(key)
+
+    # -- what writers ask --------------------------------------------------------------------------------
+
+    def is_decided(self, table_id: UUID, writer: str, batch_id: int) -> bool:
+        """Whether staging for this batch is in vain: it, or a later one, is decided."""
+        ledger = self._ledgers.get((table_id, writer))
+        return ledger is not None and ledger.batch_id >= batch_id
+
+    async def stage(
+        self,
+        definition: TableDefinition,
+        writer: str,
+        batch_id: int,
+        attempt: str,
+        place: Place,
+        number: int,
+        chunk: Chunk,
+        client: str = "",
+    ) -> None:
+        """Check a chunk and store it, for the host `client`. Raises TableError or KafkaError."""
+        check_names(writer, batch_id, [attempt])
+        assert definition.table_id is not None
+        hooks = self._bucket_of(*self._resolved(definition, place))
+        await self._services.run(hooks.check_write, chunk.batch, chunk.targets)
+        path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
+        durable = hooks.partition.log.config.flush_messages == 1
+        async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
+            await self._services.run(
+                _append, self._area, path, number, chunk, durable, self._space, client, self._decided
+            )
+
+    def _decided(self) -> set[Path]:
+        """Folders of batches that are decided and not written. From any thread."""
+        return {
+            self._area.path(table_id, writer, ledger.batch_id, "", 0).parent
+            for (table_id, writer), ledger in list(self._ledgers.items())
+            if not ledger.done
+        }
+
+    def _resolved(self, definition: TableDefinition, place: Place) -> tuple[TableDefinition, int]:
+        """The table that has this bucket, which is a partition of `definition` if that is partitioned. TableError."""
+        if isinstance(place, int):
+            if definition.is_partitioned:
+                raise TableError(
+                    TableErrorCode.PARTITION_NEEDED, f"{definition.path} is partitioned: say which partition"
+                )
+            return definition, place
+        partition = self._definition_of(place[0])
+        if partition.path.partition is None or partition.path.whole != definition.path:
+            raise TableError(
+                TableErrorCode.PARTITION_NOT_FOUND, f"{partition.path} is no partition of {definition.path}"
+            )
+        return partition, place[1]
+
+    async def commit(
+        self,
+        definition: TableDefinition,
+        writer: str,
+        batch_id: int,
+        attempts: Sequence[tuple[str, Mapping[Place, int]]],
+        *,
+        single: bool,
+    ) -> None:
+        """Write what these attempts have staged: (attempt, chunks by place), in this order.
+
+        Returns when all of it is visible. `single` says that the writer has no second batch. Raises TableError
+        STAGED_ROWS_MISSING if not all is there (nothing is decided then), or what a bucket raises, after which
+        the same commit goes on from there.
+        """
+        names = [attempt for attempt, _ in attempts]
+        check_names(writer, batch_id, names)
+        if len(set(names)) < len(names):
+            raise TableError(
+                TableErrorCode.INVALID_ROW, "an attempt is named twice: its rows are written once in a batch"
+            )
+        table_id = definition.table_id
+        assert table_id is not None
+        async with self._lock(table_id, writer):
+            ledger = self._ledgers.get((table_id, writer))
+            if ledger is not None and not ledger.done:
+                ledger = await self._write(definition, ledger)
+            if ledger is not None and ledger.batch_id >= batch_id:
+                await self._services.run(self._area.drop_batches, table_id, writer, batch_id)
+                return
+            chunks: Counter[Place] = Counter()
+            for _, counts in attempts:
+                chunks.update(counts)
+            for place in chunks:
+                self._resolved(definition, place)
+            await self._services.run(
+                self._space.touch, self._area.path(table_id, writer, batch_id, "", 0).parent
+            )
+            await self._services.run(self._check_complete, table_id, writer, batch_id, attempts)
+            context = self._services.context
+            producer_id = ledger.producer_id if ledger is not None else await context.allocate_producer_id()
+            decided = Ledger(
+                writer=writer,
+                producer_id=producer_id,
+                batch_id=batch_id,
+                attempts=tuple(attempt for attempt, _ in attempts),
+                first_sequence=0 if ledger is None else ledger.first_sequence,
+                kept_ms=_DAY_MS if single else _STREAM_KEPT_MS,
+                updated_ms=context.clock.time_ms(),
+                partitions=tuple(sorted({place[0] for place in chunks if not isinstance(place, int)})),
+                chunks=dict(chunks),
+            )
+            await self._save(table_id, decided)
+            await self._write(definition, decided)
+
+    async def abort(self, table_id: UUID, writer: str, batch_id: int, attempts: Sequence[str]) -> None:
+        """These attempts will not be committed. Without effect on a batch that is decided."""
+        check_names(writer, batch_id, attempts)
+        async with self._lock(table_id, writer):
+            if not self.is_decided(table_id, writer, batch_id):
+                await self._services.run(self._area.drop_attempts, table_id, writer, batch_id, attempts)
+
+    def _check_complete(
+        self,
+        table_id: UUID,
+        writer: str,
+        batch_id: int,
+        attempts: Sequence[tuple[str, Mapping[Place, int]]],
+    ) -> None:
+        for attempt, counts in attempts:
+            for place in {**counts, **dict.fromkeys(self._area.places(table_id, writer, batch_id, attempt))}:
+                count = counts.get(place, 0)
+                there = self._area.count(self._area.path(table_id, writer, batch_id, attempt, place))
+                if there != count:
+                    raise TableError(
+                        TableErrorCode.STAGED_ROWS_MISSING,
+                        f"attempt {attempt} of batch {batch_id} has {there} staged chunks for bucket"
+                        f" {place_text(place)}, and {count} should be committed; nothing was written: run the batch"
+                        " again",
+                    )
+
+    # -- writing what is decided ---------------------------------------------------------------------------
+
+    def _check_kept(self, table_id: UUID, ledger: Ledger, places: Sequence[Place]) -> None:
+        """Raises TableError STAGED_ROWS_MISSING unless all that was decided is still there. Blocking."""
+        if ledger.chunks is None:
+            return
+        for place in places:
+            decided = ledger.chunks.get(place, 0)
+            there = sum(
+                self._area.count(self._area.path(table_id, ledger.writer, ledger.batch_id, attempt, place))
+                for attempt in ledger.attempts
+            )
+            if there != decided:
+                raise _gone(ledger, place, there, decided)
+
+    async def _write(self, definition: TableDefinition, ledger: Ledger) -> Ledger:
+        table_id = definition.table_id
+        assert table_id is not None
+        written = dict(ledger.written)
+        places = self._places(definition, ledger)
+        await self._services.run(self._check_kept, table_id, ledger, places)
+        gate = asyncio.Semaphore(_PLACES_AT_ONCE)
+
+        async def write(place: Place) -> None:
+            async with gate:
+                await self._write_place(definition, ledger, place, written)
+
+        results = await asyncio.gather(
+            *map(write, places),
+            return_exceptions=True,
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await self._save(table_id, replace(ledger, written=written))
+            raise failures[0]
+        done = following(ledger, max(written.values(), default=0), self._services.context.clock.time_ms())
+        await self._save(table_id, done)
+        self._unfinished.discard((table_id, ledger.writer))
+        await self._services.run(self._area.drop_batches, table_id, ledger.writer, ledger.batch_id)
+        return done
+
+    def _places(self, definition: TableDefinition, ledger: Ledger) -> list[Place]:
+        """All buckets that the batch may have rows for, but for those of partitions that were dropped."""
+        if not definition.is_partitioned:
+            return list(range(definition.bucket_count))
+        found: list[Place] = []
+        for partition in ledger.partitions:
+            if self._partition(partition) is not None:
+                found += [
+                    (partition, bucket) for bucket in range(self._definition_of(partition).bucket_count)
+                ]
+        return found
+
+    def _partition(self, table_id: UUID) -> TableDefinition | None:
+        try:
+            return self._definition_of(table_id)
+        except TableError as error:
+            if error.code is not TableErrorCode.TABLE_NOT_FOUND:
+                raise
+            return None
+
+    async def _write_place(
+        self, definition: TableDefinition, ledger: Ledger, place: Place, written: dict[Place, int]
+    ) -> None:
+        """As `_write_bucket`; a partition that is dropped meanwhile is no failure."""
+        table_id = definition.table_id
+        assert table_id is not None
+        if isinstance(place, int):
+            await self._write_bucket(table_id, definition, ledger, place, written)
+            return
+        partition = self._partition(place[0])
+        if partition is None:
+            return
+        try:
+            await self._write_bucket(table_id, partition, ledger, place, written)
+        except (KafkaError, TableError):
+            if self._partition(place[0]) is not None:
+                raise
+
+    async def _write_bucket(
+        self,
+        table_id: UUID,
+        definition: TableDefinition,
+        ledger: Ledger,
+        place: Place,
+        written: dict[Place, int],
+    ) -> None:
+        """Write the chunks for one place, a bucket of `definition`, that are not there yet; counts all of them in
+        `written`.
+        """
+        bucket = place if isinstance(place, int) else place[1]
+        # The producer id is the ledger's alone, so any source partition will do.
+        producer_id = forwarded_producer_id(ledger.producer_id, 0)
+        chunks = self._chunks(table_id, ledger, place)
+        number, noted = 0, written.get(place, 0)
+        chunk = await self._services.run(next, chunks, None)
+        while chunk is not None:
+            following_chunk = await self._services.run(next, chunks, None)
+            if number >= noted:
+                sequence = (ledger.first_sequence + number) & MAX_SEQUENCE
+                # Only the last one is waited for: it is visible after those before it.
+                acks = 1 if following_chunk is not None else -1
+                await self._write_chunk(definition, bucket, chunk, Writer(producer_id, 0, sequence, 1), acks)
+                written[place] = number + 1
+            number, chunk = number + 1, following_chunk
+        if ledger.chunks is not None and number != ledger.chunks.get(place, 0):
+            raise _gone(ledger, place, number, ledger.chunks.get(place, 0))
+
+    def _chunks(self, table_id: UUID, ledger: Ledger, place: Place) -> Iterator[Chunk]:
+        for attempt in ledger.attempts:
+            yield from self._area.read(
+                self._area.path(table_id, ledger.writer, ledger.batch_id, attempt, place)
+            )
+
+    async def _write_chunk(
+        self, definition: TableDefinition, bucket: int, chunk: Chunk, writer: Writer, acks: int
+    ) -> None:
+        while True:
+            hooks = self._bucket_of(definition, bucket)
+            try:
+                await hooks.write_staged(chunk.batch, chunk.targets, writer, acks, _TIMEOUT_MS)
+            except TableError as error:
+                if not error.retriable:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)  # the buffer is full; it empties by itself
+            else:
+                return
+
+    # -- in the background ---------------------------------------------------------------------------------
+
+    def resume_in(self, start_task: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
+        """Complete commits that a stop of the server has interrupted, in a task; called now and then."""
+        if self._unfinished and not self._resuming:
+            self._resuming = True
+            start_task(self._resume(), "staged commits")
+
+    async def _resume(self) -> None:
+        try:
+            for table_id, writer in list(self._unfinished):
+                await self._resume_one(table_id, writer)
+        finally:
+            self._resuming = False
+
+    async def _resume_one(self, table_id: UUID, writer: str) -> None:
+        self._unfinished.discard((table_id, writer))
+        try:
+            definition = self._definition_of(table_id)
+        except TableError:
+            return  # dropped; `expire` clears up
+        async with self._lock(table_id, writer):
+            ledger = self._ledgers.get((table_id, writer))
+            if ledger is None or ledger.done:
+                return
+            try:
+                await self._write(definition, ledger)
+            except (KafkaError, TableError) as error:
+                if isinstance(error, KafkaError) and error.code.retriable:
+                    self._unfinished.add((table_id, writer))  # its buckets are starting
+                    return
+                logger.error("table %s: batch %d of %s is decided and cannot be written: %s",
+                             definition.path, ledger.batch_id, writer, error)  # fmt: skip
+            else:
+                logger.info("table %s: completed batch %d of %s", definition.path, ledger.batch_id, writer)
+
+    async def expire(self, exists: Callable[[UUID], bool]) -> None:
+        """Forget dropped tables, writers that were silent for long, and rows that nobody committed."""
+        now = self._services.context.clock.time_ms()
+        for (table_id, writer), ledger in list(self._ledgers.items()):
+            if exists(table_id) and not (ledger.done and now - ledger.updated_ms > ledger.kept_ms):
+                continue
+            lock = self._lock(table_id, writer)
+            if lock.locked():
+                continue  # the writer is back, or still writes: next time
+            async with lock:
+                del self._ledgers[table_id, writer]
+                with contextlib.suppress(NoNodeError):
+                    await self._services.context.store.transact([DeleteNode(_path(table_id, writer))])
+        for table_id in await self._services.run(self._area.tables):
+            if not exists(table_id):
+                await self._services.run(self._area.drop_table, table_id)
+        kept = {
+            (str(table_id), writer_key(writer), ledger.batch_id)
+            for (table_id, writer), ledger in self._ledgers.items()
+            if not ledger.done
+        }
+        await self._services.run(self._area.drop_abandoned, _DAY_MS / 1000, kept)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _lock(self, table_id: UUID, name: str) -> asyncio.Lock:
+        """There as long as somebody holds it or waits for it."""
+        return self._locks.setdefault((table_id, name), asyncio.Lock())
+
+    async def _save(self, table_id: UUID, ledger: Ledger) -> None:
+        path, key = _path(table_id, ledger.writer), (table_id, ledger.writer)
+        data = ledger.to_json()
+        await self._services.context.store.transact(
+            [SetNode(path, data) if key in self._ledgers else CreateNode(path, data)]
+        )
+        self._ledgers[key] = ledger
+
+
+def _gone(ledger: Ledger, place: Place, there: int, decided: int) -> TableError:
+    return TableError(
+        TableErrorCode.STAGED_ROWS_MISSING,
+        f"batch {ledger.batch_id} of {ledger.writer} is decided with {decided} staged chunks for bucket"
+        f" {place_text(place)}, and the disk has {there} of them: rows are lost, so the batch is not done. Put its"
+        " files back, or write its rows and those after it under another writer's name",
+    )
+
+
+def _append(
+    area: StagingArea,
+    path: Path,
+    number: int,
+    chunk: Chunk,
+    durable: bool,
+    space: StagedSpace,
+    client: str,
+    decided: Callable[[], set[Path]],
+) -> None:
+    if number >= area.count(path):
+        space.admit(path, client, len(chunk.batch), decided)
+    area.append(path, number, chunk, durable=durable)
+
+
+def _path(table_id: UUID, writer: str) -> str:
+    return f"{_ROOT}/{table_id}/{writer_key(writer)}"
