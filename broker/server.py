@@ -211,7 +211,15 @@ class Broker:
         undo.push_async_callback(groups.stop)
         await groups.start()
         self._metadata.deletion_listeners.append(lambda topic: groups.forget_topic(topic.name))
-        transactions = TransactionCoordinator(self.context, groups)
+        transactions = TransactionCoordinator(
+            config,
+            groups,
+            self._metadata,
+            executor,
+            self.context.ages,
+            self._clock,
+            self._background,
+        )
         undo.push_async_callback(transactions.stop)
         await transactions.start()
         fetches = FetchApi(self.context)
@@ -297,6 +305,14 @@ class Broker:
         configs: BrokerConfigs,
     ) -> list[ApiDeclaration]:
         context = self.context
+        transaction_handlers = TransactionHandlers(
+            transactions,
+            context.metadata,
+            context.allocate_producer_id,
+            context.executor,
+            context.clock,
+            context.slices,
+        )
         declarations = [
             *ProduceApi(context, transactions).declarations(),
             *fetches.declarations(),
@@ -312,7 +328,7 @@ class Broker:
             *ProducerIdsApi(context, transactions).declarations(),
             *GroupHandlers(groups).declarations(),
             *ConsumerGroupHandlers(groups).declarations(),
-            *TransactionHandlers(transactions).declarations(),
+            *transaction_handlers.declarations(),
         ]
         for extension in self._extensions:
             declarations.extend(extension.apis())

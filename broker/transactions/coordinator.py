@@ -54,10 +54,14 @@ from broker.transactions.state import partition_error, restore, step
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from broker.background import BackgroundTasks
+    from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
-    from broker.context import BrokerContext
     from broker.groups.coordinator import GroupCoordinator
+    from broker.ports import AgeClock, Clock
 
 logger = logging.getLogger("headrace.transactions")
 
@@ -88,29 +92,40 @@ def limits_of(config: BrokerConfig) -> Limits:
 
 class TransactionCoordinator:
     def __init__(
-        self, context: BrokerContext, groups: GroupCoordinator, limits: Limits | None = None
+        self,
+        config: BrokerConfig,
+        groups: GroupCoordinator,
+        metadata: TopicManager,
+        executor: Executor,
+        ages: AgeClock,
+        clock: Clock,
+        background: BackgroundTasks,
     ) -> None:
-        self.context = context
         self.groups = groups
-        self.limits = limits if limits is not None else limits_of(context.config)
+        self.limits = limits_of(config)
         self.transactions: dict[str, Transaction] = {}
         self.ended = {True: 0, False: 0}
         """How many were committed, and how many aborted, since the start."""
         self.journal = JournalTopic(
             journal.TOPIC,
             self,
-            new_partition_count=context.config["transaction.state.log.num.partitions"],
-            metadata=context.metadata,
-            executor=context.executor,
-            clock=context.clock,
-            background=context.background,
+            new_partition_count=config["transaction.state.log.num.partitions"],
+            metadata=metadata,
+            executor=executor,
+            clock=clock,
+            background=background,
         )
+        self._config = config
+        self._metadata = metadata
+        self._ages = ages
+        self._clock = clock
+        self._background = background
         self._last_token = 0
         self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Result], Any]]] = {}
         self._storing: dict[str, asyncio.Future[None]] = {}
         self._marking: dict[str, set[TopicPartition]] = {}
         self._kept_replies: dict[str, list[Reply]] = {}
-        self._deadlines = Deadlines(context.clock, self._tick)
+        self._deadlines = Deadlines(clock, self._tick)
         self._expiry: asyncio.TimerHandle | None = None
         self._stopped = False
 
@@ -139,7 +154,7 @@ class TransactionCoordinator:
     # -- requests --------------------------------------------------------------------------------------------
 
     def now(self) -> Now:
-        return Now(self.context.clock.monotonic(), self.context.clock.time_ms())
+        return Now(self._clock.monotonic(), self._clock.time_ms())
 
     def unavailable(self, transactional_id: str) -> ErrorCode:
         """NONE, or why the transactional id cannot be served now."""
@@ -245,7 +260,7 @@ class TransactionCoordinator:
         transaction = self.transactions.get(transactional_id)
         if transaction is None:
             return
-        if transaction.deadline > self.context.clock.monotonic():
+        if transaction.deadline > self._clock.monotonic():
             # The deadline that was armed belonged to an earlier transaction of this id.
             if transaction.deadline != NEVER:
                 self._deadlines.wake(transactional_id, transaction.deadline)
@@ -265,7 +280,7 @@ class TransactionCoordinator:
                 storing.set_result(None)
 
         try:
-            now_ms = self.context.clock.time_ms()
+            now_ms = self._clock.time_ms()
             batch = journal.encode_journal_batch(transactional_id, effect.stored, now_ms)
             is_stored = self.journal.append(self.journal.index_of(transactional_id), batch, later)
         except KafkaError as error:
@@ -287,7 +302,7 @@ class TransactionCoordinator:
     def _begin_marking(self, transactional_id: str, wanted: WriteMarkers) -> Event | None:
         partitions = sorted(wanted.partitions)
         if len(partitions) > MARKERS_PER_TURN:
-            self.context.background.start(
+            self._background.start(
                 self._mark_in_turns(transactional_id, wanted, partitions), f"end {transactional_id}"
             )
             return None
@@ -316,6 +331,7 @@ class TransactionCoordinator:
             self.journal.partitions[index].leader_epoch,
             wanted.client_version,
         )
+        now_ms = self._clock.time_ms()
         on_their_way = self._marking.setdefault(transactional_id, set())
         done = []
         for place in partitions:
@@ -323,7 +339,7 @@ class TransactionCoordinator:
                 continue
             try:
                 later = partial(self._marked_later, transactional_id, place)
-                if not write_marker(self.context, self.groups, *place, marker, later):
+                if not write_marker(self._metadata, self.groups, *place, marker, now_ms, later):
                     on_their_way.add(place)
                     continue
             except KafkaError as error:
@@ -383,20 +399,16 @@ class TransactionCoordinator:
 
     def live_batch(self, key: str) -> bytes | None:
         stored = self.transaction(key).stored
-        return (
-            None
-            if stored is None
-            else journal.encode_journal_batch(key, stored, self.context.clock.time_ms())
-        )
+        return None if stored is None else journal.encode_journal_batch(key, stored, self._clock.time_ms())
 
     # -- expiry ----------------------------------------------------------------------------------------------
 
     def _arm_expiry(self) -> None:
-        interval_ms = self.context.config["transaction.remove.expired.transaction.cleanup.interval.ms"]
+        interval_ms = self._config["transaction.remove.expired.transaction.cleanup.interval.ms"]
         self._expiry = asyncio.get_running_loop().call_later(interval_ms / 1000, self._begin_expiry)
 
     def _begin_expiry(self) -> None:
-        self.context.background.start(self.expire(), "expire transactional ids")
+        self._background.start(self.expire(), "expire transactional ids")
 
     async def expire(self) -> None:
         """Forget the ids that were not used for long, a few at a time, and come back later."""
@@ -404,10 +416,10 @@ class TransactionCoordinator:
             for turn, transactional_id in enumerate(list(self.transactions)):
                 try:
                     if transactional_id in self.transactions:
-                        ages = Now(self.context.clock.monotonic(), self.context.ages.time_ms())
+                        ages = Now(self._clock.monotonic(), self._ages.time_ms())
                         self._run(transactional_id, Expire(), now=ages)
                 except Exception as error:  # noqa: BLE001 - of one id: told
-                    self.context.background.failed(f"the expiry of {transactional_id!r}", error)
+                    self._background.failed(f"the expiry of {transactional_id!r}", error)
                 if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
                     await asyncio.sleep(0)
         finally:

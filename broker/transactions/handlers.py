@@ -7,7 +7,7 @@ there is one broker, which asks itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.handlers import prepared
 from broker.groups.model import CommittedOffset
 from broker.pattern import PatternError, matching
-from broker.slices import Work, sort_in_slices
+from broker.slices import Slices, Work, sort_in_slices
 from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
 from broker.transactions.events import AddPartitions, EndTransaction, Result
 from broker.transactions.markers import Marker, write_marker
@@ -62,6 +62,10 @@ from protocol.messages.write_txn_markers import (
 )
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from broker.cluster.metadata import TopicManager
+    from broker.ports import Clock
     from broker.transactions.coordinator import TransactionCoordinator
 
 _ADD_PARTITIONS_VERSION_MAX = 3
@@ -75,10 +79,22 @@ Errors = Mapping[tuple[str, int], ErrorCode]
 
 
 class TransactionHandlers:
-    def __init__(self, coordinator: TransactionCoordinator) -> None:
+    def __init__(
+        self,
+        coordinator: TransactionCoordinator,
+        metadata: TopicManager,
+        allocate_producer_id: Callable[[], Awaitable[int]],
+        executor: Executor,
+        clock: Clock,
+        slices: Slices,
+    ) -> None:
         self._coordinator = coordinator
         self._groups = coordinator.groups
-        self._context = coordinator.context
+        self._metadata = metadata
+        self._allocate_producer_id = allocate_producer_id
+        self._executor = executor
+        self._clock = clock
+        self._slices = slices
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -148,7 +164,7 @@ class TransactionHandlers:
 
     def _cannot_join(self, topic: str, index: int) -> ErrorCode:
         """Why a partition cannot be part of a client's transaction, or NONE."""
-        partition = self._context.metadata.find_partition(topic, index)
+        partition = self._metadata.find_partition(topic, index)
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if partition.topic.internal:
@@ -186,7 +202,7 @@ class TransactionHandlers:
         error = self._groups.unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return _committed(request, error, {})
-        slices, producer = self._context.slices, (request.producer_id, request.producer_epoch)
+        slices, producer = self._slices, (request.producer_id, request.producer_epoch)
         offsets, errors = await slices.run(self._offsets(request))
         try:
             batch = await slices.run(prepared(self._groups, request.group_id, offsets, errors, producer))
@@ -231,7 +247,7 @@ class TransactionHandlers:
         self, request: TxnOffsetCommitRequest
     ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
         """The offsets to store, and the partitions that do not exist."""
-        now_ms = self._context.clock.time_ms()
+        now_ms = self._clock.time_ms()
         offsets: dict[tuple[str, int], CommittedOffset] = {}
         errors: dict[tuple[str, int], ErrorCode] = {}
         for topic in request.topics:
@@ -239,7 +255,7 @@ class TransactionHandlers:
             for partition in topic.partitions:
                 yield
                 key = (topic.name, partition.partition_index)
-                if self._context.metadata.find_partition(*key) is None:
+                if self._metadata.find_partition(*key) is None:
                     errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     continue
                 offsets[key] = CommittedOffset(
@@ -272,7 +288,7 @@ class TransactionHandlers:
     async def _end_with_new_id(
         self, context: RequestContext, request: EndTxnRequest, event: EndTransaction
     ) -> EndTxnResponse:
-        event = replace(event, new_producer_id=await self._context.allocate_producer_id())
+        event = replace(event, new_producer_id=await self._allocate_producer_id())
         answer = self._end(context, request, event)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
@@ -297,7 +313,7 @@ class TransactionHandlers:
     ) -> WriteTxnMarkersResponse:
         """For administrators who end a transaction that hangs (KIP-664)."""
         results = []
-        pace = self._context.slices.pace()
+        pace = self._slices.pace()
         for entry in request.markers:
             await pace.rest()
             marker = Marker(
@@ -323,7 +339,8 @@ class TransactionHandlers:
     async def _write_marker(self, topic: str, index: int, marker: Marker) -> ErrorCode:
         stored: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
         try:
-            if write_marker(self._context, self._groups, topic, index, marker, stored.set_result):
+            now_ms = self._clock.time_ms()
+            if write_marker(self._metadata, self._groups, topic, index, marker, now_ms, stored.set_result):
                 return ErrorCode.NONE
         except KafkaError as error:
             return error.code
@@ -349,7 +366,7 @@ class TransactionHandlers:
     def _producers(self, topic: str, index: int, budget: AnswerBudget) -> Work[PartitionResponse]:
         answer = PartitionResponse(partition_index=index)
         try:
-            log = self._context.partition(topic, index).log
+            log = self._metadata.partition(topic, index).log
             opened, producers = log.open_transactions(), list(log.producers().items())
             budget.charge(_PRODUCER_BYTES * len(producers))
         except KafkaError as error:
@@ -417,12 +434,10 @@ class TransactionHandlers:
         names = {state.value: state for state in State}
         states = {names[name] for name in request.state_filters if name in names}
         unknown = [name for name in request.state_filters if name not in names]
-        found = await self._context.slices.run(self._filtered(request, states))
+        found = await self._slices.run(self._filtered(request, states))
         if request.transactional_id_pattern:
             try:
-                matched = await matching(
-                    request.transactional_id_pattern, list(found), self._context.executor
-                )
+                matched = await matching(request.transactional_id_pattern, list(found), self._executor)
             except PatternError as error:
                 raise KafkaError(
                     ErrorCode.INVALID_REGULAR_EXPRESSION,
@@ -437,7 +452,7 @@ class TransactionHandlers:
         self, request: ListTransactionsRequest, states: set[State]
     ) -> Work[dict[str, ListedTransaction]]:
         """By id, whatever the other filters let through."""
-        now_ms = self._context.clock.time_ms()
+        now_ms = self._clock.time_ms()
         producer_ids = frozenset(request.producer_id_filters)
         found: dict[str, ListedTransaction] = {}
         for transactional_id, transaction in list(self._coordinator.transactions.items()):

@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.records.control import build_end_marker
 
 if TYPE_CHECKING:
-    from broker.context import BrokerContext
+    from broker.cluster.metadata import TopicManager
     from broker.groups.coordinator import GroupCoordinator
 
 RAISES_EPOCH = 2
@@ -33,14 +33,20 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 def write_marker(
-    context: BrokerContext, groups: GroupCoordinator, topic: str, index: int, marker: Marker, later: Later
+    metadata: TopicManager,
+    groups: GroupCoordinator,
+    topic: str,
+    index: int,
+    marker: Marker,
+    timestamp_ms: int,
+    later: Later,
 ) -> bool:
     """True: it is as durable as its topic wants it. False: `later` will be told, with an error if it failed.
 
     Raises KafkaError, and `later` is not told: UNKNOWN_TOPIC_OR_PARTITION, COORDINATOR_LOAD_IN_PROGRESS while the
     groups of the partition are not loaded, INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, KAFKA_STORAGE_ERROR.
     """
-    partition = context.partition(topic, index)
+    partition = metadata.partition(topic, index)
     if partition.hooks is not None:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION, f"{topic} takes no part in transactions, so it has none to end"
@@ -58,7 +64,7 @@ def write_marker(
         producer_epoch=marker.producer_epoch,
         commit=marker.commit,
         coordinator_epoch=marker.coordinator_epoch,
-        timestamp_ms=context.clock.time_ms(),
+        timestamp_ms=timestamp_ms,
     )
     if is_of_groups:
         return groups.end_transaction(index, marker.producer_id, batch, later, commit=marker.commit)
