@@ -7,7 +7,8 @@ the broker that are declared so; the others are read-only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from broker.api.answers import AnswerBudget
@@ -22,8 +23,12 @@ from broker.context import BrokerContext
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
-from protocol.messages.alter_configs import AlterConfigsResourceResponse as AlterResult
+from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
+from protocol.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+)
 from protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -36,9 +41,6 @@ from protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
-)
-from protocol.messages.incremental_alter_configs import (
-    AlterConfigsResourceResponse as IncrementalAlterResult,
 )
 from protocol.messages.list_config_resources import (
     ConfigResource,
@@ -54,7 +56,9 @@ CHANGES_MAX = 1000
 _LIST_OPERATIONS = {_APPEND: "APPEND", _SUBTRACT: "SUBTRACT"}
 
 
-Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], dict[str, str | None]]
+Wanted = dict[str, str | None]
+"""Values by name, None for what goes back to its default."""
+Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], Wanted]
 """What a request asks for, given what is set now and which configurations there are."""
 
 
@@ -138,54 +142,33 @@ class ConfigsApi:
 
     async def alter(self, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
         """Replace: what is not named goes back to its default."""
-        response = AlterConfigsResponse(responses=[])
-        pace = self._slices.pace()
-        for resource in request.resources:
-            await pace.rest()
-
-            def changes(
-                config: Mapping[str, str],
-                known: Mapping[str, ConfigKey],
-                entries: Iterable[Any] = resource.configs,
-            ) -> dict[str, str | None]:
-                return {**dict.fromkeys(config), **{entry.name: entry.value for entry in entries}}
-
-            code, message = await self._change(resource, changes, request.validate_only)
-            response.responses.append(
-                AlterResult(
-                    error_code=code,
-                    error_message=message,
-                    resource_type=resource.resource_type,
-                    resource_name=resource.resource_name,
-                )
-            )
-        return response
+        return AlterConfigsResponse(responses=await self._alter(request, _replaced))
 
     async def alter_incrementally(
         self, context: RequestContext, request: IncrementalAlterConfigsRequest
     ) -> IncrementalAlterConfigsResponse:
-        response = IncrementalAlterConfigsResponse(responses=[])
+        return IncrementalAlterConfigsResponse(responses=await self._alter(request, _changed))
+
+    async def _alter(
+        self, request: AlterConfigsRequest | IncrementalAlterConfigsRequest, changes: Callable[..., Wanted]
+    ) -> list[AlterConfigsResourceResponse]:
+        """`changes` gives what the entries of one resource ask for, before what `Changes` gets."""
+        answers = []
         pace = self._slices.pace()
         for resource in request.resources:
             await pace.rest()
-
-            def changes(
-                config: Mapping[str, str],
-                known: Mapping[str, ConfigKey],
-                entries: list[AlterableConfig] = resource.configs,
-            ) -> dict[str, str | None]:
-                return _incremental_changes(config, known, entries)
-
-            code, message = await self._change(resource, changes, request.validate_only)
-            response.responses.append(
-                IncrementalAlterResult(
+            code, message = await self._change(
+                resource, partial(changes, resource.configs), request.validate_only
+            )
+            answers.append(
+                AlterConfigsResourceResponse(
                     error_code=code,
                     error_message=message,
                     resource_type=resource.resource_type,
                     resource_name=resource.resource_name,
                 )
             )
-        return response
+        return answers
 
     async def _change(self, resource: Any, changes: Changes, validate_only: bool) -> tuple[int, str | None]:
         try:
@@ -267,10 +250,16 @@ def describe_topic(
     return entries
 
 
-def _incremental_changes(
-    config: Mapping[str, str], known: Mapping[str, ConfigKey], entries: list[AlterableConfig]
-) -> dict[str, str | None]:
-    changes: dict[str, str | None] = {}
+def _replaced(
+    entries: Sequence[ReplacedConfig], config: Mapping[str, str], known: Mapping[str, ConfigKey]
+) -> Wanted:
+    return {**dict.fromkeys(config), **{entry.name: entry.value for entry in entries}}
+
+
+def _changed(
+    entries: Sequence[AlterableConfig], config: Mapping[str, str], known: Mapping[str, ConfigKey]
+) -> Wanted:
+    changes: Wanted = {}
     for entry in entries:
         if entry.name in changes:
             raise KafkaError(

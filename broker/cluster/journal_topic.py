@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from protocol.errors import ErrorCode, KafkaError
+from protocol.errors import DecodeError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -294,6 +294,25 @@ def _java_hash(key: str) -> int:
     signed = code - (1 << 32) if code & 0x80000000 else code
     # Java's abs of the smallest int is negative; Kafka's Utils.abs makes it 0.
     return 0 if signed == -(1 << 31) else abs(signed)
+
+
+def read_records(
+    batch: memoryview | bytes, decode: Callable[[bytes | None, bytes | None], T | None], topic: str
+) -> Iterator[T]:
+    """What the records of one batch say, by key and value; `decode` gives None for a kind that is not known here.
+
+    A record that cannot be read (DecodeError) is reported and left out: it must not take every other key with it.
+    """
+    from protocol.records.small import read_small
+
+    for offset, key, value in read_small(batch):
+        try:
+            record = decode(key, value)
+        except DecodeError as error:
+            logger.error("record %d of %s cannot be read and is skipped: %s", offset, topic, error)
+            continue
+        if record is not None:
+            yield record
 
 
 def read_batches(partition: Partition) -> Iterator[tuple[BatchHeader, memoryview]]:

@@ -9,12 +9,11 @@ The functions are pure except `read_partition`, which reads the log of one parti
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from broker.cluster.journal_topic import read_batches
+from broker.cluster.journal_topic import read_batches, read_records
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,
@@ -44,8 +43,6 @@ from protocol.records.header import TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
-
-logger = logging.getLogger("headrace.groups")
 
 TOPIC = "__consumer_offsets"
 _OFFSET_KEY_VERSION = 1
@@ -209,19 +206,8 @@ def encode_batch_in_slices(
 
 
 def decode_journal_batch(batch: memoryview | bytes) -> Iterator[JournalRecord]:
-    """The journal records of one batch. A record that cannot be read is reported and left out: one bad record
-    must not take every other group with it.
-    """
-    from protocol.records.small import read_small
-
-    for offset, key, value in read_small(batch):
-        try:
-            record = decode_record(key, value)
-        except DecodeError as error:
-            logger.error("record %d of %s cannot be read and is skipped: %s", offset, TOPIC, error)
-            continue
-        if record is not None:
-            yield record
+    """The journal records of one batch, without those that cannot be read (`read_records`)."""
+    return read_records(batch, decode_record, TOPIC)
 
 
 def read_partition(partition: Partition) -> Iterator[JournalRecord | InTransaction | TransactionEnd]:

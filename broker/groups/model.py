@@ -19,21 +19,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker.groups.modern.model import ConsumerGroup, ModernRecord
+from broker.invariants import InvariantError, invariant
 
 if TYPE_CHECKING:
     from broker.groups.events import Event
 
 NEVER = math.inf
 CONSUMER_PROTOCOL_TYPE = "consumer"
-
-
-class GroupInvariantError(Exception):
-    """The coordinator contradicts itself: a defect here, never the client's fault."""
-
-
-def invariant(condition: bool, message: str) -> None:
-    if not condition:
-        raise GroupInvariantError(message)
 
 
 class Phase(Enum):
@@ -193,9 +185,7 @@ class Member(msgspec.Struct):
         for name, _ in self.protocols:
             if name in candidates:
                 return name
-        raise GroupInvariantError(
-            f"member {self.member_id} supports none of the protocols {sorted(candidates)}"
-        )
+        raise InvariantError(f"member {self.member_id} supports none of the protocols {sorted(candidates)}")
 
 
 class Group(msgspec.Struct):

@@ -44,8 +44,9 @@ from broker.groups.events import (
     Sync,
     SyncResult,
 )
-from broker.groups.model import NEVER, Group, Limits, Member, Now, Phase, PutGroup, invariant
+from broker.groups.model import NEVER, Group, Limits, Member, Now, Phase, PutGroup
 from broker.groups.modern.model import Topics
+from broker.invariants import invariant
 from protocol.errors import ErrorCode
 
 

@@ -35,7 +35,7 @@ from broker.groups.events import (
     Tick,
 )
 from broker.groups.journal import decode_record, encode_record
-from broker.groups.model import NEVER, CommittedOffset, Group, JournalRecord, Limits, Now, Phase, invariant
+from broker.groups.model import NEVER, CommittedOffset, Group, JournalRecord, Limits, Now, Phase
 from broker.groups.modern.model import (
     Assignment,
     ConsumerGroup,
@@ -47,6 +47,7 @@ from broker.groups.modern.model import (
 )
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
+from broker.invariants import invariant
 from protocol.errors import ErrorCode
 
 GROUP_ID = "group"
@@ -63,7 +64,7 @@ class CrashAt(Enum):
 
 
 def check_group(group: Group, *, appending: bool = False) -> None:
-    """Raises GroupInvariantError if the group contradicts itself. `appending`: an append is under way."""
+    """Raises InvariantError if the group contradicts itself. `appending`: an append is under way."""
 
     def holds(condition: bool, text: str) -> None:
         invariant(condition, f"group {group.group_id} in {group.phase.value}: {text}")
@@ -113,7 +114,7 @@ def check_group(group: Group, *, appending: bool = False) -> None:
 
 
 def check_consumer_group(consumer: ConsumerGroup) -> None:
-    """Raises GroupInvariantError if a group of the consumer protocol contradicts itself."""
+    """Raises InvariantError if a group of the consumer protocol contradicts itself."""
 
     def holds(condition: bool, text: str) -> None:
         invariant(condition, f"consumer group at epoch {consumer.epoch}: {text}")

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from broker.invariants import invariant
 from broker.log.producer_state import ProducerState
 from broker.transactions.events import (
     AddPartitions,
@@ -38,7 +39,6 @@ from broker.transactions.model import (
     StoredTransaction,
     TopicPartition,
     Transaction,
-    invariant,
 )
 from broker.transactions.state import RAISES_EPOCH, needs_producer_id, partition_error, restore, step
 from protocol.errors import ErrorCode, KafkaError
@@ -411,7 +411,7 @@ class SimulatedProducer:
 
 def check_atomicity(world: TransactionWorld, history: History, *, settled: bool = True) -> None:
     """C6: everything of a committed transaction is seen, once; nothing of an aborted one; of one whose outcome
-    its client never learnt, all of what was written or nothing. Raises TransactionInvariantError.
+    its client never learnt, all of what was written or nothing. Raises InvariantError.
 
     Before the world has settled, a committed transaction may be hidden in a partition by an earlier open one.
     """

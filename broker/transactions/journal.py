@@ -7,11 +7,10 @@ The functions are pure except `read_partition`, which reads the log of one parti
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from broker.cluster.journal_topic import read_batches
+from broker.cluster.journal_topic import read_batches, read_records
 from broker.transactions.model import State, StoredTransaction
 from protocol.errors import DecodeError, EncodeError, ErrorCode, KafkaError
 from protocol.messages.consumer_offsets import decode_versioned, encode_versioned, peek_version
@@ -19,8 +18,6 @@ from protocol.messages.transaction_state import PartitionsSchema, TransactionLog
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
-
-logger = logging.getLogger("headrace.transactions")
 
 TOPIC = "__transaction_state"
 _KEY_VERSION = 0
@@ -101,20 +98,7 @@ def encode_journal_batch(transactional_id: str, stored: StoredTransaction | None
 
 
 def read_partition(partition: Partition) -> Iterator[tuple[str, StoredTransaction | None]]:
-    """Everything on the journal partition, in order. Blocking; the partition must be open.
-
-    A record that cannot be read is reported and left out: it must not take every other id with it.
-    """
-    from protocol.records.small import read_small
-
+    """Everything on the journal partition that can be read, in order. Blocking; the partition must be open."""
     for header, batch in read_batches(partition):
-        if header.is_control:
-            continue
-        for offset, key, value in read_small(batch):
-            try:
-                record = decode_record(key, value)
-            except DecodeError as error:
-                logger.error("record %d of %s cannot be read and is skipped: %s", offset, TOPIC, error)
-                continue
-            if record is not None:
-                yield record
+        if not header.is_control:
+            yield from read_records(batch, decode_record, TOPIC)

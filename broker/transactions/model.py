@@ -15,6 +15,7 @@ from enum import Enum
 import msgspec
 
 from broker.groups.model import Now
+from broker.invariants import invariant
 
 __all__ = [
     "EPOCH_LAST_USABLE",
@@ -27,8 +28,6 @@ __all__ = [
     "StoredTransaction",
     "TopicPartition",
     "Transaction",
-    "TransactionInvariantError",
-    "invariant",
 ]
 
 NEVER = math.inf
@@ -38,15 +37,6 @@ EPOCH_LAST_USABLE = 32_766
 """Epoch 32767 only ever fences: a producer whose epoch cannot rise any more gets another id."""
 
 TopicPartition = tuple[str, int]
-
-
-class TransactionInvariantError(Exception):
-    """The coordinator contradicts itself: a defect here, never the client's fault."""
-
-
-def invariant(condition: bool, message: str) -> None:
-    if not condition:
-        raise TransactionInvariantError(message)
 
 
 class State(Enum):

@@ -4,7 +4,8 @@ configurations.
 
 from __future__ import annotations
 
-from protocol.schema import ApiMessage, Struct, array, boolean, int8, int16, int32, string
+from protocol.messages.alter_configs import AlterConfigsResourceResponse
+from protocol.schema import ApiMessage, Struct, array, boolean, int8, int32, string
 
 
 class AlterableConfig(Struct):
@@ -22,13 +23,6 @@ class AlterConfigsResource(Struct):
 class IncrementalAlterConfigsRequest(ApiMessage, key=44, kind="request", versions="0-1", flexible="1+"):
     resources: list[AlterConfigsResource] = array(AlterConfigsResource)
     validate_only: bool = boolean()
-
-
-class AlterConfigsResourceResponse(Struct):
-    error_code: int = int16()
-    error_message: str | None = string(nullable="0+")
-    resource_type: int = int8()
-    resource_name: str = string()
 
 
 class IncrementalAlterConfigsResponse(ApiMessage, key=44, kind="response", versions="0-1", flexible="1+"):

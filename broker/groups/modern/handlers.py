@@ -10,7 +10,7 @@ from uuid import UUID
 from broker.api.answers import AnswerBudget
 from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.events import ConsumerHeartbeat, ConsumerHeartbeatResult
-from broker.groups.model import Group, invariant
+from broker.groups.model import Group
 from broker.groups.modern.model import (
     JOINING_EPOCH,
     NOTHING,
@@ -21,6 +21,7 @@ from broker.groups.modern.model import (
 )
 from broker.groups.modern.patterns import PatternResolver
 from broker.groups.modern.reconcile import without_epochs
+from broker.invariants import invariant
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as describe_messages

@@ -22,11 +22,12 @@ from msgspec.structs import replace
 
 from broker.groups import offsets, replay
 from broker.groups.events import PatternsResolved
-from broker.groups.model import GroupInvariantError, Limits
+from broker.groups.model import Limits
 from broker.groups.modern import heartbeat as modern
 from broker.groups.modern import model, reconcile
 from broker.groups.modern.assignors import ASSIGNORS
 from broker.groups.modern.model import ResolvedPattern
+from broker.invariants import InvariantError
 from broker.pattern import compile_pattern
 from broker.testing.groups import CrashAt, CrashError, GroupHarness, durable
 from protocol.errors import ErrorCode
@@ -426,6 +427,6 @@ def test_each_mutant_is_found(mutant, monkeypatch):
     for seed in range(first, first + 40):
         try:
             live(seed, 80)
-        except (AssertionError, GroupInvariantError):
+        except (AssertionError, InvariantError):
             return
     pytest.fail("40 schedules found nothing wrong")

@@ -25,10 +25,11 @@ from msgspec.structs import replace
 from broker.groups import model, offsets
 from broker.groups.consumer_protocol import read_assignment, read_subscription, write_assignment
 from broker.groups.events import Abandoned, JoinResult, Leaver, SyncResult
-from broker.groups.model import GroupInvariantError, Limits, Phase
+from broker.groups.model import Limits, Phase
 from broker.groups.modern import classic_members, conversion
 from broker.groups.modern import heartbeat as modern
 from broker.groups.rebalance import Rebalance
+from broker.invariants import InvariantError
 from broker.testing.groups import CrashAt, CrashError, GroupHarness, durable
 from protocol.errors import ErrorCode
 
@@ -615,7 +616,7 @@ def test_each_mutant_is_found(mutant, monkeypatch):
     for seed in range(first, first + 20):
         try:
             live(seed, 80)
-        except (AssertionError, GroupInvariantError, KeyError):
+        except (AssertionError, InvariantError, KeyError):
             print(f"found by seed {seed}")
             return
     pytest.fail("20 schedules found nothing wrong")

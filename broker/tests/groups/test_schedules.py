@@ -26,13 +26,13 @@ from broker.groups.model import (
     NEVER,
     DropGroup,
     DropOffset,
-    GroupInvariantError,
     Limits,
     Phase,
     PutGroup,
     PutOffset,
 )
 from broker.groups.rebalance import Rebalance
+from broker.invariants import InvariantError
 from broker.testing.groups import CrashAt, CrashError, GroupHarness
 from protocol.errors import ErrorCode
 
@@ -525,7 +525,7 @@ def test_each_mutant_is_found(mutant, monkeypatch):
     for seed in range(first, first + 40):
         try:
             live(seed, 80)
-        except (AssertionError, GroupInvariantError, KeyError):
+        except (AssertionError, InvariantError, KeyError):
             print(f"found by seed {seed}")
             return
     pytest.fail("40 schedules found nothing wrong")

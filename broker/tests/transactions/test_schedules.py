@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from broker.invariants import InvariantError
 from broker.testing.transactions import (
     CrashError,
     History,
@@ -17,7 +18,7 @@ from broker.testing.transactions import (
     check_atomicity,
 )
 from broker.transactions import state as machine
-from broker.transactions.model import EPOCH_LAST_USABLE, TransactionInvariantError
+from broker.transactions.model import EPOCH_LAST_USABLE
 from protocol.errors import ErrorCode, KafkaError
 
 SCHEDULES = int(os.environ.get("HEADRACE_TXN_SCHEDULES", "1000"))
@@ -173,7 +174,7 @@ def mutant_acknowledges_an_end_that_is_not_stored(monkeypatch):
 )
 def test_the_schedules_find_a_broken_coordinator(mutate, version, monkeypatch):
     mutate(monkeypatch)
-    with pytest.raises((TransactionInvariantError, AssertionError, KafkaError)):
+    with pytest.raises((InvariantError, AssertionError, KafkaError)):
         for seed in range(1000):
             play(seed, version)
 
