@@ -28,7 +28,7 @@ def width_of(arrow_type: pa.DataType) -> int:
         return 1
     if pa.types.is_string(arrow_type) or pa.types.is_binary(arrow_type) or pa.types.is_nested(arrow_type):
         return 0
-    return int(arrow_type.bit_width) // 8
+    return int(arrow_type.byte_width)  # `bit_width` has 32 bits
 
 
 @cache

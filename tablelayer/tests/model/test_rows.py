@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
+from tablelayer.model.arrays.arrays import width_of
 from tablelayer.model.rows.stored import decode_few_rows, decode_rows, encode_rows
 from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, INT, STRING
@@ -92,3 +93,7 @@ def test_a_row_of_another_schema_is_refused() -> None:
     rows = encode_rows(pa.RecordBatch.from_pydict({"a": [1]}, schema=schema.arrow()), schema)
     with pytest.raises(DecodeError, match="under schema 1, not 2"):
         decode_rows(rows, Schema(2, schema.columns))
+
+
+def test_the_widest_binary_has_its_width() -> None:
+    assert width_of(pa.binary(536_870_911)) == 536_870_911
