@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from broker.cluster.identity import BrokerIdentity
     from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
@@ -32,12 +33,9 @@ class BrokerContext(msgspec.Struct):
     data_dir: Path
     executor: Executor
     metadata: TopicManager
-    broker_id: int
-    cluster_id: str
+    identity: BrokerIdentity
     start_task: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
     allocate_producer_id: Callable[[], Awaitable[int]]
-    advertised: Callable[[], tuple[str, int]]
-    """Host and port that clients are told; known once the broker listens."""
     ages: AgeClock
     """What retention and expiry go by."""
     background: BackgroundTasks
@@ -46,11 +44,6 @@ class BrokerContext(msgspec.Struct):
     """Where a part says what can be measured of it."""
     slices: Slices = msgspec.field(default_factory=Slices)
     """Where work that is long for the event loop is done."""
-
-    @property
-    def rack(self) -> str | None:
-        rack: str | None = self.config["broker.rack"]
-        return rack
 
     def partition(self, topic: str, index: int) -> Partition:
         """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""

@@ -43,6 +43,7 @@ from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory
 from broker.cluster.deleted_files import DeletedFiles
 from broker.cluster.epoch import next_leader_epoch
 from broker.cluster.flushing import flush_logs
+from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.cluster.producer_ids import ProducerIds
@@ -54,8 +55,10 @@ from broker.config_key import ConfigError
 from broker.context import BrokerContext
 from broker.extension import Extension
 from broker.groups.coordinator import GroupCoordinator
+from broker.groups.group_configs import GroupConfigs
 from broker.groups.handlers import GroupHandlers
 from broker.groups.modern.handlers import ConsumerGroupHandlers
+from broker.groups.modern.patterns import PatternResolver
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
@@ -119,7 +122,7 @@ class Broker:
 
     @property
     def cluster_id(self) -> str:
-        return self.context.cluster_id
+        return self.context.identity.cluster_id
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -189,11 +192,11 @@ class Broker:
             data_dir=self._directory.path,
             executor=executor,
             metadata=self._metadata,
-            broker_id=config["node.id"],
-            cluster_id=self._directory.cluster_id,
+            identity=BrokerIdentity(
+                config["node.id"], self._directory.cluster_id, config["broker.rack"], self._advertised
+            ),
             start_task=self._background.start,
             allocate_producer_id=ProducerIds(store).allocate,
-            advertised=self._advertised,
             ages=AgeClock(self._clock),
             background=self._background,
             slices=Slices(self._clock.monotonic),
@@ -207,7 +210,15 @@ class Broker:
         configs.checks.append(self._check_config)
         configs.listeners.append(self._config_changed)
 
-        groups = GroupCoordinator(self.context)
+        groups = GroupCoordinator(
+            config,
+            GroupConfigs(store, config),
+            self._metadata,
+            executor,
+            self.context.ages,
+            self._clock,
+            self._background,
+        )
         undo.push_async_callback(groups.stop)
         await groups.start()
         self._metadata.deletion_listeners.append(lambda topic: groups.forget_topic(topic.name))
@@ -305,6 +316,12 @@ class Broker:
         configs: BrokerConfigs,
     ) -> list[ApiDeclaration]:
         context = self.context
+        group_handlers = GroupHandlers(
+            groups, context.metadata, context.identity, context.clock, context.entropy, context.slices
+        )
+        patterns = PatternResolver(
+            groups, context.metadata, context.executor, context.clock, context.background
+        )
         transaction_handlers = TransactionHandlers(
             transactions,
             context.metadata,
@@ -326,8 +343,8 @@ class Broker:
             *SecurityApi().declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(context, transactions).declarations(),
-            *GroupHandlers(groups).declarations(),
-            *ConsumerGroupHandlers(groups).declarations(),
+            *group_handlers.declarations(),
+            *ConsumerGroupHandlers(groups, patterns, context.metadata, context.entropy).declarations(),
             *transaction_handlers.declarations(),
         ]
         for extension in self._extensions:

@@ -68,7 +68,7 @@ class ConfigsApi:
         self._groups = groups
         self._metadata = context.metadata
         self._config = context.config
-        self._broker_id = context.broker_id
+        self._broker_id = context.identity.broker_id
         self._slices = context.slices
 
     def declarations(self) -> list[ApiDeclaration]:

@@ -15,10 +15,10 @@ def current_leader(context: BrokerContext, topic: str, index: int) -> dict[str, 
     partition = context.metadata.find_partition(topic, index)
     if partition is None:
         return None
-    return {"leader_id": context.broker_id, "leader_epoch": partition.leader_epoch}
+    return {"leader_id": context.identity.broker_id, "leader_epoch": partition.leader_epoch}
 
 
 def endpoint(context: BrokerContext) -> dict[str, Any]:
     """The fields of a NodeEndpoint: this broker."""
-    host, port = context.advertised()
-    return {"node_id": context.broker_id, "host": host, "port": port, "rack": context.rack}
+    host, port = context.identity.advertised()
+    return {"node_id": context.identity.broker_id, "host": host, "port": port, "rack": context.identity.rack}

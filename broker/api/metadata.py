@@ -214,15 +214,18 @@ class MetadataApi:
         return _Encoded(body)
 
     def _frame(self, request: MetadataRequest) -> MetadataResponse:
-        host, port = self._context.advertised()
+        host, port = self._context.identity.advertised()
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(
-                    node_id=self._context.broker_id, host=host, port=port, rack=self._context.rack
+                    node_id=self._context.identity.broker_id,
+                    host=host,
+                    port=port,
+                    rack=self._context.identity.rack,
                 )
             ],
-            cluster_id=self._context.cluster_id,
-            controller_id=self._context.broker_id,
+            cluster_id=self._context.identity.cluster_id,
+            controller_id=self._context.identity.broker_id,
             topics=[],
         )
         if request.include_cluster_authorized_operations:
@@ -233,7 +236,7 @@ class MetadataApi:
         known = self._topics.get(image.name)
         if known is not None and known[0] is image and not with_operations:
             return known[1]
-        node = [self._context.broker_id]
+        node = [self._context.identity.broker_id]
         described = MetadataResponseTopic(
             name=image.name,
             topic_id=image.topic_id,
@@ -244,7 +247,7 @@ class MetadataApi:
             described.partitions.append(
                 MetadataResponsePartition(
                     partition_index=partition.index,
-                    leader_id=self._context.broker_id,
+                    leader_id=self._context.identity.broker_id,
                     leader_epoch=partition.leader_epoch,
                     replica_nodes=node,
                     isr_nodes=node,
@@ -270,13 +273,16 @@ class MetadataApi:
                 else ErrorCode.MISMATCHED_ENDPOINT_TYPE,
                 f"endpoint type {request.endpoint_type} is not served here; 1 (brokers) is",
             )
-        host, port = self._context.advertised()
+        host, port = self._context.identity.advertised()
         response = DescribeClusterResponse(
-            cluster_id=self._context.cluster_id,
-            controller_id=self._context.broker_id,
+            cluster_id=self._context.identity.cluster_id,
+            controller_id=self._context.identity.broker_id,
             brokers=[
                 DescribeClusterBroker(
-                    broker_id=self._context.broker_id, host=host, port=port, rack=self._context.rack
+                    broker_id=self._context.identity.broker_id,
+                    host=host,
+                    port=port,
+                    rack=self._context.identity.rack,
                 )
             ],
         )
@@ -321,10 +327,10 @@ class MetadataApi:
                     partitions=[
                         DescribeTopicPartitionsResponsePartition(
                             partition_index=partition.index,
-                            leader_id=self._context.broker_id,
+                            leader_id=self._context.identity.broker_id,
                             leader_epoch=partition.leader_epoch,
-                            replica_nodes=[self._context.broker_id],
-                            isr_nodes=[self._context.broker_id],
+                            replica_nodes=[self._context.identity.broker_id],
+                            isr_nodes=[self._context.identity.broker_id],
                             eligible_leader_replicas=[],
                             last_known_elr=[],
                         )

@@ -37,7 +37,7 @@ _PREFERRED, _UNCLEAN = 0, 1  # ElectionType
 class ReplicasApi:
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
-        self._broker_id = context.broker_id
+        self._broker_id = context.identity.broker_id
 
     def declarations(self) -> list[ApiDeclaration]:
         return [

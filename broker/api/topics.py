@@ -46,7 +46,7 @@ class TopicsApi:
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
         self._config = context.config
-        self._broker_id = context.broker_id
+        self._broker_id = context.identity.broker_id
         self._slices = context.slices
 
     def declarations(self) -> list[ApiDeclaration]:

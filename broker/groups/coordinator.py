@@ -61,9 +61,13 @@ from broker.groups.transactional import TransactionalOffsets
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from broker.background import BackgroundTasks
+    from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
-    from broker.context import BrokerContext
+    from broker.ports import AgeClock, Clock
 
 logger = logging.getLogger("headrace.groups")
 
@@ -105,25 +109,41 @@ class _Waiter:
 
 
 class GroupCoordinator:
-    def __init__(self, context: BrokerContext, limits: Limits | None = None) -> None:
-        self.context = context
-        self.limits = limits if limits is not None else limits_of(context.config)
-        self.configs = GroupConfigs(context.store, context.config)
+    def __init__(
+        self,
+        config: BrokerConfig,
+        configs: GroupConfigs,
+        metadata: TopicManager,
+        executor: Executor,
+        ages: AgeClock,
+        clock: Clock,
+        background: BackgroundTasks,
+        limits: Limits | None = None,
+    ) -> None:
+        """`configs`: what groups set for themselves; loaded with the coordinator's `start`."""
+        self.limits = limits if limits is not None else limits_of(config)
+        self.configs = configs
         self.groups: dict[str, Group] = {}
         self.transactional = TransactionalOffsets()
         self.journal = JournalTopic(
             journal.TOPIC,
             self,
-            new_partition_count=context.config["offsets.topic.num.partitions"],
-            metadata=context.metadata,
-            executor=context.executor,
-            clock=context.clock,
-            background=context.background,
+            new_partition_count=config["offsets.topic.num.partitions"],
+            metadata=metadata,
+            executor=executor,
+            clock=clock,
+            background=background,
         )
         self._storing: Counter[str] = Counter()
-        self._deadlines = Deadlines(context.clock, self._tick)
+        self._deadlines = Deadlines(clock, self._tick)
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: dict[int, _Waiter] = {}
+        self._config = config
+        self._metadata = metadata
+        self._executor = executor
+        self._ages = ages
+        self._clock = clock
+        self._background = background
         self._last_token = 0
         self._stopped = False
 
@@ -156,10 +176,10 @@ class GroupCoordinator:
     # -- requests --------------------------------------------------------------------------------------------
 
     def now(self) -> Now:
-        return Now(self.context.clock.monotonic(), self.context.clock.time_ms())
+        return Now(self._clock.monotonic(), self._clock.time_ms())
 
     def _now_for_ages(self) -> Now:
-        return Now(self.context.clock.monotonic(), self.context.ages.time_ms())
+        return Now(self._clock.monotonic(), self._ages.time_ms())
 
     def unavailable(self, group_id: str) -> ErrorCode:
         """NONE, or why the group cannot be served now."""
@@ -265,7 +285,7 @@ class GroupCoordinator:
         group = self.groups.get(group_id)
         if group is None:
             group = self.groups[group_id] = Group(group_id)
-        limits, topics = self.limits_of_group(group_id), self.context.metadata
+        limits, topics = self.limits_of_group(group_id), self._metadata
         effects: deque[Effect] = deque(step(group, event, now or self.now(), limits, topics))
         while effects:
             effect = effects.popleft()
@@ -315,7 +335,7 @@ class GroupCoordinator:
             batch = effect.batch
             if batch is None:
                 self._check_size(group_id, len(effect.records))
-                batch = journal.encode_journal_batch(effect.records, self.context.clock.time_ms(), producer)
+                batch = journal.encode_journal_batch(effect.records, self._clock.time_ms(), producer)
             if self.journal.append(self.journal.index_of(group_id), batch, later):
                 return self._appended(group_id, effect)
         except KafkaError as error:
@@ -328,7 +348,7 @@ class GroupCoordinator:
         takes of a client, `message.max.bytes`.
         """
         partition = self.journal.partitions[self.journal.index_of(group_id)]
-        client_bytes_max: int = self.context.config["message.max.bytes"]
+        client_bytes_max: int = self._config["message.max.bytes"]
         return min(partition.log.config.max_message_bytes, client_bytes_max)
 
     def _check_size(self, group_id: str, records: int) -> None:
@@ -360,7 +380,7 @@ class GroupCoordinator:
 
     async def adopt(self, index: int, read: Replay) -> None:
         groups = await asyncio.get_running_loop().run_in_executor(
-            self.context.executor, read.groups, self.now(), self.limits
+            self._executor, read.groups, self.now(), self.limits
         )
         self.groups.update(groups)
         self.transactional.take_over(read.transactional)
@@ -380,16 +400,16 @@ class GroupCoordinator:
     def live_batch(self, key: str) -> bytes | None:
         group = self.groups.get(key)
         records = [] if group is None else list(live_records(group))
-        return journal.encode_journal_batch(records, self.context.clock.time_ms()) if records else None
+        return journal.encode_journal_batch(records, self._clock.time_ms()) if records else None
 
     # -- expiry ----------------------------------------------------------------------------------------------
 
     def _arm_expiry(self) -> None:
-        interval_s = self.context.config["offsets.retention.check.interval.ms"] / 1000
+        interval_s = self._config["offsets.retention.check.interval.ms"] / 1000
         self._expiry = asyncio.get_running_loop().call_later(interval_s, self._begin_expiry)
 
     def _begin_expiry(self) -> None:
-        self.context.background.start(self.expire_offsets(), "expire committed offsets")
+        self._background.start(self.expire_offsets(), "expire committed offsets")
 
     async def expire_offsets(self) -> None:
         """Drop the offsets whose retention is over, a few groups at a time, and come back later."""
@@ -400,7 +420,7 @@ class GroupCoordinator:
                         unstable = self.transactional.unstable_partitions(group_id)
                         self._run(group_id, ExpireOffsets(unstable), self._now_for_ages())
                 except Exception as error:  # noqa: BLE001 - of one group: told
-                    self.context.background.failed(f"the expiry of the offsets of group {group_id!r}", error)
+                    self._background.failed(f"the expiry of the offsets of group {group_id!r}", error)
                 if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
                     await asyncio.sleep(0)
         finally:

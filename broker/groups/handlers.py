@@ -30,7 +30,7 @@ from broker.groups.journal import encode_batch_in_slices
 from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase, PutOffset
 from broker.groups.modern.positions import fetch_error
 from broker.groups.offsets import is_too_long
-from broker.slices import Work
+from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
@@ -69,7 +69,10 @@ from protocol.messages.offset_fetch import (
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 if TYPE_CHECKING:
+    from broker.cluster.identity import BrokerIdentity
+    from broker.cluster.metadata import TopicManager
     from broker.groups.coordinator import GroupCoordinator
+    from broker.ports import Clock, Entropy
 
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1
@@ -90,9 +93,21 @@ Wanted = Iterable[tuple[str, Iterable[int]]] | None
 class GroupHandlers:
     """The handlers of one coordinator. What has to wait for other members is answered by a coroutine."""
 
-    def __init__(self, coordinator: GroupCoordinator) -> None:
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        metadata: TopicManager,
+        identity: BrokerIdentity,
+        clock: Clock,
+        entropy: Entropy,
+        slices: Slices,
+    ) -> None:
         self._coordinator = coordinator
-        self._context = coordinator.context
+        self._metadata = metadata
+        self._identity = identity
+        self._clock = clock
+        self._entropy = entropy
+        self._slices = slices
 
     def declarations(self) -> list[ApiDeclaration]:
         first_use = self._with_journal
@@ -132,7 +147,7 @@ class GroupHandlers:
             await self._coordinator.journal.ensure()
             answer = handler(context, request)
             if isinstance(answer, Generator):
-                answer = await self._context.slices.run(answer)
+                answer = await self._slices.run(answer)
             return await answer if isinstance(answer, Awaitable) else answer
 
         return handle
@@ -151,8 +166,8 @@ class GroupHandlers:
 
     def _coordinator_for(self, key: str, key_type: int) -> Coordinator:
         if key_type in (GROUP_KEY_TYPE, TRANSACTION_KEY_TYPE):
-            host, port = self._context.advertised()
-            return Coordinator(key=key, node_id=self._context.broker_id, host=host, port=port)
+            host, port = self._identity.advertised()
+            return Coordinator(key=key, node_id=self._identity.broker_id, host=host, port=port)
         message = f"unknown coordinator key type {key_type}; 0 is a consumer group, 1 a transactional id"
         return _no_coordinator(key, ErrorCode.INVALID_REQUEST, message)
 
@@ -170,7 +185,7 @@ class GroupHandlers:
             return _join_response(JoinResult(error, request.member_id), version)
         client_id = context.client_id or ""
         prefix = request.group_instance_id if request.group_instance_id is not None else client_id
-        member_id = f"{prefix}-{self._context.entropy.uuid()}"
+        member_id = f"{prefix}-{self._entropy.uuid()}"
 
         def event(token: int) -> Join:
             return Join(
@@ -260,7 +275,7 @@ class GroupHandlers:
     async def _leave_by_turns(self, request: LeaveGroupRequest) -> LeaveGroupResponse:
         """Each leaves or not for itself."""
         response = LeaveGroupResponse(members=[])
-        pace = self._context.slices.pace()
+        pace = self._slices.pace()
         for first in range(0, len(request.members), LEAVE_TOGETHER):
             await pace.rest()
             if (error := self._refusal(request.group_id)) is not ErrorCode.NONE:
@@ -327,13 +342,13 @@ class GroupHandlers:
         self, context: RequestContext, request: OffsetCommitRequest
     ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
         """The offsets to store, and the partitions that do not exist."""
-        now_ms = self._context.clock.time_ms()
+        now_ms = self._clock.time_ms()
         retention_ms = request.retention_time_ms if context.api_version <= 4 else -1
         expire_ms = now_ms + retention_ms if retention_ms >= 0 else -1
         offsets: dict[tuple[str, int], CommittedOffset] = {}
         errors: dict[tuple[str, int], ErrorCode] = {}
         for topic in request.topics:
-            image = self._context.metadata.topic(topic.name)
+            image = self._metadata.topic(topic.name)
             partition_count = image.partition_count if image is not None else 0
             yield
             for partition in topic.partitions:
@@ -355,7 +370,7 @@ class GroupHandlers:
         """Fill in the names of topics that were given by id; the name of an unknown one stays empty."""
         for topic in topics:
             yield
-            image = self._context.metadata.topic_by_id(topic.topic_id)
+            image = self._metadata.topic_by_id(topic.topic_id)
             if image is not None:
                 topic.name = image.name
 
@@ -422,7 +437,7 @@ class GroupHandlers:
         if asked is None:
             for topic in answer.topics:
                 yield
-                image = self._context.metadata.topic(topic.name)
+                image = self._metadata.topic(topic.name)
                 if image is not None:
                     topic.topic_id = image.topic_id
             return
@@ -483,7 +498,7 @@ class GroupHandlers:
             error = ErrorCode.GROUP_ID_NOT_FOUND
         if error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=error)
-        pace = self._context.slices.pace()
+        pace = self._slices.pace()
         errors: dict[tuple[str, int], ErrorCode] = {}
         partitions: list[tuple[str, int]] = []
         for topic in request.topics:
@@ -525,7 +540,7 @@ class GroupHandlers:
         return response
 
     def _deletion_error(self, topic: str, index: int, errors: Errors) -> ErrorCode:
-        image = self._context.metadata.topic(topic)
+        image = self._metadata.topic(topic)
         if image is None or not 0 <= index < image.partition_count:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return errors.get((topic, index), ErrorCode.NONE)
@@ -591,7 +606,7 @@ class GroupHandlers:
     async def delete_groups(
         self, context: RequestContext, request: DeleteGroupsRequest
     ) -> DeleteGroupsResponse:
-        pace, outcomes = self._context.slices.pace(), []
+        pace, outcomes = self._slices.pace(), []
         for group_id in request.groups_names:
             await pace.rest()
             outcomes.append((group_id, self._delete(group_id)))
@@ -685,7 +700,7 @@ def prepared(
         return None
     if size <= size_max:
         records = [PutOffset(group_id, *key, committed) for key, committed in offsets.items()]
-        now_ms = coordinator.context.clock.time_ms()
+        now_ms = coordinator.now().time_ms
         batch = yield from encode_batch_in_slices(records, now_ms, producer)
         if len(batch) <= size_max:
             return batch

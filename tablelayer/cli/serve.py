@@ -153,7 +153,7 @@ async def _run(
     _write_log_file(data, held)
     endpoint = await _serve_metrics(broker, metrics_at)
     seconds = perf_counter() - started
-    broker_id = broker.context.broker_id
+    broker_id = broker.context.identity.broker_id
     measured = "" if endpoint is None else f", metrics on http://{endpoint.host}:{endpoint.port}/metrics"
     sys.stdout.write(
         f"headrace is ready on {broker.host}:{broker.port} "

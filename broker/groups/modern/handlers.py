@@ -19,7 +19,6 @@ from broker.groups.modern.model import (
     ConsumerMember,
     ResolvedPattern,
 )
-from broker.groups.modern.patterns import PatternResolver
 from broker.groups.modern.reconcile import without_epochs
 from broker.invariants import invariant
 from broker.slices import Work
@@ -39,7 +38,10 @@ from protocol.messages.consumer_group_heartbeat import (
 )
 
 if TYPE_CHECKING:
+    from broker.cluster.metadata import TopicManager
     from broker.groups.coordinator import GroupCoordinator
+    from broker.groups.modern.patterns import PatternResolver
+    from broker.ports import Entropy
 
 SUBSCRIBED_TOPICS_MAX = 10_000
 """By one member, by name; a pattern may match any number."""
@@ -48,10 +50,17 @@ CONSUMER_MEMBER_TYPE = 1
 
 
 class ConsumerGroupHandlers:
-    def __init__(self, coordinator: GroupCoordinator) -> None:
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        patterns: PatternResolver,
+        metadata: TopicManager,
+        entropy: Entropy,
+    ) -> None:
         self._coordinator = coordinator
-        self._context = coordinator.context
-        self._patterns = PatternResolver(coordinator)
+        self._patterns = patterns
+        self._metadata = metadata
+        self._entropy = entropy
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -105,7 +114,7 @@ class ConsumerGroupHandlers:
     ) -> ConsumerGroupHeartbeatResponse | asyncio.Future[ConsumerGroupHeartbeatResponse]:
         member_id = request.member_id
         if not member_id and context.api_version == 0 and request.member_epoch == JOINING_EPOCH:
-            member_id = str(self._context.entropy.uuid())
+            member_id = str(self._entropy.uuid())
         topics = request.subscribed_topic_names
         answer = self._coordinator.submit(
             request.group_id,
@@ -196,7 +205,7 @@ class ConsumerGroupHandlers:
     def _named(self, assignment: Assignment) -> describe_messages.Assignment:
         entries = []
         for topic_id, partitions in assignment.items():
-            image = self._context.metadata.topic_by_id(topic_id)
+            image = self._metadata.topic_by_id(topic_id)
             if image is not None:
                 entries.append(
                     describe_messages.TopicPartitions(

@@ -15,16 +15,31 @@ from broker.groups.modern.model import ResolvedPattern
 from broker.pattern import PatternError, matching
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from broker.background import BackgroundTasks
+    from broker.cluster.metadata import TopicManager
     from broker.groups.coordinator import GroupCoordinator
+    from broker.ports import Clock
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_FACTOR = 100.0
 
 
 class PatternResolver:
-    def __init__(self, coordinator: GroupCoordinator) -> None:
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        metadata: TopicManager,
+        executor: Executor,
+        clock: Clock,
+        background: BackgroundTasks,
+    ) -> None:
         self._coordinator = coordinator
-        self._context = coordinator.context
+        self._metadata = metadata
+        self._executor = executor
+        self._clock = clock
+        self._background = background
         self._seen: dict[str, int] = {}
         """Group -> the metadata version its patterns were last matched against."""
         self._not_before: dict[str, float] = {}
@@ -39,10 +54,10 @@ class PatternResolver:
     async def resolve(self, pattern: str) -> ResolvedPattern | None:
         """None if it is not a pattern; the group will say what is wrong with it."""
         async with self._turn:
-            version, now_ms = self._context.metadata.version, self._context.clock.time_ms()
-            names = [image.name for image in self._context.metadata.topics()]
+            version, now_ms = self._metadata.version, self._clock.time_ms()
+            names = [image.name for image in self._metadata.topics()]
             try:
-                topics = await matching(pattern, names, self._context.executor)
+                topics = await matching(pattern, names, self._executor)
             except PatternError:
                 return None
         return ResolvedPattern(frozenset(topics), version, now_ms)
@@ -50,7 +65,7 @@ class PatternResolver:
     def refresh(self, group_id: str) -> None:
         """Match the group's patterns again if topics have changed and it is time."""
         group = self._coordinator.groups.get(group_id)
-        version = self._context.metadata.version
+        version = self._metadata.version
         if group is None or group.consumer is None or not group.consumer.patterns:
             if self._seen:
                 self._seen.pop(group_id, None)
@@ -59,14 +74,14 @@ class PatternResolver:
         if (
             self._seen.get(group_id) == version
             or group_id in self._busy
-            or self._context.clock.monotonic() < self._not_before.get(group_id, 0.0)
+            or self._clock.monotonic() < self._not_before.get(group_id, 0.0)
         ):
             return
         self._busy.add(group_id)
-        self._context.background.start(self._refresh(group_id), f"match the patterns of group {group_id}")
+        self._background.start(self._refresh(group_id), f"match the patterns of group {group_id}")
 
     async def _refresh(self, group_id: str) -> None:
-        clock, version = self._context.clock, self._context.metadata.version
+        clock, version = self._clock, self._metadata.version
         started = clock.monotonic()
         try:
             group = self._coordinator.groups.get(group_id)

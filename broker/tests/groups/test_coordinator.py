@@ -10,12 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from broker.api.declaration import RequestContext
+from broker.cluster.identity import BrokerIdentity
 from broker.cluster.journal_topic import partition_of
 from broker.groups.coordinator import GroupCoordinator
+from broker.groups.group_configs import GroupConfigs
 from broker.groups.handlers import GroupHandlers
 from broker.groups.journal import TOPIC
 from broker.groups.model import Limits
 from broker.groups.modern.handlers import ConsumerGroupHandlers
+from broker.groups.modern.patterns import PatternResolver
 from broker.ports import AgeClock
 from broker.slices import Slices, finish
 from protocol.errors import ErrorCode, KafkaError
@@ -145,24 +148,29 @@ class Site:
         self.executor = ThreadPoolExecutor(1)
 
     async def broker(self, limits=QUICK, load=True):
-        context = SimpleNamespace(
-            config={
-                "offsets.topic.num.partitions": PARTITIONS,
-                "offsets.retention.check.interval.ms": 600_000,
-            },
-            clock=self.clock,
-            entropy=SimpleNamespace(uuid=uuid.uuid4),
-            store=Store(),
-            executor=self.executor,
-            metadata=self.metadata,
-            broker_id=7,
-            background=SimpleNamespace(start=self.start_task),
-            advertised=lambda: ("127.0.0.1", 9092),
-            ages=AgeClock(self.clock),
-            slices=Slices(),
+        config = {
+            "offsets.topic.num.partitions": PARTITIONS,
+            "offsets.retention.check.interval.ms": 600_000,
+        }
+        clock, metadata, executor = self.clock, self.metadata, self.executor
+        entropy = SimpleNamespace(uuid=uuid.uuid4)
+        background = SimpleNamespace(start=self.start_task)
+        identity = BrokerIdentity(7, "cluster", None, lambda: ("127.0.0.1", 9092))
+        self.coordinator = GroupCoordinator(
+            config,
+            GroupConfigs(Store(), config),
+            metadata,
+            executor,
+            AgeClock(clock),
+            clock,
+            background,
+            limits,
         )
-        self.coordinator = GroupCoordinator(context, limits)
-        handlers = (GroupHandlers(self.coordinator), ConsumerGroupHandlers(self.coordinator))
+        patterns = PatternResolver(self.coordinator, metadata, executor, clock, background)
+        handlers = (
+            GroupHandlers(self.coordinator, metadata, identity, clock, entropy, Slices()),
+            ConsumerGroupHandlers(self.coordinator, patterns, metadata, entropy),
+        )
         self.apis = {each.key: each for every in handlers for each in every.declarations()}
         await self.coordinator.start()
         if load:

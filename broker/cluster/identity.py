@@ -1,0 +1,16 @@
+"""Who this broker is, and where clients find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class BrokerIdentity(msgspec.Struct, frozen=True):
+    """`advertised` gives the host and port that clients are told; known once the broker listens."""
+
+    broker_id: int
+    cluster_id: str
+    rack: str | None
+    advertised: Callable[[], tuple[str, int]]
