@@ -12,7 +12,7 @@ from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.options import ChangelogImage
 from tablelayer.model.table.partitions import Partition
 from tablelayer.spark.frames import splits_frame
-from tablelayer.spark.splits import DELETED_COLUMN, ReadMode, Split, TableRead, plan_splits
+from tablelayer.spark.splits import DELETED_COLUMN, ReadMode, TableRead, plan_splits, state_splits
 
 
 class ChangeSource(Protocol):
@@ -82,10 +82,9 @@ class TableChanges:
             return None
         read = TableRead(self._bootstrap, definition, definition.schema.columns, "current")
         splits = [
-            Split(bucket, 0, stop, state=True, partition=partition)
+            replace(split, partition=partition)
             for partition, ends in self.by_partition(end)
-            for bucket, stop in sorted(ends.items())
-            if stop
+            for split in state_splits(ends)
         ]
         return splits_frame(spark, read, splits).withColumn(DELETED_COLUMN, functions.lit(False))
 

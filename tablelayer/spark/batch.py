@@ -18,8 +18,7 @@ from tablelayer.spark.planning import (
     resolve,
     resolve_partitions,
 )
-from tablelayer.spark.positions import Offsets
-from tablelayer.spark.splits import Split, plan_splits
+from tablelayer.spark.splits import Split, plan_splits, state_splits
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table
 
@@ -53,7 +52,7 @@ class HeadraceReader(DataSourceReader):
     def _splits(self, table: Any, min_count: int) -> list[Split]:
         end = resolve(table, self.options.end)
         if self._of_state:
-            return _state_splits(end)
+            return state_splits(end)
         start = resolve(table, "earliest")
         if self.options.start is not None:
             start |= resolve(table, self.options.start)
@@ -75,7 +74,7 @@ class HeadraceReader(DataSourceReader):
                 continue
             end = ends[each.name]
             found = (
-                _state_splits(end)
+                state_splits(end)
                 if self._of_state
                 else plan_splits(
                     starts.get(each.name, {}), end, min_count=least, max_rows=self.options.max_records
@@ -90,7 +89,3 @@ class HeadraceReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self.read_plan, partition)
-
-
-def _state_splits(end: Offsets) -> list[Split]:
-    return [Split(bucket, 0, offset, state=True) for bucket, offset in sorted(end.items())]

@@ -156,6 +156,11 @@ def plan_splits(
     return splits
 
 
+def state_splits(ends: Mapping[int, int]) -> list[Split]:
+    """One split for each bucket's rows at its end; a bucket whose log is empty has none."""
+    return [Split(bucket, 0, stop, state=True) for bucket, stop in sorted(ends.items()) if stop]
+
+
 def read_split(read: TableRead, split: Split) -> Iterator[pa.RecordBatch]:
     """The split's rows, in `read.arrow_schema()`. Raises the table client's errors; a partition that was dropped
     meanwhile gives nothing (more), R18.3.

@@ -54,7 +54,7 @@ from tablelayer.spark.positions import (
     lost_ranges,
     partition_starts,
 )
-from tablelayer.spark.splits import Split, plan_splits
+from tablelayer.spark.splits import Split, plan_splits, state_splits
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table
 
@@ -181,9 +181,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
             self._at = last  # after a restart: this is the last range that the checkpoint knows
         begin = batch_start(first, last)
         if isinstance(begin, str):
-            splits = [
-                Split(bucket, 0, stop, state=True) for bucket, stop in sorted(last.offsets.items()) if stop
-            ]
+            splits = state_splits(last.offsets)
         else:
             table = open_table(self.options.bootstrap, self.read_plan.definition)
             splits = plan_splits(
@@ -331,9 +329,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
                 )
                 continue
             if isinstance(begin, str):
-                found = [
-                    Split(bucket, 0, stop, state=True) for bucket, stop in sorted(at.offsets.items()) if stop
-                ]
+                found = state_splits(at.offsets)
             else:
                 found = self._planned(table, partition, begin, at.offsets, least)
             splits += [replace(split, partition=partition) for split in found]
