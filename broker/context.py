@@ -1,4 +1,4 @@
-"""What one broker consists of, for those that are given a whole broker: extensions, and handlers of many things."""
+"""What one broker consists of, for extensions. The broker's own parts are given what they use, and nothing else."""
 
 from __future__ import annotations
 

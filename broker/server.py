@@ -184,6 +184,10 @@ class Broker:
         self._deleted_files = DeletedFiles(
             executor, self._clock, self._directory.path, self._file_delete_delay_ms
         )
+        identity = BrokerIdentity(
+            config["node.id"], self._directory.cluster_id, config["broker.rack"], self._advertised
+        )
+        slices = Slices(self._clock.monotonic)
         self.context = BrokerContext(
             config=config,
             clock=self._clock,
@@ -192,14 +196,12 @@ class Broker:
             data_dir=self._directory.path,
             executor=executor,
             metadata=self._metadata,
-            identity=BrokerIdentity(
-                config["node.id"], self._directory.cluster_id, config["broker.rack"], self._advertised
-            ),
+            identity=identity,
             start_task=self._background.start,
             allocate_producer_id=ProducerIds(store).allocate,
             ages=AgeClock(self._clock),
             background=self._background,
-            slices=Slices(self._clock.monotonic),
+            slices=slices,
         )
         undo.push_async_callback(self._background.cancel)
         for extension in self._extensions:
@@ -233,11 +235,14 @@ class Broker:
         )
         undo.push_async_callback(transactions.stop)
         await transactions.start()
-        fetches = FetchApi(self.context)
+        fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
         declarations = self._declarations(groups, transactions, fetches, configs)
-        network.answerer = self.dispatcher = Dispatcher(declarations, self.context.slices)
+        network.answerer = self.dispatcher = Dispatcher(declarations, slices)
         metrics = self.context.metrics
-        metrics.add(BROKER_METRICS, BrokerCollector(self.context, network, groups, transactions).collect)
+        collector = BrokerCollector(
+            self._metadata, self._directory.path, executor, self._background, network, groups, transactions
+        )
+        metrics.add(BROKER_METRICS, collector.collect)
         if self._measured:
             network.answerer = meter = RequestMeter(self.dispatcher, declarations)
             metrics.add((REQUEST_SECONDS,), meter.collect)
@@ -315,37 +320,29 @@ class Broker:
         fetches: FetchApi,
         configs: BrokerConfigs,
     ) -> list[ApiDeclaration]:
-        context = self.context
-        group_handlers = GroupHandlers(
-            groups, context.metadata, context.identity, context.clock, context.entropy, context.slices
-        )
-        patterns = PatternResolver(
-            groups, context.metadata, context.executor, context.clock, context.background
-        )
-        transaction_handlers = TransactionHandlers(
-            transactions,
-            context.metadata,
-            context.allocate_producer_id,
-            context.executor,
-            context.clock,
-            context.slices,
-        )
+        context, config, metadata = self.context, self.config, self._metadata
+        identity, clock, entropy = context.identity, context.clock, context.entropy
+        executor, slices = context.executor, context.slices
+        allocate_producer_id = context.allocate_producer_id
+        patterns = PatternResolver(groups, metadata, executor, clock, self._background)
         declarations = [
-            *ProduceApi(context, transactions).declarations(),
+            *ProduceApi(transactions, metadata, identity, executor, slices).declarations(),
             *fetches.declarations(),
-            *OffsetsApi(context).declarations(),
-            *MetadataApi(context).declarations(),
-            *TopicsApi(context).declarations(),
-            *ConfigsApi(context, configs, groups.configs).declarations(),
-            *LogDirsApi(context).declarations(),
-            *ReplicasApi(context).declarations(),
+            *OffsetsApi(metadata, executor).declarations(),
+            *MetadataApi(config, metadata, identity).declarations(),
+            *TopicsApi(config, metadata, identity, slices).declarations(),
+            *ConfigsApi(config, configs, groups.configs, metadata, identity, slices).declarations(),
+            *LogDirsApi(metadata, context.data_dir, executor, slices).declarations(),
+            *ReplicasApi(metadata, identity).declarations(),
             *QuotasApi().declarations(),
             *SecurityApi().declarations(),
             *not_offered.declarations(),
-            *ProducerIdsApi(context, transactions).declarations(),
-            *group_handlers.declarations(),
-            *ConsumerGroupHandlers(groups, patterns, context.metadata, context.entropy).declarations(),
-            *transaction_handlers.declarations(),
+            *ProducerIdsApi(transactions, allocate_producer_id).declarations(),
+            *GroupHandlers(groups, metadata, identity, clock, entropy, slices).declarations(),
+            *ConsumerGroupHandlers(groups, patterns, metadata, entropy).declarations(),
+            *TransactionHandlers(
+                transactions, metadata, allocate_producer_id, executor, clock, slices
+            ).declarations(),
         ]
         for extension in self._extensions:
             declarations.extend(extension.apis())

@@ -14,14 +14,14 @@ from typing import Any
 from broker.api.answers import AnswerBudget
 from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
-from broker.cluster.metadata import check_topic_name, unknown_topic
+from broker.cluster.identity import BrokerIdentity
+from broker.cluster.metadata import TopicManager, check_topic_name, unknown_topic
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
 from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
 from broker.config_key import ConfigKey, ConfigType
-from broker.context import BrokerContext
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
-from broker.slices import Work
+from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
 from protocol.messages.alter_configs import (
@@ -63,13 +63,21 @@ Changes = Callable[[Mapping[str, str], Mapping[str, ConfigKey]], Wanted]
 
 
 class ConfigsApi:
-    def __init__(self, context: BrokerContext, brokers: BrokerConfigs, groups: GroupConfigs) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        brokers: BrokerConfigs,
+        groups: GroupConfigs,
+        metadata: TopicManager,
+        identity: BrokerIdentity,
+        slices: Slices,
+    ) -> None:
         self._brokers = brokers
         self._groups = groups
-        self._metadata = context.metadata
-        self._config = context.config
-        self._broker_id = context.identity.broker_id
-        self._slices = context.slices
+        self._metadata = metadata
+        self._config = config
+        self._broker_id = identity.broker_id
+        self._slices = slices
 
     def declarations(self) -> list[ApiDeclaration]:
         return [

@@ -39,9 +39,12 @@ from broker.api.fetch_sessions import (
 )
 from broker.api.leaders import current_leader, endpoint
 from broker.cluster.hooks import FetchedRecords
+from broker.cluster.identity import BrokerIdentity
+from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition, PartitionChanges
-from broker.context import BrokerContext
-from broker.slices import Pace, Work
+from broker.config import BrokerConfig
+from broker.ports import Clock, Entropy
+from broker.slices import Pace, Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
     AbortedTransaction,
@@ -68,13 +71,22 @@ _MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
 class FetchApi:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
-        self._metadata = context.metadata
-        self._clock = context.clock
-        self._max_bytes: int = context.config["fetch.max.bytes"]
+    def __init__(
+        self,
+        config: BrokerConfig,
+        metadata: TopicManager,
+        identity: BrokerIdentity,
+        clock: Clock,
+        entropy: Entropy,
+        slices: Slices,
+    ) -> None:
+        self._metadata = metadata
+        self._identity = identity
+        self._clock = clock
+        self._slices = slices
+        self._max_bytes: int = config["fetch.max.bytes"]
         self._sessions: FetchSessions[_Wanted] = FetchSessions(
-            context.config["max.incremental.fetch.session.cache.slots"], context.entropy.random
+            config["max.incremental.fetch.session.cache.slots"], entropy.random
         )
         self._waiting: set[_Fetch] = set()
         self._in_session: dict[int, _Fetch] = {}  # the one that waits, by session id
@@ -144,7 +156,7 @@ class FetchApi:
             del self._in_session[session_id]
 
     async def _wait(self, fetch: _Fetch, version: int) -> FetchResponse:
-        loop, slices = asyncio.get_running_loop(), self._context.slices
+        loop, slices = asyncio.get_running_loop(), self._slices
         deadline = loop.time() + fetch.request.max_wait_ms / 1000
         try:
             await slices.run(fetch.start_watching())
@@ -226,10 +238,10 @@ class FetchApi:
 
     def _tell_leader(self, entry: _Wanted, answer: PartitionData, response: FetchResponse) -> None:
         """KIP-951: who leads now, so that the client need not ask Metadata."""
-        leader = current_leader(self._context, entry.name, entry.request.partition)
+        leader = current_leader(self._metadata, self._identity, entry.name, entry.request.partition)
         if leader is not None:
             answer.current_leader = LeaderIdAndEpoch(**leader)
-            response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
+            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity))]
 
 
 def _superseded(session: FetchSession[Any]) -> FetchResponse:

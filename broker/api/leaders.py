@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.context import BrokerContext
+from broker.cluster.identity import BrokerIdentity
+from broker.cluster.metadata import TopicManager
 
 
-def current_leader(context: BrokerContext, topic: str, index: int) -> dict[str, int] | None:
+def current_leader(
+    metadata: TopicManager, identity: BrokerIdentity, topic: str, index: int
+) -> dict[str, int] | None:
     """The fields of a LeaderIdAndEpoch; None if there is no such partition."""
-    partition = context.metadata.find_partition(topic, index)
+    partition = metadata.find_partition(topic, index)
     if partition is None:
         return None
-    return {"leader_id": context.identity.broker_id, "leader_epoch": partition.leader_epoch}
+    return {"leader_id": identity.broker_id, "leader_epoch": partition.leader_epoch}
 
 
-def endpoint(context: BrokerContext) -> dict[str, Any]:
+def endpoint(identity: BrokerIdentity) -> dict[str, Any]:
     """The fields of a NodeEndpoint: this broker."""
-    host, port = context.identity.advertised()
-    return {"node_id": context.identity.broker_id, "host": host, "port": port, "rack": context.identity.rack}
+    host, port = identity.advertised()
+    return {"node_id": identity.broker_id, "host": host, "port": port, "rack": identity.rack}

@@ -12,12 +12,13 @@ import asyncio
 import os
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from pathlib import Path
 
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
-from broker.context import BrokerContext
-from broker.slices import Work
+from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
@@ -35,11 +36,11 @@ from protocol.messages.describe_log_dirs import (
 
 
 class LogDirsApi:
-    def __init__(self, context: BrokerContext) -> None:
-        self._metadata = context.metadata
-        self._executor = context.executor
-        self._slices = context.slices
-        self._directory = Path(os.path.abspath(context.data_dir))
+    def __init__(self, metadata: TopicManager, data_dir: Path, executor: Executor, slices: Slices) -> None:
+        self._metadata = metadata
+        self._executor = executor
+        self._slices = slices
+        self._directory = Path(os.path.abspath(data_dir))
 
     def declarations(self) -> list[ApiDeclaration]:
         return [

@@ -12,9 +12,10 @@ from uuid import UUID
 
 from broker.api.answers import ANSWER_BYTES_MAX, AnswerBudget
 from broker.api.declaration import ApiDeclaration, Encodable, RequestContext
-from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic, check_topic_name
+from broker.cluster.identity import BrokerIdentity
+from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic, TopicManager, check_topic_name
 from broker.cluster.topic import TopicImage
-from broker.context import BrokerContext
+from broker.config import BrokerConfig
 from broker.slices import Work, sort_in_slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
@@ -65,10 +66,10 @@ class _Encoded:
 
 
 class MetadataApi:
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
-        self._metadata = context.metadata
-        self._auto_create: bool = context.config["auto.create.topics.enable"]
+    def __init__(self, config: BrokerConfig, metadata: TopicManager, identity: BrokerIdentity) -> None:
+        self._metadata = metadata
+        self._identity = identity
+        self._auto_create: bool = config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicImage, MetadataResponseTopic]] = {}
         self._all: dict[int, tuple[int, list[Any]]] = {}  # by API version: image version and encoded body
         self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
@@ -214,18 +215,18 @@ class MetadataApi:
         return _Encoded(body)
 
     def _frame(self, request: MetadataRequest) -> MetadataResponse:
-        host, port = self._context.identity.advertised()
+        host, port = self._identity.advertised()
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(
-                    node_id=self._context.identity.broker_id,
+                    node_id=self._identity.broker_id,
                     host=host,
                     port=port,
-                    rack=self._context.identity.rack,
+                    rack=self._identity.rack,
                 )
             ],
-            cluster_id=self._context.identity.cluster_id,
-            controller_id=self._context.identity.broker_id,
+            cluster_id=self._identity.cluster_id,
+            controller_id=self._identity.broker_id,
             topics=[],
         )
         if request.include_cluster_authorized_operations:
@@ -236,7 +237,7 @@ class MetadataApi:
         known = self._topics.get(image.name)
         if known is not None and known[0] is image and not with_operations:
             return known[1]
-        node = [self._context.identity.broker_id]
+        node = [self._identity.broker_id]
         described = MetadataResponseTopic(
             name=image.name,
             topic_id=image.topic_id,
@@ -247,7 +248,7 @@ class MetadataApi:
             described.partitions.append(
                 MetadataResponsePartition(
                     partition_index=partition.index,
-                    leader_id=self._context.identity.broker_id,
+                    leader_id=self._identity.broker_id,
                     leader_epoch=partition.leader_epoch,
                     replica_nodes=node,
                     isr_nodes=node,
@@ -273,16 +274,16 @@ class MetadataApi:
                 else ErrorCode.MISMATCHED_ENDPOINT_TYPE,
                 f"endpoint type {request.endpoint_type} is not served here; 1 (brokers) is",
             )
-        host, port = self._context.identity.advertised()
+        host, port = self._identity.advertised()
         response = DescribeClusterResponse(
-            cluster_id=self._context.identity.cluster_id,
-            controller_id=self._context.identity.broker_id,
+            cluster_id=self._identity.cluster_id,
+            controller_id=self._identity.broker_id,
             brokers=[
                 DescribeClusterBroker(
-                    broker_id=self._context.identity.broker_id,
+                    broker_id=self._identity.broker_id,
                     host=host,
                     port=port,
-                    rack=self._context.identity.rack,
+                    rack=self._identity.rack,
                 )
             ],
         )
@@ -327,10 +328,10 @@ class MetadataApi:
                     partitions=[
                         DescribeTopicPartitionsResponsePartition(
                             partition_index=partition.index,
-                            leader_id=self._context.identity.broker_id,
+                            leader_id=self._identity.broker_id,
                             leader_epoch=partition.leader_epoch,
-                            replica_nodes=[self._context.identity.broker_id],
-                            isr_nodes=[self._context.identity.broker_id],
+                            replica_nodes=[self._identity.broker_id],
+                            isr_nodes=[self._identity.broker_id],
                             eligible_leader_replicas=[],
                             last_known_elr=[],
                         )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from functools import partial
 
 from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.api.fetch import check_leader_epoch
+from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
-from broker.context import BrokerContext
 from broker.log.time_lookup import BatchTakesTime, Opened
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
@@ -53,9 +54,9 @@ _NOT_TIERED = (LATEST_TIERED, EARLIEST_PENDING)
 
 
 class OffsetsApi:
-    def __init__(self, context: BrokerContext) -> None:
-        self._find = context.metadata.find_partition
-        self._executor = context.executor
+    def __init__(self, metadata: TopicManager, executor: Executor) -> None:
+        self._find = metadata.find_partition
+        self._executor = executor
 
     def declarations(self) -> list[ApiDeclaration]:
         return [

@@ -15,16 +15,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine
+from concurrent.futures import Executor
 from typing import Any
 
 from broker.api.declaration import ApiDeclaration, Repeat, RequestContext
 from broker.api.leaders import current_leader, endpoint
+from broker.cluster.identity import BrokerIdentity
+from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
-from broker.context import BrokerContext
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
-from broker.slices import Work
+from broker.slices import Slices, Work
 from broker.transactions.admission import admit_batch
 from broker.transactions.coordinator import TransactionCoordinator
 from protocol.errors import DecodeError, ErrorCode, KafkaError
@@ -67,11 +69,20 @@ _Unsafe = tuple[Partition, AppendInfo, PartitionProduceResponse]
 
 
 class ProduceApi:
-    def __init__(self, context: BrokerContext, transactions: TransactionCoordinator) -> None:
-        self._context = context
+    def __init__(
+        self,
+        transactions: TransactionCoordinator,
+        metadata: TopicManager,
+        identity: BrokerIdentity,
+        executor: Executor,
+        slices: Slices,
+    ) -> None:
         self._transactions = transactions
-        self._find = context.metadata.find_partition
-        self._executor = context.executor
+        self._metadata = metadata
+        self._find = metadata.find_partition
+        self._identity = identity
+        self._executor = executor
+        self._slices = slices
         self._kernel_asked_for = False
         self._in_sync_replicas = 1  # one broker holds every partition
 
@@ -107,7 +118,7 @@ class ProduceApi:
                 yield
             name = topic.name
             if context.api_version >= _FIRST_VERSION_WITH_IDS:
-                image = self._context.metadata.topic_by_id(topic.topic_id)
+                image = self._metadata.topic_by_id(topic.topic_id)
                 if image is None:
                     topics.append((yield from _unknown_id(topic)))
                     continue
@@ -162,7 +173,7 @@ class ProduceApi:
         if len(request.topic_data) != 1 or len(request.topic_data[0].partition_data) != 1:
             return None
         topic, version, acks = request.topic_data[0], context.api_version, request.acks
-        index, metadata = topic.partition_data[0].index, self._context.metadata
+        index, metadata = topic.partition_data[0].index, self._metadata
         image = metadata.topic_by_id(topic.topic_id) if version >= _FIRST_VERSION_WITH_IDS else None
         partition = self._find(topic.name if image is None else image.name, index)
         if partition is None or partition.hooks is not None or partition.topic.internal:
@@ -206,7 +217,7 @@ class ProduceApi:
         request: ProduceRequest,
     ) -> Work[ProduceResponse | None]:
         """`unsafe` is in the logs already, so their fsyncs are under way together and are waited for in turn."""
-        pace = self._context.slices.pace()
+        pace = self._slices.pace()
         deadline = asyncio.get_running_loop().time() + request.timeout_ms / 1000
         waves = [
             waiting[first : first + _AWAITED_TOGETHER] for first in range(0, len(waiting), _AWAITED_TOGETHER)
@@ -254,10 +265,10 @@ class ProduceApi:
 
     def _tell_leader(self, topic: str, answer: PartitionProduceResponse, response: ProduceResponse) -> None:
         """KIP-951; versions before 10 leave it out."""
-        leader = current_leader(self._context, topic, answer.index)
+        leader = current_leader(self._metadata, self._identity, topic, answer.index)
         if leader is not None:
             answer.current_leader = LeaderIdAndEpoch(**leader)
-            response.node_endpoints = [NodeEndpoint(**endpoint(self._context))]
+            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity))]
 
     async def _prepare_in_turn(
         self, slow: list[tuple[Partition, memoryview, PartitionProduceResponse]], request: ProduceRequest

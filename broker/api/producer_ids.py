@@ -5,11 +5,11 @@ transactional id, whose earlier owners are fenced by it (rules P1, T1).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
 from broker.api.declaration import ApiDeclaration, RequestContext
-from broker.context import BrokerContext
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import InitProducer
 from broker.transactions.state import needs_producer_id
@@ -20,8 +20,10 @@ _FIRST_VERSION_WITH_FENCED = 4
 
 
 class ProducerIdsApi:
-    def __init__(self, context: BrokerContext, transactions: TransactionCoordinator) -> None:
-        self._allocate = context.allocate_producer_id
+    def __init__(
+        self, transactions: TransactionCoordinator, allocate_producer_id: Callable[[], Awaitable[int]]
+    ) -> None:
+        self._allocate = allocate_producer_id
         self._transactions = transactions
 
     def declarations(self) -> list[ApiDeclaration]:

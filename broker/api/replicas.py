@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.cluster.identity import BrokerIdentity
+from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
-from broker.context import BrokerContext
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
@@ -35,9 +36,9 @@ _PREFERRED, _UNCLEAN = 0, 1  # ElectionType
 
 
 class ReplicasApi:
-    def __init__(self, context: BrokerContext) -> None:
-        self._metadata = context.metadata
-        self._broker_id = context.identity.broker_id
+    def __init__(self, metadata: TopicManager, identity: BrokerIdentity) -> None:
+        self._metadata = metadata
+        self._broker_id = identity.broker_id
 
     def declarations(self) -> list[ApiDeclaration]:
         return [

@@ -7,16 +7,19 @@ from collections import Counter
 from broker.api.answers import AnswerBudget
 from broker.api.configs import describe_topic
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import (
     INTERNAL_TOPICS,
     NewTopic,
+    TopicManager,
     already_exists,
     check_growth,
     check_topic_name,
     unknown_topic,
 )
 from broker.cluster.topic import TopicImage
-from broker.context import BrokerContext
+from broker.config import BrokerConfig
+from broker.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -43,11 +46,13 @@ _REPLICAS = 1  # one broker
 
 
 class TopicsApi:
-    def __init__(self, context: BrokerContext) -> None:
-        self._metadata = context.metadata
-        self._config = context.config
-        self._broker_id = context.identity.broker_id
-        self._slices = context.slices
+    def __init__(
+        self, config: BrokerConfig, metadata: TopicManager, identity: BrokerIdentity, slices: Slices
+    ) -> None:
+        self._metadata = metadata
+        self._config = config
+        self._broker_id = identity.broker_id
+        self._slices = slices
 
     def declarations(self) -> list[ApiDeclaration]:
         return [

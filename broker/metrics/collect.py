@@ -10,8 +10,12 @@ from broker.metrics.model import OTHERS, Gathering, Metric, MetricKind
 from broker.metrics.traffic import Totals
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from broker.background import BackgroundTasks
+    from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
-    from broker.context import BrokerContext
     from broker.groups.coordinator import GroupCoordinator
     from broker.net.listener import Network
     from broker.transactions.coordinator import TransactionCoordinator
@@ -83,12 +87,18 @@ class BrokerCollector:
 
     def __init__(
         self,
-        context: BrokerContext,
+        metadata: TopicManager,
+        data_dir: Path,
+        executor: Executor,
+        background: BackgroundTasks,
         network: Network,
         groups: GroupCoordinator,
         transactions: TransactionCoordinator,
     ) -> None:
-        self._context = context
+        self._metadata = metadata
+        self._data_dir = data_dir
+        self._executor = executor
+        self._background = background
         self._network = network
         self._groups = groups
         self._transactions = transactions
@@ -98,7 +108,7 @@ class BrokerCollector:
 
     async def collect(self, gathering: Gathering) -> None:
         gathering.put(CONNECTIONS, self._network.connection_count)
-        gathering.put(BACKGROUND_FAILURES, self._context.background.failures)
+        gathering.put(BACKGROUND_FAILURES, self._background.failures)
         await self._collect_topics(gathering)
         await self._collect_groups(gathering)
         for each in list(self._transactions.transactions.values()):
@@ -109,7 +119,7 @@ class BrokerCollector:
             gathering.put(TRANSACTIONS_ENDED, count, "commit" if committed else "abort")
 
     async def _collect_topics(self, gathering: Gathering) -> None:
-        metadata = self._context.metadata
+        metadata = self._metadata
         partitions = metadata.all_partitions()
         await self._look_at_unopened(gathering, partitions)
         gathering.put(TOPICS, metadata.topic_count)
@@ -145,14 +155,14 @@ class BrokerCollector:
                 known[partition] = size
         if unknown:
             loop = asyncio.get_running_loop()
-            directory = self._context.data_dir
+            directory = self._data_dir
             known = await loop.run_in_executor(
-                self._context.executor, lambda: known | sizes_on_disk(directory, unknown)
+                self._executor, lambda: known | sizes_on_disk(directory, unknown)
             )
         self._sizes = known
 
     async def _collect_groups(self, gathering: Gathering) -> None:
-        find = self._context.metadata.find_partition
+        find = self._metadata.find_partition
         lags: dict[tuple[str, str], int] = {}
         for group in list(self._groups.groups.values()):
             gathering.add(GROUPS, 1, group.state_name)
