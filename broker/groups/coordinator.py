@@ -58,6 +58,7 @@ from broker.groups.model import (
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from broker.groups.transactional import TransactionalOffsets
+from broker.sweep import Sweep
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ logger = logging.getLogger("headrace.groups")
 
 R = TypeVar("R")
 
-GROUPS_PER_TURN = 100
 _FEW_RECORDS = 64
 _RECORD_BYTES_MIN = 16  # of anything in the journal
 
@@ -136,14 +136,19 @@ class GroupCoordinator:
         )
         self._storing: Counter[str] = Counter()
         self._deadlines = Deadlines(clock, self._tick)
-        self._expiry: asyncio.TimerHandle | None = None
+        self.expiry = Sweep(
+            background,
+            "the expiry of the offsets of group",
+            config["offsets.retention.check.interval.ms"],
+            lambda: self.groups,
+            self._expire,
+        )
         self._waiting: dict[int, _Waiter] = {}
         self._config = config
         self._metadata = metadata
         self._executor = executor
         self._ages = ages
         self._clock = clock
-        self._background = background
         self._last_token = 0
         self._stopped = False
 
@@ -153,14 +158,13 @@ class GroupCoordinator:
         """Begin to load the journal in the background; returns before it is loaded."""
         await self.configs.load()
         self.journal.start()
-        self._arm_expiry()
+        self.expiry.start()
 
     async def stop(self) -> None:
         """Stop serving. Requests that still wait are told to find another coordinator."""
         self._stopped = True
         self._deadlines.close()
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self.expiry.close()
         await self.journal.stop()
         for waiter in self._waiting.values():
             if waiter.future is not None and not waiter.future.done():
@@ -404,28 +408,11 @@ class GroupCoordinator:
 
     # -- expiry ----------------------------------------------------------------------------------------------
 
-    def _arm_expiry(self) -> None:
-        interval_s = self._config["offsets.retention.check.interval.ms"] / 1000
-        self._expiry = asyncio.get_running_loop().call_later(interval_s, self._begin_expiry)
-
-    def _begin_expiry(self) -> None:
-        self._background.start(self.expire_offsets(), "expire committed offsets")
-
-    async def expire_offsets(self) -> None:
-        """Drop the offsets whose retention is over, a few groups at a time, and come back later."""
-        try:
-            for turn, group_id in enumerate(list(self.groups)):
-                try:
-                    if group_id in self.groups:
-                        unstable = self.transactional.unstable_partitions(group_id)
-                        self._run(group_id, ExpireOffsets(unstable), self._now_for_ages())
-                except Exception as error:  # noqa: BLE001 - of one group: told
-                    self._background.failed(f"the expiry of the offsets of group {group_id!r}", error)
-                if turn % GROUPS_PER_TURN == GROUPS_PER_TURN - 1:
-                    await asyncio.sleep(0)
-        finally:
-            if not self._stopped:
-                self._arm_expiry()
+    def _expire(self, group_id: str) -> None:
+        """Drop its offsets whose retention is over."""
+        if group_id in self.groups:
+            unstable = self.transactional.unstable_partitions(group_id)
+            self._run(group_id, ExpireOffsets(unstable), self._now_for_ages())
 
 
 def _as_it_is(result: Any) -> Any:

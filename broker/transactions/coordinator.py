@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.cluster.journal_topic import JournalTopic
 from broker.groups.deadlines import Deadlines
+from broker.sweep import Sweep
 from broker.transactions import journal
 from broker.transactions.events import (
     Append,
@@ -115,7 +116,6 @@ class TransactionCoordinator:
             clock=clock,
             background=background,
         )
-        self._config = config
         self._metadata = metadata
         self._ages = ages
         self._clock = clock
@@ -126,7 +126,13 @@ class TransactionCoordinator:
         self._marking: dict[str, set[TopicPartition]] = {}
         self._kept_replies: dict[str, list[Reply]] = {}
         self._deadlines = Deadlines(clock, self._tick)
-        self._expiry: asyncio.TimerHandle | None = None
+        self.expiry = Sweep(
+            background,
+            "the expiry of transactional id",
+            config["transaction.remove.expired.transaction.cleanup.interval.ms"],
+            lambda: self.transactions,
+            self._expire,
+        )
         self._stopped = False
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -134,13 +140,12 @@ class TransactionCoordinator:
     async def start(self) -> None:
         """Begin to load the journal in the background; returns before it is loaded."""
         self.journal.start()
-        self._arm_expiry()
+        self.expiry.start()
 
     async def stop(self) -> None:
         self._stopped = True
         self._deadlines.close()
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self.expiry.close()
         if self._waiting:
             await asyncio.wait([future for future, _ in self._waiting.values()], timeout=STOP_SECONDS)
         await self.journal.stop()
@@ -403,25 +408,8 @@ class TransactionCoordinator:
 
     # -- expiry ----------------------------------------------------------------------------------------------
 
-    def _arm_expiry(self) -> None:
-        interval_ms = self._config["transaction.remove.expired.transaction.cleanup.interval.ms"]
-        self._expiry = asyncio.get_running_loop().call_later(interval_ms / 1000, self._begin_expiry)
-
-    def _begin_expiry(self) -> None:
-        self._background.start(self.expire(), "expire transactional ids")
-
-    async def expire(self) -> None:
-        """Forget the ids that were not used for long, a few at a time, and come back later."""
-        try:
-            for turn, transactional_id in enumerate(list(self.transactions)):
-                try:
-                    if transactional_id in self.transactions:
-                        ages = Now(self._clock.monotonic(), self._ages.time_ms())
-                        self._run(transactional_id, Expire(), now=ages)
-                except Exception as error:  # noqa: BLE001 - of one id: told
-                    self._background.failed(f"the expiry of {transactional_id!r}", error)
-                if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
-                    await asyncio.sleep(0)
-        finally:
-            if not self._stopped:
-                self._arm_expiry()
+    def _expire(self, transactional_id: str) -> None:
+        """Forget the id if it was not used for long."""
+        if transactional_id in self.transactions:
+            ages = Now(self._clock.monotonic(), self._ages.time_ms())
+            self._run(transactional_id, Expire(), now=ages)

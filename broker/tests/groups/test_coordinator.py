@@ -843,7 +843,7 @@ def test_expiry_runs_over_all_groups():
     async def scenario(site):
         for index in range(250):
             await site.call(commit_request({("topic", 0): 1}, group=f"g{index}"), 5)
-        await site.coordinator.expire_offsets()
+        await site.coordinator.expiry.run()
         assert not site.coordinator.groups
         await site.broker()
         assert not site.coordinator.groups

@@ -684,7 +684,7 @@ def test_ids_that_were_not_used_for_long_are_forgotten(tmp_path):
             await client.init()
             clock.now_ms += 7 * 86_400_000
             clock.seconds += 7 * 86_400
-            await coordinator_of(broker).expire()
+            await coordinator_of(broker).expiry.run()
             answer = await broker.send(DescribeTransactionsRequest(transactional_ids=["tx"]))
             assert answer.transaction_states[0].error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
         async with direct_broker(tmp_path, clock=clock) as broker:
