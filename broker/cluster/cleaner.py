@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 from broker import disk_errors
 from broker.disk_errors import is_disk_full
-from broker.log.compaction_plan import Cleanable, CleaningAbandoned, CleaningError, Step, cleanable
+from broker.log.compaction_plan import Cleanable, Step, cleanable
 from broker.log.disk import SystemDisk
-from broker.log.errors import CorruptLogError
+from broker.log.errors import CleaningAbandoned, CleaningError, CorruptLogError
 from protocol.errors import DecodeError, KafkaError
 
 if TYPE_CHECKING:

@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 _NEVER: Final = (1 << 63) - 1
 
 
-class CleaningError(Exception):
-    """The log cannot be cleaned as things are; the text says why and what to do. Nothing was lost."""
-
-
-class CleaningAbandoned(Exception):  # noqa: N818 - no error: the log has changed under the cleaning
-    """Segments that were being cleaned are gone, or the log is closed."""
-
-
 class Step(Enum):
     """What the next slice of a cleaning needs."""
 

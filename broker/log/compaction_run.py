@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.log.compaction import BatchFilter, CleaningCounts, OffsetMap, TransactionView
-from broker.log.compaction_plan import Cleanable, CleaningAbandoned, CleaningError, Step, groups
+from broker.log.compaction_plan import Cleanable, Step, groups
+from broker.log.errors import CleaningAbandoned, CleaningError
 from broker.log.scan import IndexBuilder, WalkEnd, walk
 from broker.log.segment import CLEANED_SUFFIX, POSITION_MAX, Segment
 from broker.ports import Disk, DiskFile

@@ -1,4 +1,4 @@
-"""What can be wrong with a log as a whole, and with single records that are to be appended."""
+"""What can be wrong with a log as a whole, with its cleaning, and with single records that are to be appended."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ class RecordErrors(KafkaError):  # noqa: N818 - the name other folders know
     ) -> None:
         super().__init__(code, message)
         self.errors = tuple(errors)
+
+
+class CleaningError(Exception):
+    """The log cannot be cleaned as things are; the text says why and what to do. Nothing was lost."""
+
+
+class CleaningAbandoned(Exception):  # noqa: N818 - no error: the log has changed under the cleaning
+    """Segments that were being cleaned are gone, or the log is closed."""

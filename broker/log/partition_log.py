@@ -37,11 +37,10 @@ from broker import disk_errors
 from broker.log import checkpoint as checkpoints
 from broker.log import recovery, time_lookup
 from broker.log.checkpoint import Checkpoint
-from broker.log.compaction_plan import CleaningAbandoned
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.epochs import FILE_NAME as EPOCHS_NAME
-from broker.log.errors import CorruptLogError
+from broker.log.errors import CleaningAbandoned, CorruptLogError
 from broker.log.preparation import prepare
 from broker.log.producer_state import AppendedBatch, Producer, ProducerState
 from broker.log.reader import Reader

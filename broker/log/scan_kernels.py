@@ -152,6 +152,4 @@ def walk_rows(data, position, expected_offset, gaps_below, check_crc, tables, ro
 
 def warm() -> None:
     """Compile the kernels (or load them from the cache)."""
-    from broker.log.scan import frozen_bytes
-
-    walk_rows(frozen_bytes(bytes(10)), 0, 0, 0, True, CRC_TABLES, np.empty((ROWS, 1), np.int64))
+    walk_rows(np.frombuffer(bytes(10), np.uint8), 0, 0, 0, True, CRC_TABLES, np.empty((ROWS, 1), np.int64))

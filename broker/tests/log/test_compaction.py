@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.log.compaction_plan import CleaningAbandoned, CleaningError, Step, cleanable, groups
+from broker.log.compaction_plan import Step, cleanable, groups
 from broker.log.compaction_run import Cleaning
-from broker.log.errors import CorruptLogError
+from broker.log.errors import CleaningAbandoned, CleaningError, CorruptLogError
 from broker.log.partition_log import AppendOrigin
 from broker.testing.disk import Fault, SimulatedCrash, SimulatedDisk, Tear
 from broker.testing.log import LogWorld, clean_log, records_of
