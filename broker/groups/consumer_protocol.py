@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from broker.groups.model import Group
+from broker.groups.group import Group
 from protocol.errors import DecodeError
 
 VERSION_MAX = 3

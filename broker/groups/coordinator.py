@@ -45,16 +45,9 @@ from broker.groups.events import (
     TransactionalCommit,
     TransactionCommitted,
 )
+from broker.groups.group import Group
 from broker.groups.group_configs import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupConfigs
-from broker.groups.model import (
-    NEVER,
-    CommittedOffset,
-    DropOffset,
-    Group,
-    Limits,
-    Now,
-    Phase,
-)
+from broker.groups.model import NEVER, CommittedOffset, DropOffset, Limits, Now, Phase
 from broker.groups.replay import Replay, live_records
 from broker.groups.state import step
 from broker.groups.transactional import TransactionalOffsets

@@ -26,8 +26,9 @@ from broker.groups.events import (
     Sync,
     SyncResult,
 )
+from broker.groups.group import Group
 from broker.groups.journal import encode_batch_in_slices
-from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Group, Phase, PutOffset
+from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Phase, PutOffset
 from broker.groups.modern.positions import fetch_error
 from broker.groups.offsets import is_too_long
 from broker.slices import Slices, Work

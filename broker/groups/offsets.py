@@ -28,11 +28,11 @@ from broker.groups.events import (
     TransactionalCommit,
     TransactionCommitted,
 )
+from broker.groups.group import Group
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,
     DropOffset,
-    Group,
     JournalRecord,
     Limits,
     Now,

@@ -44,7 +44,8 @@ from broker.groups.events import (
     Sync,
     SyncResult,
 )
-from broker.groups.model import NEVER, Group, Limits, Member, Now, Phase, PutGroup
+from broker.groups.group import Group
+from broker.groups.model import NEVER, Limits, Member, Now, Phase, PutGroup
 from broker.groups.modern.model import Topics
 from broker.invariants import invariant
 from protocol.errors import ErrorCode

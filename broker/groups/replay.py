@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from broker.groups.group import Group
 from broker.groups.model import (
     CommittedOffset,
     DropGroup,
     DropOffset,
-    Group,
     JournalRecord,
     Limits,
     Now,

@@ -44,7 +44,8 @@ from broker.groups.events import (
     TransactionalCommit,
     TransactionCommitted,
 )
-from broker.groups.model import Group, Limits, Now, StoredGroup
+from broker.groups.group import Group
+from broker.groups.model import Limits, Now, StoredGroup
 from broker.groups.modern import classic_members
 from broker.groups.modern import heartbeat as modern
 from broker.groups.modern.model import ConsumerGroup, NoTopics, Topics, tombstones_of

@@ -34,8 +34,9 @@ from broker.groups.events import (
     SyncResult,
     Tick,
 )
+from broker.groups.group import Group
 from broker.groups.journal import decode_record, encode_record
-from broker.groups.model import NEVER, CommittedOffset, Group, JournalRecord, Limits, Now, Phase
+from broker.groups.model import NEVER, CommittedOffset, JournalRecord, Limits, Now, Phase
 from broker.groups.modern.model import (
     Assignment,
     ConsumerGroup,

@@ -39,10 +39,10 @@ from broker.groups.consumer_protocol import (
     write_assignment,
 )
 from broker.groups.events import Append, Join, PendingConsumerChange, PendingDowngrade
+from broker.groups.group import Group
 from broker.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
     DropGroup,
-    Group,
     Member,
     Phase,
     PutGroup,

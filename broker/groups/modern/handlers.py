@@ -10,7 +10,7 @@ from uuid import UUID
 from broker.api.answers import AnswerBudget
 from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.events import ConsumerHeartbeat, ConsumerHeartbeatResult
-from broker.groups.model import Group
+from broker.groups.group import Group
 from broker.groups.modern.model import (
     JOINING_EPOCH,
     NOTHING,
