@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from broker.config_key import ConfigError, unknown_name
 from broker.log.topic_configs import LONG_MAX, PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
@@ -26,7 +26,7 @@ def _parsed(name: str, text: str | None = None) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-class LogConfig(msgspec.Struct, frozen=True, dict=True):
+class LogConfig(msgspec.Struct, frozen=True):
     """Sizes in bytes, times in ms, -1 without limit. Meaning and default of each are declared in `topic_configs`."""
 
     segment_bytes: int = _parsed("segment.bytes")
@@ -59,43 +59,36 @@ class LogConfig(msgspec.Struct, frozen=True, dict=True):
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     """How long a silent producer is remembered; the broker's own `producer.id.expiration.ms`."""
 
+    # what follows is made of what is above, whatever is given
+    is_compacted: bool = False
+    needs_columns: bool = False
+    """Whether the records of a client's batch have to be decoded, rather than checked, to append it."""
+    looks_into_batches: bool = False
+    """Whether the header of a client's batch is not enough to append it."""
+    decompressed_bytes_max: int = 0
+    """What a client's batch may decompress to, with the columns of its records where they are needed."""
+    flushes_by_count: bool = False
+    """Whether an acknowledgement may have to wait for an fsync."""
+    roll_ms: int = 0
+    """Span of record time of a segment, before jitter."""
+
     def __post_init__(self) -> None:
-        if self.durability == "power":
-            msgspec.structs.force_setattr(self, "flush_messages", 1)
-
-    @cached_property
-    def is_compacted(self) -> bool:
-        return "compact" in self.cleanup_policy
-
-    @cached_property
-    def needs_columns(self) -> bool:
-        """Whether the records of a client's batch have to be decoded, rather than checked, to append it."""
-        return (
-            self.is_compacted
+        compacted = "compact" in self.cleanup_policy
+        needs_columns = (
+            compacted
             or self.compression_type != "producer"
             or (not self.is_log_append_time and self.message_timestamp_before_max_ms != LONG_MAX)
         )
-
-    @cached_property
-    def looks_into_batches(self) -> bool:
-        """Whether the header of a client's batch is not enough to append it."""
-        return self.needs_columns or self.strict_records
-
-    @cached_property
-    def decompressed_bytes_max(self) -> int:
-        """What a client's batch may decompress to, with the columns of its records where they are needed."""
         decompressed_max = max(DECOMPRESSED_BYTES, DECOMPRESSED_RATIO * self.max_message_bytes)
-        return min(decompressed_max, MAX_DECOMPRESSED_BYTES)
-
-    @cached_property
-    def flushes_by_count(self) -> bool:
-        """Whether an acknowledgement may have to wait for an fsync."""
-        return self.flush_messages != LONG_MAX
-
-    @cached_property
-    def roll_ms(self) -> int:
-        """Span of record time of a segment, before jitter."""
-        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
+        flush_messages = 1 if self.durability == "power" else self.flush_messages
+        force_setattr(self, "flush_messages", flush_messages)
+        force_setattr(self, "is_compacted", compacted)
+        force_setattr(self, "needs_columns", needs_columns)
+        force_setattr(self, "looks_into_batches", needs_columns or self.strict_records)
+        force_setattr(self, "decompressed_bytes_max", min(decompressed_max, MAX_DECOMPRESSED_BYTES))
+        force_setattr(self, "flushes_by_count", flush_messages != LONG_MAX)
+        roll_ms = min(self.segment_ms, self.max_compaction_lag_ms) if compacted else self.segment_ms
+        force_setattr(self, "roll_ms", roll_ms)
 
     @property
     def is_log_append_time(self) -> bool:
