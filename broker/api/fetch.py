@@ -423,12 +423,8 @@ class _Fetch:
                     AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
                     for aborted in partition.log.aborted_transactions(found.start_offset, found.end_offset)
                 ]
-        except KafkaError as error:
-            self._fail(entry, error.code, error.message)
-            return
-        except Exception as error:
-            logger.error("reading %r failed", partition, exc_info=error)
-            self._fail(entry, ErrorCode.UNKNOWN_SERVER_ERROR)
+        except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
+            self._refuse(entry, error)
             return
         if found.size:
             answer.records = found.region
@@ -448,12 +444,8 @@ class _Fetch:
             found = await partition.hooks.fetch(entry.request.fetch_offset, max(bytes_max, 0), must)
             if self.superseded:
                 return
-        except KafkaError as error:
-            self._fail(entry, error.code, error.message)
-            return
-        except Exception as error:
-            logger.error("reading %r failed", partition, exc_info=error)
-            self._fail(entry, ErrorCode.UNKNOWN_SERVER_ERROR)
+        except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
+            self._refuse(entry, error)
             return
         if found.size:
             entry.told().records = found.parts[0] if len(found.parts) == 1 else _Parts(found)
@@ -465,6 +457,13 @@ class _Fetch:
         entry.told().error_code = code
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             logger.error("fetch of %r failed: %s", entry.partition, message)
+
+    def _refuse(self, entry: _Wanted, error: Exception) -> None:
+        if isinstance(error, KafkaError):
+            self._fail(entry, error.code, error.message)
+        else:
+            logger.error("reading %r failed", entry.partition, exc_info=error)
+            self._fail(entry, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     @property
     def is_complete(self) -> bool:
