@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bench import raw, workloads
+from bench import neighbours, raw, workloads
 from bench.peers import Peer
 from bench.processes import Server
 from bench.report import Goal
@@ -252,6 +252,12 @@ def idle_connections(peer: Peer, size: Size) -> Figures:
     yield "memory of an idle connection, KB", grown, Goal(value_max=20)
 
 
+def large_requests(peer: Peer, size: Size) -> Figures:
+    """What others notice of requests that name very much."""
+    for figure, value in neighbours.measure(peer.server, quick=size.quick):
+        yield figure, value, None
+
+
 GROUPS: dict[str, Group] = {
     "start": start,
     "warm-up": warm_up,
@@ -261,6 +267,7 @@ GROUPS: dict[str, Group] = {
     "throughput": throughput,
     "partitions": many_partitions,
     "connections": idle_connections,
+    "neighbours": large_requests,
 }
 
 

@@ -43,9 +43,10 @@ from protocol.schema import ApiMessage
 logger = logging.getLogger("headrace.api")
 
 _API_VERSIONS_KEY = 18
-MEMORY_PER_BYTE, MEMORY_BASE = 8, 1 << 20
-"""What decoding a request may allocate: eight times its frame and 1 MiB. A fetch of 20,000 partitions needs less;
-a frame of nothing but empty elements, which could take a hundred times its size, is refused.
+MEMORY_PER_BYTE, MEMORY_BASE = 24, 1 << 20
+"""What decoding a request may allocate: 24 times its frame and 1 MiB. Positions without metadata, 14 bytes each in an
+OffsetCommit, take 16 times as much; a frame of nothing but empty elements, which could take a hundred times its size,
+is refused.
 """
 MEMORY_MAX = 256 << 20
 """The same for the largest frames; what they hold of records is not decoded and costs nothing."""
