@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from broker.background import BackgroundTasks
 from broker.metrics.model import Metrics
-from broker.slices import Slices
 
 if TYPE_CHECKING:
-    import asyncio
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -34,7 +32,6 @@ class BrokerContext(msgspec.Struct):
     executor: Executor
     metadata: TopicManager
     identity: BrokerIdentity
-    start_task: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
     allocate_producer_id: Callable[[], Awaitable[int]]
     ages: AgeClock
     """What retention and expiry go by."""
@@ -42,8 +39,6 @@ class BrokerContext(msgspec.Struct):
     """Work beside the requests, whose failure stops nothing."""
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     """Where a part says what can be measured of it."""
-    slices: Slices = msgspec.field(default_factory=Slices)
-    """Where work that is long for the event loop is done."""
 
     def partition(self, topic: str, index: int) -> Partition:
         """The partition, or KafkaError(UNKNOWN_TOPIC_OR_PARTITION); KAFKA_STORAGE_ERROR shows on its use."""

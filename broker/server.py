@@ -197,11 +197,9 @@ class Broker:
             executor=executor,
             metadata=self._metadata,
             identity=identity,
-            start_task=self._background.start,
             allocate_producer_id=ProducerIds(store).allocate,
             ages=AgeClock(self._clock),
             background=self._background,
-            slices=slices,
         )
         undo.push_async_callback(self._background.cancel)
         for extension in self._extensions:
@@ -236,7 +234,7 @@ class Broker:
         undo.push_async_callback(transactions.stop)
         await transactions.start()
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
-        declarations = self._declarations(groups, transactions, fetches, configs)
+        declarations = self._declarations(groups, transactions, fetches, configs, slices)
         network.answerer = self.dispatcher = Dispatcher(declarations, slices)
         metrics = self.context.metrics
         collector = BrokerCollector(
@@ -319,10 +317,11 @@ class Broker:
         transactions: TransactionCoordinator,
         fetches: FetchApi,
         configs: BrokerConfigs,
+        slices: Slices,
     ) -> list[ApiDeclaration]:
         context, config, metadata = self.context, self.config, self._metadata
         identity, clock, entropy = context.identity, context.clock, context.entropy
-        executor, slices = context.executor, context.slices
+        executor = context.executor
         allocate_producer_id = context.allocate_producer_id
         patterns = PatternResolver(groups, metadata, executor, clock, self._background)
         declarations = [

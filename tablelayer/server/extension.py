@@ -307,7 +307,7 @@ class TableExtension:
                 return
             await self._load_handlers()
         assert self._staged is not None
-        self._staged.resume_in(context.start_task)
+        self._staged.resume_in(context.background.start)
         now = context.clock.monotonic()
         if now >= self._staged_expired_at + _STAGED_CHECK_SECONDS:
             self._staged_expired_at = now

@@ -401,7 +401,7 @@ def test_work_that_is_started_once_and_fails_is_told_and_the_broker_goes_on(tmp_
 
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
-            await asyncio.wait([broker.context.start_task(work(), "a try")])
+            await asyncio.wait([broker.context.background.start(work(), "a try")])
             await broker.create_topic("plain")
             assert (await broker.produce("plain", [b"x"])).error_code == 0
             assert broker.context.background.failures == 1

@@ -170,7 +170,7 @@ class SnapshotScans:
     def _end(self, scan_id: int) -> None:
         scan = self._open.pop(scan_id, None)
         if scan is not None and scan.past_offset is not None:
-            self._services.context.start_task(
+            self._services.context.background.start(
                 self._give_back(scan, scan.past_offset), f"end of scan {scan_id}"
             )
 
