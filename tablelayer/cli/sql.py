@@ -123,7 +123,7 @@ class Session:
         if statement.path is not None:
             given, value = self._connection.admin.describe_table(statement.path).options, "value"
         listed = [
-            (each.name, given.get(each.name, each.default), "yes" if each.alterable else "no", each.doc)
+            (each.name, given.get(each.name, each.default_text), "yes" if each.alterable else "no", each.doc)
             for each in DECLARED.values()
         ]
         others = [(name, text, "yes", "Kafka's topic configuration.") for name, text in given.items()

@@ -57,7 +57,7 @@ from tablelayer.lake.paimon_maintenance import compact, expire
 from tablelayer.lake.paimon_read import read_rows
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import PAIMON_PREFIX, passed_options
+from tablelayer.model.table.lake_options import PAIMON_PREFIX, passed_options
 from tablelayer.model.table.partitions import values_of
 from tablelayer.spark.splits import DELETED_COLUMN
 

@@ -35,8 +35,8 @@ from tablelayer.model.table.definition import (
     check_name,
 )
 from tablelayer.model.table.evolution import Change, changed_table, changes_from_json, evolve
-from tablelayer.model.table.kafka_formats import AVRO_REGISTRY, AVRO_SCHEMA, AvroSchemaPlace, KafkaValueFormat
-from tablelayer.model.table.options import AUTO_PARTITION_PRECREATE, DATALAKE_ENABLED, is_table_option
+from tablelayer.model.table.kafka_formats import AvroSchemaPlace, KafkaValueFormat
+from tablelayer.model.table.options import TableOptions, is_table_option
 from tablelayer.model.table.partitions import check_partitioned, spec_texts, values_of
 from tablelayer.model.table.schema import FIRST_SCHEMA_ID
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
@@ -183,8 +183,9 @@ class Catalog:
         if settings.avro_schema is AvroSchemaPlace.REGISTRY and not self.context.config[REGISTRY_URL]:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"table {definition.path} has Avro values, but no schema registry: give it one ('{AVRO_REGISTRY}'), or "
-                f"the server ('{REGISTRY_URL}'), or say '{AVRO_SCHEMA}' = '{AvroSchemaPlace.RECORD}'",
+                f"table {definition.path} has Avro values, but no schema registry: give it one "
+                f"('{TableOptions.avro_registry.name}'), or the server ('{REGISTRY_URL}'), or say "
+                f"'{TableOptions.avro_schema.name}' = '{AvroSchemaPlace.RECORD}'",
             )
 
     def _validate_partition(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
@@ -220,8 +221,8 @@ class Catalog:
         if count > most:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
-                f"option '{AUTO_PARTITION_PRECREATE}' = '{count}': a table may have {most} partitions "
-                f"({MAX_PARTITIONS_CONFIG} of the broker); give a number up to that",
+                f"option '{TableOptions.auto_partition_precreate.name}' = '{count}': a table may have {most} "
+                f"partitions ({MAX_PARTITIONS_CONFIG} of the broker); give a number up to that",
             )
 
     def _check_room(self, definition: TableDefinition) -> None:
@@ -797,7 +798,7 @@ def _refuse_topic_lake(config: Mapping[str, str]) -> None:
     if given:
         raise TableError(
             TableErrorCode.INVALID_TABLE,
-            f"'{given[0]}' is for plain topics; a table is tiered by '{DATALAKE_ENABLED}' = 'true'",
+            f"'{given[0]}' is for plain topics; a table is tiered by '{TableOptions.datalake_enabled.name}' = 'true'",
         )
 
 

@@ -21,7 +21,8 @@ from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake import topics as topic_lake
 from tablelayer.model.table.definition import DEFINITION_CONFIGS
-from tablelayer.model.table.options import DECLARED, ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
+from tablelayer.model.table.lake_options import ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
+from tablelayer.model.table.options import DECLARED
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
 from tablelayer.server.lake.catalogs import LAKE_CATALOG_CONFIGS

@@ -43,6 +43,7 @@ from tablelayer.model.table import options as table_options
 from tablelayer.model.table.aggregates import is_aggregate_option, parse_option
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TableDefinition, TablePath, check_name
 from tablelayer.model.table.evolution import Change, ModifyColumn, SetTableComment
+from tablelayer.model.table.option_types import parse_name_list
 from tablelayer.model.table.schema import NO_NESTED_KEY, Column, Schema, check_column_name, check_size
 from tablelayer.model.types.column_types import DataType
 from tablelayer.model.types.values import Value, canonical
@@ -344,7 +345,7 @@ class Parser:
                 options = self.options(is_primary_key_table=bool(schema.primary_key))
                 names = options.get(table_options.BUCKET_KEY)
                 if names is not None:
-                    self.refuse_nested(schema.columns, table_options.parse_name_list(names), "bucket key")
+                    self.refuse_nested(schema.columns, parse_name_list(names), "bucket key")
             elif self.stream.accept("PARTITIONED", "BY"):
                 token = self.stream.token
                 self.stream.expect_kind(TokenType.L_PAREN, "'(' and the partition columns")
@@ -515,7 +516,7 @@ class Parser:
             found[name] = value
             if name == table_options.BUCKET_KEY:
                 place = self.stream.tokens[self.stream.position - 1]
-                self.named = dict.fromkeys(table_options.parse_name_list(value), place)
+                self.named = dict.fromkeys(parse_name_list(value), place)
             if not self.stream.accept_kind(TokenType.COMMA):
                 self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
                 return found

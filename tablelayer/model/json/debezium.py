@@ -30,12 +30,8 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json import values as json_values
 from tablelayer.model.json.rows import Field, JsonTexts, find_fields
-from tablelayer.model.table.kafka_formats import (
-    DEBEZIUM_DECIMALS,
-    DEBEZIUM_TIME,
-    DebeziumDecimals,
-    DebeziumTime,
-)
+from tablelayer.model.table.kafka_formats import DebeziumDecimals, DebeziumTime
+from tablelayer.model.table.options import TableOptions
 from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import STRING, TIMESTAMP_KINDS, TypeKind
 
@@ -191,13 +187,13 @@ class DebeziumField(Field):
             try:
                 return super().convert()
             except RowError as error:
-                hint = f"; '{DEBEZIUM_DECIMALS}' = 'precise' reads what a connector writes by default"
+                hint = f"; '{TableOptions.debezium_decimals.name}' = 'precise' reads what a connector writes by default"
                 raise RowError(error.index, error.column, error.reason + hint) from None
         if kind in _TEMPORAL_KINDS:
             try:
                 return super().convert()
             except RowError as error:
-                hint = f" ('{DEBEZIUM_TIME}' is 'isostring')"
+                hint = f" ('{TableOptions.debezium_time.name}' is 'isostring')"
                 raise RowError(error.index, error.column, error.reason + hint) from None
         return super().convert()
 

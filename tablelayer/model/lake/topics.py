@@ -24,7 +24,6 @@ from uuid import UUID
 import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table import options as table_options
 from tablelayer.model.table.definition import (
     DEFAULT_DATABASE,
     PRIMARY_KEY_CONFIG,
@@ -33,7 +32,8 @@ from tablelayer.model.table.definition import (
     TablePath,
 )
 from tablelayer.model.table.evolution import AddColumn, Change, DropColumn, ModifyColumn, evolve, widens
-from tablelayer.model.table.options import UnknownFields, parse_duration_ms, parse_name_list
+from tablelayer.model.table.option_types import parse_duration_ms, parse_name_list
+from tablelayer.model.table.options import TableOptions, UnknownFields
 from tablelayer.model.table.schema import Column
 
 PREFIX = "datalake."
@@ -158,10 +158,10 @@ class TopicLake(msgspec.Struct, frozen=True):
     def options(self) -> dict[str, str]:
         """The options of the lake table's definition."""
         return {
-            table_options.DATALAKE_ENABLED: "true",
-            table_options.DATALAKE_FORMAT: self.format,
-            table_options.DATALAKE_COMPACTION: str(self.compaction).lower(),
-            table_options.DATALAKE_EXPIRY: str(self.expiry).lower(),
+            TableOptions.datalake_enabled.name: "true",
+            TableOptions.datalake_format.name: self.format,
+            TableOptions.datalake_compaction.name: str(self.compaction).lower(),
+            TableOptions.datalake_expiry.name: str(self.expiry).lower(),
         }
 
     def definition(self, schema: str, topic_id: UUID | None, partitions: int) -> TableDefinition:

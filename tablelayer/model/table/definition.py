@@ -23,7 +23,9 @@ from tablelayer.model.rows.versions import SchemaVersions
 from tablelayer.model.strict_json import loads, whole_number
 from tablelayer.model.table import options as table_options
 from tablelayer.model.table.aggregates import Aggregate, check_type, is_aggregate_option, parse_options
-from tablelayer.model.table.kafka_formats import KafkaValueFormat, complaint
+from tablelayer.model.table.kafka_formats import KafkaValueFormat
+from tablelayer.model.table.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
+from tablelayer.model.table.option_types import parse_name_list
 from tablelayer.model.table.options import (
     ChangelogImage,
     DatalakeFormat,
@@ -161,7 +163,7 @@ class TableDefinition:
             bucket_count = table_options.parse_bucket_count(count_text)
         key_text = given.pop(table_options.BUCKET_KEY, None)
         if key_text is not None:
-            bucket_key = table_options.parse_name_list(key_text)
+            bucket_key = parse_name_list(key_text)
         functions = {name: given.pop(name) for name in list(given) if is_aggregate_option(name)}
         schema = with_aggregates(self.schema, parse_options(functions)) if functions else self.schema
         normal = table_options.normalize(given, is_primary_key_table=bool(schema.primary_key))
@@ -174,7 +176,7 @@ class TableDefinition:
             ),
             ("partition_keys", tuple(self.partition_keys)),
             ("options", normal),
-            ("settings", table_options.effective(normal)),
+            ("settings", TableOptions(normal)),
             ("history", tuple(self.history)),
             ("versions", SchemaVersions([*self.history, schema])),
         ):
@@ -317,7 +319,7 @@ class TableDefinition:
             config[PARTITIONED_BY_CONFIG] = ",".join(self.partition_keys)
         if self.comment is not None:
             config[COMMENT_CONFIG] = self.comment
-        if table_options.TTL in self.options:
+        if TableOptions.log_ttl_ms.name in self.options:
             config[RETENTION_CONFIG] = str(self.settings.log_ttl_ms)
         return config
 
@@ -342,12 +344,12 @@ class TableDefinition:
         given = dict(config)
         schema = _parse_schema(given.pop(SCHEMA_CONFIG, None), given.pop(PRIMARY_KEY_CONFIG, None))
         history = _parse_history(given.pop(HISTORY_CONFIG, None))
-        bucket_key = table_options.parse_name_list(given.pop(BUCKET_KEY_CONFIG, ""))
+        bucket_key = parse_name_list(given.pop(BUCKET_KEY_CONFIG, ""))
         comment = given.pop(COMMENT_CONFIG, None)
-        partition_keys = table_options.parse_name_list(given.pop(PARTITIONED_BY_CONFIG, ""))
-        ttl, retention = given.get(table_options.TTL), given.get(RETENTION_CONFIG)
+        partition_keys = parse_name_list(given.pop(PARTITIONED_BY_CONFIG, ""))
+        ttl, retention = given.get(TableOptions.log_ttl_ms.name), given.get(RETENTION_CONFIG)
         if ttl is not None and retention is not None:
-            if retention.strip() != str(table_options.parse(table_options.TTL, ttl)):
+            if retention.strip() != str(table_options.parse(TableOptions.log_ttl_ms.name, ttl)):
                 raise _invalid(
                     f"table.log.ttl = '{ttl}' and retention.ms = '{retention}' contradict: give one of them"
                 )
@@ -413,7 +415,7 @@ def _parse_schema(text: str | None, primary_key: str | None) -> Schema:
         from tablelayer.model.ddl import parse_columns
 
         schema = parse_columns(text)
-    names = () if primary_key is None else table_options.parse_name_list(primary_key)
+    names = () if primary_key is None else parse_name_list(primary_key)
     if not names or names == schema.primary_key:
         return schema
     if schema.primary_key:
@@ -460,12 +462,13 @@ def _validate(definition: TableDefinition) -> None:
             raise _invalid(
                 f"bucket key column '{name}' is not in the primary key ({', '.join(schema.primary_key)})"
             )
-    unused = [name for name in definition.options if name in table_options.PARTITION_OPTIONS]
+    declared = table_options.DECLARED
+    unused = [name for name in definition.options if name in declared and declared[name].partitioned_only]
     if unused and not definition.partition_keys:
         raise _invalid(f"option '{unused[0]}' is for tables with PARTITIONED BY; {definition.path} has none")
     check_partition_keys(str(definition.path), schema, definition.partition_keys, bucket_key)
     check_auto_partition(str(definition.path), schema, definition.partition_keys, definition.settings)
-    wrong = complaint(definition.options)
+    wrong = table_options.complaint(definition.options)
     if wrong is not None:
         raise _invalid(wrong)
     if definition.settings.kafka_value_format is KafkaValueFormat.AVRO:
@@ -479,14 +482,14 @@ def _validate(definition: TableDefinition) -> None:
     if definition.settings.datalake_enabled:
         _check_lake_names(definition)
     for prefix, lake in (
-        (table_options.PAIMON_PREFIX, DatalakeFormat.PAIMON),
-        (table_options.ICEBERG_PREFIX, DatalakeFormat.ICEBERG),
+        (PAIMON_PREFIX, DatalakeFormat.PAIMON),
+        (ICEBERG_PREFIX, DatalakeFormat.ICEBERG),
     ):
         passed = [name for name in definition.options if name.startswith(prefix)]
         if passed and definition.bucket_format is not lake:
             raise _invalid(
                 f"table {definition.path}: option '{passed[0]}' is for tables with"
-                f" '{table_options.DATALAKE_FORMAT}' = '{lake.value}'"
+                f" '{TableOptions.datalake_format.name}' = '{lake.value}'"
             )
     if definition.bucket_format is DatalakeFormat.ICEBERG and definition.bucket_count > 1 and bucket_key:
         if len(bucket_key) != 1:
@@ -528,7 +531,7 @@ def _check_merge_engine(definition: TableDefinition) -> None:
         if engine is not MergeEngine.AGGREGATION:
             raise _invalid(
                 f"column '{column.name}' has the function {column.aggregate.function}, but table {definition.path} "
-                f"does not aggregate: say '{table_options.MERGE_ENGINE}' = '{MergeEngine.AGGREGATION}'"
+                f"does not aggregate: say '{TableOptions.merge_engine.name}' = '{MergeEngine.AGGREGATION}'"
             )
         if column.name in schema.primary_key:
             raise _invalid(f"key column '{column.name}' cannot have a function: {column.aggregate.function}")
@@ -536,7 +539,7 @@ def _check_merge_engine(definition: TableDefinition) -> None:
     if engine is MergeEngine.AGGREGATION and settings.changelog_image is ChangelogImage.WAL:
         raise _invalid(
             f"table {definition.path}: an aggregation needs the full changelog; "
-            f"leave out '{table_options.CHANGELOG_IMAGE}' = 'WAL'"
+            f"leave out '{TableOptions.changelog_image.name}' = 'WAL'"
         )
     if (
         engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED)
@@ -544,19 +547,19 @@ def _check_merge_engine(definition: TableDefinition) -> None:
     ):
         raise _invalid(
             f"table {definition.path}: the merge engine '{engine}' has no deletes; "
-            f"'{table_options.DELETE_BEHAVIOR}' can be 'IGNORE' or 'DISABLE'"
+            f"'{TableOptions.delete_behavior.name}' can be 'IGNORE' or 'DISABLE'"
         )
     name = settings.version_column
     if (name is not None) != (engine is MergeEngine.VERSIONED):
         raise _invalid(
-            f"option '{table_options.VERSION_COLUMN}' "
+            f"option '{TableOptions.version_column.name}' "
             + ("must be given with" if name is None else "is for")
-            + f" '{table_options.MERGE_ENGINE}' = '{MergeEngine.VERSIONED}'"
+            + f" '{TableOptions.merge_engine.name}' = '{MergeEngine.VERSIONED}'"
         )
     if name is not None:
         if name not in schema:
             raise _invalid(
-                f"option '{table_options.VERSION_COLUMN}': there is no column '{name}'; "
+                f"option '{TableOptions.version_column.name}': there is no column '{name}'; "
                 f"columns: {', '.join(schema.names)}"
             )
         if schema.column(name).type.kind not in _VERSION_KINDS:
@@ -571,13 +574,13 @@ def _check_auto_increment(definition: TableDefinition) -> None:
     settings, schema = definition.settings, definition.schema
     name = settings.auto_increment_column
     if name is None:
-        if table_options.AUTO_INCREMENT_CACHE in definition.options:
+        if TableOptions.auto_increment_cache.name in definition.options:
             raise _invalid(
-                f"option '{table_options.AUTO_INCREMENT_CACHE}' needs '{table_options.AUTO_INCREMENT}', "
+                f"option '{TableOptions.auto_increment_cache.name}' needs '{TableOptions.auto_increment_column.name}', "
                 "the column to number"
             )
         return
-    option = f"option '{table_options.AUTO_INCREMENT}' = '{name}'"
+    option = f"option '{TableOptions.auto_increment_column.name}' = '{name}'"
     if name not in schema:
         raise _invalid(f"{option}: there is no such column; columns: {', '.join(schema.names)}")
     column = schema.column(name)
@@ -598,13 +601,13 @@ def _check_statistics(definition: TableDefinition) -> None:
     unknown = [name for name in names if name not in definition.schema and names != ("*",)]
     if unknown:
         raise _invalid(
-            f"option '{table_options.STATISTICS_COLUMNS}': there is no column '{unknown[0]}'; "
+            f"option '{TableOptions.statistics_columns.name}': there is no column '{unknown[0]}'; "
             f"columns: {', '.join(definition.schema.names)}"
         )
     nested = [name for name in names if name != "*" and definition.schema.column(name).type.is_nested]
     if nested:
         raise _invalid(
-            f"option '{table_options.STATISTICS_COLUMNS}': column '{nested[0]}' is nested, and has no statistics"
+            f"option '{TableOptions.statistics_columns.name}': column '{nested[0]}' is nested, and has no statistics"
         )
 
 
@@ -617,11 +620,12 @@ def _check_row_ttl(definition: TableDefinition) -> None:
     name = settings.kv_ttl_time_column
     if settings.kv_ttl_ms is None and name is not None:
         raise _invalid(
-            f"option '{table_options.ROW_TTL_COLUMN}' needs '{table_options.ROW_TTL}', after how long a row ends"
+            f"option '{TableOptions.kv_ttl_time_column.name}' needs '{TableOptions.kv_ttl_ms.name}', "
+            "after how long a row ends"
         )
     if name is None:
         return
-    option = f"option '{table_options.ROW_TTL_COLUMN}' = '{name}'"
+    option = f"option '{TableOptions.kv_ttl_time_column.name}' = '{name}'"
     if name not in schema:
         raise _invalid(f"{option}: there is no such column; columns: {', '.join(schema.names)}")
     column = schema.column(name)

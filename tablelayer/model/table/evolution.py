@@ -35,6 +35,8 @@ from tablelayer.model.table.definition import (
     TableDefinition,
     TablePath,
 )
+from tablelayer.model.table.option_types import parse_name_list
+from tablelayer.model.table.options import TableOptions
 from tablelayer.model.table.schema import MAX_COLUMNS, MAX_SCHEMA_ID, Column, Schema
 from tablelayer.model.types.column_types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind
 from tablelayer.model.types.text import parse_type
@@ -264,9 +266,7 @@ class _Work:
             history = (*history, schema)
             schema = Schema(schema.schema_id + 1, columns, primary_key)
         options = dict(self.options)
-        changed_ttl = options.get(table_options.TTL) != old.options.get(table_options.TTL)
-        if changed_ttl and options.get(RETENTION_CONFIG) == old.options.get(RETENTION_CONFIG):
-            options.pop(RETENTION_CONFIG, None)  # it followed the old table.log.ttl
+        _drop_followed_retention(old.options, options)
         new = replace(
             old,
             schema=schema,
@@ -344,7 +344,7 @@ class _Work:
         if name in self.bucket_key:
             return f"is in the bucket key ({', '.join(self.bucket_key)})"
         for option, value in self.options.items():
-            if table_options.names_columns(option) and name in table_options.parse_name_list(value):
+            if table_options.names_columns(option) and name in parse_name_list(value):
                 return f"is named by option '{option}'"
         return None
 
@@ -360,7 +360,7 @@ class _Work:
         self.partition_keys = [new if name == old else name for name in self.partition_keys]
         for option, value in self.options.items():
             if table_options.names_columns(option):
-                names = table_options.parse_name_list(value)
+                names = parse_name_list(value)
                 self.options[option] = ",".join(new if name == old else name for name in names)
 
     def modify(self, change: ModifyColumn) -> None:
@@ -490,20 +490,27 @@ def _check_option(
     old, new = before.options.get(name), after.options.get(name)
     if not table_options.is_table_option(name) or old == new:
         return
-    if name == table_options.DATALAKE_FORMAT and old is None and before.bucket_count == 1:
+    if name == TableOptions.datalake_format.name and old is None and before.bucket_count == 1:
         return  # with one bucket, every bucket function is the same
     if old is not None and table_options.names_columns(name):
-        renamed = [renames.get(each, each) for each in table_options.parse_name_list(old)]
+        renamed = [renames.get(each, each) for each in parse_name_list(old)]
         if new == ",".join(renamed):
             return
     if not table_options.find(name).alterable:
-        placed = name == table_options.DATALAKE_FORMAT
+        placed = name == TableOptions.datalake_format.name
         why = ": the rows were placed without the lake's bucket function" if placed else ""
         alterable = ", ".join(each.name for each in table_options.DECLARED.values() if each.alterable)
         raise _invalid(
             f"option '{name}' of table {before.path} is fixed at creation{why}; "
             f"those that can be altered are {alterable}"
         )
+
+
+def _drop_followed_retention(old: Mapping[str, str], new: dict[str, str]) -> None:
+    """A retention.ms that followed the old table.log.ttl says nothing beside a new one."""
+    ttl = TableOptions.log_ttl_ms.name
+    if new.get(ttl) != old.get(ttl) and new.get(RETENTION_CONFIG) == old.get(RETENTION_CONFIG):
+        new.pop(RETENTION_CONFIG, None)
 
 
 def changed_table(
@@ -513,10 +520,7 @@ def changed_table(
     `check_successor`.
     """
     wanted = dict(new)
-    if wanted.get(table_options.TTL) != old.get(table_options.TTL) and wanted.get(
-        RETENTION_CONFIG
-    ) == old.get(RETENTION_CONFIG):
-        wanted.pop(RETENTION_CONFIG, None)  # it followed the old table.log.ttl
+    _drop_followed_retention(old, wanted)
     if wanted.get(SCHEMA_CONFIG) == old.get(SCHEMA_CONFIG) and HISTORY_CONFIG in old:
         wanted.setdefault(HISTORY_CONFIG, old[HISTORY_CONFIG])  # who sets everything anew need not repeat it
     before = TableDefinition.from_topic_config(path, None, partitions, old)

@@ -1,22 +1,13 @@
-"""How the rows of a table look in the values of Kafka records: the formats, their parameters, what goes with what.
+"""How the rows of a table look in the values of Kafka records: the formats and their parameters.
 
 Declared as options in `options.py`; what a format does is in `json_rows`, `json_path`, `debezium` and `avro_*`.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Mapping
 from enum import StrEnum
 from urllib.parse import urlsplit
-
-VALUE_FORMAT = "table.kafka.value-format"
-VALUE_PATH = "table.kafka.value-path"
-DEBEZIUM_TIME = "table.kafka.debezium.time-precision-mode"
-DEBEZIUM_DECIMALS = "table.kafka.debezium.decimal-handling-mode"
-AVRO_SCHEMA = "table.kafka.avro.schema"
-AVRO_REGISTRY = "table.kafka.avro.registry-url"
 
 VALUE_PATH_LEVELS_MAX = 32  # far beyond any envelope that is in use; every level is a pass over the batch
 
@@ -50,43 +41,6 @@ class AvroSchemaPlace(StrEnum):
 
     REGISTRY = "registry"
     RECORD = "record"
-
-
-FORMAT_OF_OPTION: Mapping[str, KafkaValueFormat] = {
-    VALUE_PATH: KafkaValueFormat.JSON,
-    DEBEZIUM_TIME: KafkaValueFormat.DEBEZIUM_JSON,
-    DEBEZIUM_DECIMALS: KafkaValueFormat.DEBEZIUM_JSON,
-    AVRO_SCHEMA: KafkaValueFormat.AVRO,
-    AVRO_REGISTRY: KafkaValueFormat.AVRO,
-}
-"""Options that only one format has."""
-
-
-def complaint(options: Mapping[str, str]) -> str | None:
-    """What is wrong with normalised options that are fine one by one; None if nothing is."""
-    chosen = options.get(VALUE_FORMAT, KafkaValueFormat.JSON.value)
-    for name, wanted in FORMAT_OF_OPTION.items():
-        if name in options and chosen != wanted:
-            return f"option '{name}' is for '{VALUE_FORMAT}' = '{wanted}'; this table has '{chosen}'"
-    if AVRO_REGISTRY in options and options.get(AVRO_SCHEMA) == AvroSchemaPlace.RECORD:
-        return f"option '{AVRO_REGISTRY}' is of no use with '{AVRO_SCHEMA}' = '{AvroSchemaPlace.RECORD}': leave one out"
-    return None
-
-
-def one_of(values: type[StrEnum]) -> Callable[[str], StrEnum]:
-    """A parser of one of these words, in any case. It raises ValueError with the words, and the nearest one."""
-    by_word = {value.value.lower(): value for value in values}
-
-    def parse(text: str) -> StrEnum:
-        word = text.strip().lower()
-        value = by_word.get(word)
-        if value is None:
-            near = difflib.get_close_matches(word, by_word, n=1, cutoff=0.5)
-            hint = f"; did you mean '{by_word[near[0]]}'?" if near else ""
-            raise ValueError("the value must be " + " or ".join(f"'{each.value}'" for each in values) + hint)
-        return value
-
-    return parse
 
 
 def parse_value_path(text: str) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
-from tablelayer.model.table import options as table_options
 from tablelayer.model.table.options import TableOptions, TimeUnit
 from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import TypeKind
@@ -248,20 +247,20 @@ def check_auto_partition(
     if not settings.auto_partition:
         return
     if not partition_keys:
-        raise _invalid(f"table {table}: '{table_options.AUTO_PARTITION}' needs PARTITIONED BY")
+        raise _invalid(f"table {table}: '{TableOptions.auto_partition.name}' needs PARTITIONED BY")
     key = settings.auto_partition_key
     if key is None:
         if len(partition_keys) > 1:
             raise _invalid(
-                f"table {table} has several partition columns: say with '{table_options.AUTO_PARTITION_KEY}' which "
+                f"table {table} has several partition columns: say with '{TableOptions.auto_partition_key.name}' which "
                 "holds the time"
             )
         key = partition_keys[0]
     if key not in partition_keys:
-        raise _invalid(f"option '{table_options.AUTO_PARTITION_KEY}' = '{key}' is no partition column")
+        raise _invalid(f"option '{TableOptions.auto_partition_key.name}' = '{key}' is no partition column")
     if len(partition_keys) > 1 and settings.auto_partition_precreate:
         raise _invalid(
-            f"table {table} has several partition columns: '{table_options.AUTO_PARTITION_PRECREATE}' must be '0', "
+            f"table {table} has several partition columns: '{TableOptions.auto_partition_precreate.name}' must be '0', "
             "since the other columns' values are not known ahead"
         )
     column = schema.column(key)
@@ -271,7 +270,7 @@ def check_auto_partition(
         )
     if column.type.kind is TypeKind.DATE and settings.auto_partition_unit is not TimeUnit.DAY:
         raise _invalid(
-            f"partition column '{key}' is a DATE: '{table_options.AUTO_PARTITION_UNIT}' must be 'DAY', not "
+            f"partition column '{key}' is a DATE: '{TableOptions.auto_partition_unit.name}' must be 'DAY', not "
             f"'{settings.auto_partition_unit}'"
         )
 

@@ -17,7 +17,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import PartitionBucket, Place
 from tablelayer.model.lake.topics import ENABLED, TopicLake, is_tiered_topic
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.options import DATALAKE_ENABLED
+from tablelayer.model.table.options import TableOptions
 from tablelayer.server.catalog import Catalog, is_partition, is_table
 
 if TYPE_CHECKING:
@@ -205,7 +205,9 @@ def _enabled(subject: Subject) -> Subject:
             f"{subject.name} is a partition: it is tiered together with its table {definition.path.whole}",
         )
     if not subject.enabled:
-        what, option = ("topic", ENABLED) if definition is None else ("table", DATALAKE_ENABLED)
+        what, option = (
+            ("topic", ENABLED) if definition is None else ("table", TableOptions.datalake_enabled.name)
+        )
         raise TableError(
             TableErrorCode.LAKE_NOT_ENABLED,
             f"{what} {subject.name} is not tiered: its option '{option}' is not 'true'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from uuid import UUID
 
 import pyarrow as pa
@@ -12,11 +13,18 @@ from hypothesis import strategies as st
 
 from tablelayer.model.ddl import CreateTable, create_table_sql, parse
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
-from tablelayer.model.table import options as table_options
 from tablelayer.model.table.aggregates import Aggregate, AggregateFunction
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import changed_table
-from tablelayer.model.table.options import DECLARED, ChangelogImage, DatalakeFormat, DeleteBehavior
+from tablelayer.model.table.option import markdown_rows
+from tablelayer.model.table.option_types import format_duration, parse_duration_ms
+from tablelayer.model.table.options import (
+    DECLARED,
+    ChangelogImage,
+    DatalakeFormat,
+    DeleteBehavior,
+    TableOptions,
+)
 from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types import column_types as t
 from tablelayer.model.types.text import parse_type
@@ -190,7 +198,7 @@ def test_defaults_are_those_of_the_documentation():
     definition = orders()
     assert definition.bucket_key == ("id",)
     assert definition.schema.column("id").nullable is False
-    assert definition.settings == table_options.effective({})
+    assert definition.settings == TableOptions({})
     assert definition.settings.log_ttl_ms == 7 * 86_400_000
     assert definition.settings.delete_behavior is DeleteBehavior.ALLOW
     assert definition.settings.changelog_image is ChangelogImage.FULL
@@ -396,13 +404,40 @@ def test_every_option_has_a_sound_default_and_documentation():
     for name, option in DECLARED.items():
         assert option.name == name
         assert option.doc.endswith(".")
+        if option.default_text is not None:
+            assert (
+                option.value_type.render(option.value_type.parse(option.default_text)) == option.default_text
+            )
         if option.default is not None:
-            assert option.render(option.parse(option.default)) == option.default
+            assert option.value_type.parse(option.default_text) == option.default
+
+
+def test_the_page_lists_every_option_with_its_words():
+    expected = markdown_rows(DECLARED[name] for name in sorted(DECLARED))
+    lines = (Path(__file__).parents[2] / "OPTIONS.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith("| `")] == expected, "\n".join(expected)
+
+
+PARTITIONED_ONLY = sorted(name for name, option in DECLARED.items() if option.partitioned_only)
+
+
+@pytest.mark.parametrize("name", PARTITIONED_ONLY)
+def test_options_of_partitioned_tables_are_refused_for_others(name):
+    with pytest.raises(TableError, match="is for tables with PARTITIONED BY"):
+        orders(**{name: DECLARED[name].default_text or "UTC"})
+
+
+def test_a_declaration_is_read_from_the_class_and_its_value_from_a_table():
+    assert TableOptions.kv_ttl_ms is DECLARED["table.kv.ttl"]
+    assert defined(table__kv__ttl="2 h").settings.kv_ttl_ms == 7_200_000
+    assert defined().settings.kv_ttl_ms is None
+    with pytest.raises(AttributeError, match="not set"):
+        defined().settings.kv_ttl_ms = 1
 
 
 @given(st.integers(1, 10**12))
 def test_duration_is_parsed_back(milliseconds):
-    assert table_options.parse_duration_ms(table_options.format_duration(milliseconds)) == milliseconds
+    assert parse_duration_ms(format_duration(milliseconds)) == milliseconds
 
 
 def test_errors_survive_pickling_and_know_whether_to_retry():
