@@ -9,6 +9,8 @@
         max_wait_ms: int = int32()
         topics: list[FetchTopic] = array(FetchTopic)
 
+A class that others are made from gives them its fields, which come first.
+
 Declaring gives a class with slots, a keyword-only constructor in which every field has a default, equality
 and a repr. Encoders and decoders are compiled on first use, one flat function per message and version
 (`protocol.compile`), so that importing a message costs nothing but its class. Objects are plain mutable
@@ -81,7 +83,9 @@ __all__ = [
 
 @dataclass_transform(kw_only_default=True)
 class StructMeta(type):
-    """Turns the fields of a class body into slots and keeps them in `FIELDS`, in the order of the wire."""
+    """Turns the fields of a class body into slots and keeps them in `FIELDS`, in the order of the wire: inherited
+    ones first.
+    """
 
     def __new__(
         metaclass, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **keywords: Any
@@ -90,7 +94,8 @@ class StructMeta(type):
         for key in fields:
             del namespace[key]
         namespace["__slots__"] = tuple(fields)
-        namespace["FIELDS"] = fields
+        inherited = {key: field for base in bases for key, field in getattr(base, "FIELDS", {}).items()}
+        namespace["FIELDS"] = inherited | fields
         return super().__new__(metaclass, name, bases, namespace, **keywords)
 
 
@@ -105,6 +110,12 @@ class Struct(metaclass=StructMeta):
         constructor = compile_constructor(cls)
         cls.__init__ = constructor  # type: ignore[method-assign]
         constructor(self, **values)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__init__" not in cls.__dict__:
+            # Not the one that was compiled for a base, which has fewer fields.
+            cls.__init__ = Struct.__init__  # type: ignore[method-assign]
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

@@ -13,7 +13,7 @@ from tablelayer.cli.output import write_rows
 from tablelayer.client import Connection
 from tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, list_lake
 from tablelayer.model.lake.offsets import in_order
-from tablelayer.model.messages import ListedLake
+from tablelayer.model.messages.lake import ListedLake
 from tablelayer.model.table.definition import DEFAULT_DATABASE
 
 _COLUMNS = ("table", "format", "snapshot", "behind", "lag", "age", "freshness", "state")

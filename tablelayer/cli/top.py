@@ -11,7 +11,7 @@ from tablelayer.cli.lake import span_text, state_text
 from tablelayer.cli.output import console
 from tablelayer.client import Connection, KafkaError
 from tablelayer.lake.coordinator import list_lake
-from tablelayer.model.messages import ListedLake
+from tablelayer.model.messages.lake import ListedLake
 
 
 @dataclass(frozen=True, slots=True)

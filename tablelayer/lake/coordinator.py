@@ -17,7 +17,7 @@ from uuid import UUID
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import Offsets, in_order
-from tablelayer.model.messages import (
+from tablelayer.model.messages.lake import (
     DescribeLakeRequest,
     DescribeLakeResponse,
     LakeBeginRequest,

@@ -12,17 +12,18 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from broker.api.declaration import ApiDeclaration
 from broker.config_key import ConfigKey, ConfigType, at_least
-from protocol.errors import ErrorCode, KafkaError
-from tablelayer.model import messages as m
+from protocol.errors import KafkaError
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake import topics as topic_lake
 from tablelayer.model.table.definition import DEFINITION_CONFIGS
 from tablelayer.model.table.lake_options import ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
 from tablelayer.model.table.options import DECLARED
+from tablelayer.server.api.declarations import TableApis
+from tablelayer.server.api.targets import Targets
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
 from tablelayer.server.lake.catalogs import LAKE_CATALOG_CONFIGS
@@ -36,15 +37,11 @@ from tablelayer.server.partitions.automatic import Calendar
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
-    from broker.api.declaration import RequestContext
     from broker.cluster.hooks import PartitionHooks
     from broker.cluster.partition import Partition
     from broker.cluster.topic import TopicImage
     from broker.context import BrokerContext
-    from protocol.schema import ApiMessage
-    from tablelayer.model.table.definition import TableDefinition
-    from tablelayer.server.api.handlers import Handler
-    from tablelayer.server.bucket.bucket import TableBucket
+    from tablelayer.server.api.handlers import Handlers
     from tablelayer.server.read.snapshot_scans import SnapshotScans
     from tablelayer.server.staged.commits import StagedCommits
 
@@ -111,7 +108,7 @@ class TableExtension:
         self._staged: StagedCommits | None = None
         self._staged_expired_at = 0.0
         self._loading = asyncio.Lock()
-        self._handlers: list[Handler] | None = None
+        self._handlers: Handlers | None = None
 
     # -- declarations --------------------------------------------------------------------------------------
 
@@ -133,62 +130,32 @@ class TableExtension:
         return [*definitions, *options, *passed, *topics]
 
     def apis(self) -> Sequence[ApiDeclaration]:
-        return [
-            ApiDeclaration(
-                request,
-                response,
-                self._deferred(index),
-                # A scan at the log's end only waits; nobody needs its answer once the client is gone.
-                cancel_on_disconnect=request is m.ScanLogRequest,
-            )
-            for index, (request, response) in enumerate(zip(m.REQUESTS, m.RESPONSES, strict=True))
-        ]
+        return TableApis(self._load_handlers).declarations()
 
-    def _deferred(self, index: int) -> Handler:
-        """The handler of that request. The first one that is called loads them all, in a thread: they need
-        numba and RocksDB, half of the memory that a broker without tables would have.
-        """
-
-        async def answer(context: RequestContext, request: Any) -> ApiMessage | None:
-            handlers = self._handlers
-            if handlers is None:
-                handlers = await self._load_handlers()
-            return await handlers[index](context, request)
-
-        return answer
-
-    async def _load_handlers(self) -> list[Handler]:
+    async def _load_handlers(self) -> Handlers:
+        """In a thread: they need much that a broker without tables goes without."""
         assert self._services is not None
         assert self._lake is not None
         await self._services.run(importlib.import_module, "tablelayer.server.api.handlers")
         async with self._loading:
             if self._handlers is None:
                 from tablelayer.server.api.handlers import Handlers
+                from tablelayer.server.bucket.bucket import TableBucket
                 from tablelayer.server.read.snapshot_scans import SnapshotScans
                 from tablelayer.server.staged.commits import StagedCommits
                 from tablelayer.server.staged.staging import StagingArea
 
                 self._scans = SnapshotScans(self._services)
                 self._services.release_scans = self._scans.release
+                bucket = partial(Targets(self.catalog).bucket, kind=TableBucket)
                 area = StagingArea(self._services.directory / "staged", self._services.context.data_dir)
-                staged = StagedCommits(self._services, area, self.catalog.by_id, self._bucket)
+                staged = StagedCommits(self._services, area, self.catalog.by_id, bucket)
                 await staged.load()
                 self._staged = staged
                 self._handlers = Handlers(
                     self._services, self.catalog, self._lake, self.lake_subjects, self._scans, staged
-                ).all()
+                )
         return self._handlers
-
-    def _bucket(self, definition: TableDefinition, index: int) -> TableBucket:
-        from tablelayer.server.bucket.bucket import TableBucket
-
-        hooks: object = self.catalog.context.partition(definition.path.topic, index).hooks
-        if not isinstance(hooks, TableBucket):
-            raise KafkaError(
-                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {index} of {definition.path} is not served"
-            )
-        hooks.check_open()
-        return hooks
 
     async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         return await self.catalog.validate_topic(topic, partitions, config)

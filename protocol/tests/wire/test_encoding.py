@@ -18,7 +18,7 @@ from protocol.messages.fetch import (
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from protocol.schema import ApiMessage, Struct, boolean, int32, int64, records, string, struct
+from protocol.schema import ApiMessage, Struct, boolean, int16, int32, int64, records, string, struct
 from protocol.schema import array as array_of
 
 
@@ -205,3 +205,32 @@ def test_messages_can_be_declared_anywhere():
     empty = AppendRequest(buckets=[Bucket(batch=None)])
     with pytest.raises(EncodeError, match="batch is None"):
         empty.encode(0)
+
+
+class Answer(ApiMessage):
+    error_code: int = int16()
+    note: str | None = string(nullable="0+", default=None)
+
+
+class CountResponse(Answer, key=10_016, kind="response", versions="0", flexible="0+"):
+    count: int = int64()
+
+
+def test_a_message_begins_with_the_fields_that_it_inherits():
+    assert Answer(error_code=1) != Answer()
+    assert list(CountResponse.FIELDS) == ["error_code", "note", "count"]
+    message = CountResponse(error_code=3, count=5)
+    assert message.encode(0) == b"\x00\x03" + b"\x00" + b"\x00" * 7 + b"\x05" + b"\x00"
+    assert CountResponse.decode(message.encode(0), 0) == message
+    assert message != CountResponse(error_code=4, count=5)
+    assert repr(message) == "CountResponse(error_code=3, count=5)"
+
+
+def test_fields_are_inherited_from_a_structure_that_has_been_used():
+    assert Bucket(bucket=4).bucket == 4
+
+    class Counted(Bucket):
+        count: int = int64(default=-1)
+
+    assert Counted(bucket=4, batch=b"").count == -1
+    assert [Counted.FIELDS["bucket"], Bucket(bucket=1).bucket] == [Bucket.FIELDS["bucket"], 1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tablelayer.client.admin.partitions import create_partition, drop_partition, list_partitions
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.messages import (
+from tablelayer.model.messages.catalog import (
     AlterDatabaseRequest,
     AlterDatabaseResponse,
     AlterTableRequest,

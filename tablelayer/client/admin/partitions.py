@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tablelayer.client.wire.cluster import Cluster
-from tablelayer.model.messages import (
+from tablelayer.model.messages.partitions import (
     CreatePartitionRequest,
     CreatePartitionResponse,
     DropPartitionRequest,

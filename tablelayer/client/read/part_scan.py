@@ -34,11 +34,7 @@ from tablelayer.client.wire.retry import (
 from tablelayer.client.wire.routes import TableRoutes
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType, schema_id_of
 from tablelayer.model.batches.ipc import answer_bytes_max
-from tablelayer.model.messages import (
-    ScanLogBucket,
-    ScanLogRequest,
-    ScanLogResponse,
-)
+from tablelayer.model.messages.read import ScanLogBucket, ScanLogRequest, ScanLogResponse
 from tablelayer.model.table.definition import TableDefinition
 
 logger = logging.getLogger("headrace.client")

@@ -44,7 +44,7 @@ from tablelayer.client.write.split import buckets_of, split_by_bucket
 from tablelayer.model.batches.extremes import check_ordered, extremes
 from tablelayer.model.batches.ipc import decode_answer, encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.messages import (
+from tablelayer.model.messages.read import (
     CountRowsRequest,
     CountRowsResponse,
     LimitScanRequest,

@@ -22,7 +22,7 @@ from tablelayer.client.wire.retry import Deadline, raise_for, retrying
 from tablelayer.client.wire.routes import TableRoutes
 from tablelayer.model.batches.ipc import decode_answer
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.messages import OPEN_SCAN, ScanSnapshotRequest, ScanSnapshotResponse
+from tablelayer.model.messages.read import OPEN_SCAN, ScanSnapshotRequest, ScanSnapshotResponse
 from tablelayer.model.table.definition import TableDefinition
 
 _PIECE_BYTES = 4 << 20

@@ -23,7 +23,7 @@ from tablelayer.client.wire.routes import TableRoutes
 from tablelayer.client.write.split import Spread, buckets_of, split_by_bucket
 from tablelayer.client.write.writer import encode_write
 from tablelayer.model.batches.ipc import ROWS_PER_MESSAGE_MAX
-from tablelayer.model.messages import (
+from tablelayer.model.messages.staged import (
     AbortStagedRequest,
     AbortStagedResponse,
     CommitStagedRequest,

@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, raise_for
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.messages import DescribeTableRequest, DescribeTableResponse
+from tablelayer.model.messages.catalog import DescribeTableRequest, DescribeTableResponse
 from tablelayer.model.table.definition import TableDefinition
 
 

@@ -36,7 +36,7 @@ from tablelayer.client.write.split import Spread, buckets_of, split_by_bucket
 from tablelayer.model.batches.batch import encode_arrow_batch
 from tablelayer.model.batches.ipc import ROWS_PER_MESSAGE_MAX
 from tablelayer.model.errors import TableError
-from tablelayer.model.messages import (
+from tablelayer.model.messages.write import (
     WRITE_MODE_MERGE,
     WRITE_MODE_OVERWRITE,
     AppendRowsRequest,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from broker.config import BrokerConfig
 from broker.config_key import ConfigKey, ConfigType
-from tablelayer.model import messages as m
+from tablelayer.model.messages.lake import LakeProperty
 
 TIERING_TOKEN = "datalake.tiering.token"
 _TOKEN_LENGTH_MIN = 16
@@ -91,14 +91,14 @@ LAKE_CATALOG_CONFIGS = (
 )
 
 
-def properties_for(config: BrokerConfig, token: str | None) -> list[m.LakeProperty]:
+def properties_for(config: BrokerConfig, token: str | None) -> list[LakeProperty]:
     """The properties of lake catalogs that are set; null for what only who has the token may know."""
     expected = config[TIERING_TOKEN]
     trusted = bool(expected and token) and hmac.compare_digest(
         str(expected).encode(), str(token).encode(errors="replace")
     )
     return [
-        m.LakeProperty(
+        LakeProperty(
             key=name,
             value=text if trusted or config.keys[name].type is not ConfigType.PASSWORD else None,
         )

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from protocol.errors import DecodeError
 from protocol.records.header import BatchHeader
-from tablelayer.model import messages as m
 from tablelayer.model.arrays.arrays import validity
 from tablelayer.model.batches.batch import ArrowBatch
 from tablelayer.model.batches.ipc import STORED_BYTES_MAX, decode_ipc, encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.filters import Filter, Verdict
+from tablelayer.model.messages.read import ScanSnapshotRequest
 from tablelayer.model.rows.stored import decode_few_rows
 from tablelayer.model.rows.versions import SchemaVersions, decode_stored
 from tablelayer.model.table.definition import TableDefinition
@@ -560,7 +560,7 @@ class SnapshotScan:
         self._snapshot.end()
 
 
-def key_range(schema: Schema, request: m.ScanSnapshotRequest) -> KeyRange:
+def key_range(schema: Schema, request: ScanSnapshotRequest) -> KeyRange:
     """The keys that a scan asks for. Raises TableError(INVALID_KEY)."""
     lower, upper = ROW_PREFIX, None
     if request.lower is not None:

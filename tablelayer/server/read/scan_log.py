@@ -28,7 +28,7 @@ from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.model.batches.ipc import STORED_BYTES_MAX
 from tablelayer.model.errors import TableError
 from tablelayer.model.filters.filters import Filter, Verdict
-from tablelayer.model.messages import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
+from tablelayer.model.messages.read import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
 from tablelayer.model.rows.versions import SchemaVersions
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.bucket import TableBucket, headers_of

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.messages.read import ScanSnapshotRequest
 from tablelayer.server.read.bucket_state import Rows, SnapshotScan, Wanted, key_range
 from tablelayer.server.read.fairness import has_to_go
 from tablelayer.server.read.time_travel import PastStates
@@ -34,9 +34,7 @@ class SnapshotScans:
         self._opening: list[str] = []
         self._opening_past: list[str] = []
 
-    async def open(
-        self, bucket: KeyBucket, wanted: Wanted, request: m.ScanSnapshotRequest, client: str
-    ) -> int:
+    async def open(self, bucket: KeyBucket, wanted: Wanted, request: ScanSnapshotRequest, client: str) -> int:
         """Pin the bucket's state as the request wants it, for the host `client`.
 
         Raises TableError: BUFFER_EXHAUSTED when too many are open, INVALID_KEY, OUTSIDE_RETENTION.

@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.table.evolution import changes_from_json
-from tablelayer.server.api.handlers import _each
+from tablelayer.server.api.parts import each_part
 from tablelayer.tests.server.tables import run, tables
 from tablelayer.tests.server.test_hostile_batches import send
 from tablelayer.tests.server.test_staged_writes import chunk_of, commit, logged, stage
@@ -64,7 +64,7 @@ def test_parts_of_a_request_are_begun_a_few_in_each_turn_of_the_loop() -> None:
                 most, turns = max(most, begun - before), turns + 1
 
         other = asyncio.ensure_future(innocent())
-        assert await _each(part, range(2000)) == list(range(2000))
+        assert await each_part(part, range(2000)) == list(range(2000))
         other.cancel()
         assert turns > 100
         assert most <= 32

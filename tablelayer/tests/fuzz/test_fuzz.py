@@ -1,6 +1,6 @@
 """The table APIs under mutated requests, watched by `server.py` and `oracle.py`.
 
-What is sent: every request of `messages.py` in every version, and Kafka's Produce, Fetch, CreateTopics,
+What is sent: every request of `messages` in every version, and Kafka's Produce, Fetch, CreateTopics,
 IncrementalAlterConfigs, DescribeConfigs, CreatePartitions, ListOffsets and Metadata about tables. What is changed:
 numbers (borders, neighbours), texts (empty, long, control characters, other tables' names), ids (of other tables,
 partitions and topics), arrays (emptied, doubled up to 2,000 times, reversed, cut), definitions and changes in JSON,
@@ -27,6 +27,7 @@ from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.server.bucket import log_bucket
 from tablelayer.server.catalog import Catalog
+from tablelayer.server.extension import TableExtension
 from tablelayer.tests.fuzz import run as fuzzing
 from tablelayer.tests.fuzz import server
 from tablelayer.tests.fuzz.run import Run, fuzz, journal, replay, seed_and_seconds, smallest
@@ -44,7 +45,7 @@ def _warm() -> Iterator[None]:
 
 
 def test_every_request_of_the_table_layer_is_fuzzed() -> None:
-    assert set(TABLE_REQUESTS) == set(m.REQUESTS)
+    assert set(TABLE_REQUESTS) == {each.request for each in TableExtension().apis()}
 
 
 @pytest.mark.slow

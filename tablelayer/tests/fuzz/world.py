@@ -470,7 +470,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
         table_id=world.tables[PARTITIONED].table_id
     ),
 }  # fmt: skip
-"""An honest request for each of `messages.REQUESTS`."""
+"""An honest request for each API of the table layer."""
 
 
 # -- the Kafka face -------------------------------------------------------------------------------------------

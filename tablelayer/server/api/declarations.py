@@ -1,0 +1,95 @@
+"""The table extension's APIs, each declared once: its messages, and which handler answers them.
+
+Handlers take the request's context and the request. Errors of a whole request are in the response's own fields, errors
+of a bucket in that bucket's part; the others of the request are served all the same. With acks=0 there is no answer,
+and an error closes the connection, as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.net.reply import CloseConnection
+from protocol.errors import KafkaError
+from protocol.schema import ApiMessage
+from tablelayer.model import messages as m
+from tablelayer.model.errors import TableError
+
+if TYPE_CHECKING:
+    from tablelayer.server.api.handlers import Handlers
+
+Request = TypeVar("Request", bound=ApiMessage)
+Response = TypeVar("Response", bound=m.TableResponse)
+
+
+class TableApis:
+    def __init__(self, load: Callable[[], Awaitable[Handlers]]) -> None:
+        """`load` is waited for when the first request comes."""
+        self._load = load
+        self._handlers: Handlers | None = None
+
+    def declarations(self) -> list[ApiDeclaration]:
+        declare = self._declare
+        return [
+            declare(m.CreateDatabaseRequest, m.CreateDatabaseResponse, lambda by: by.catalog.create_database),
+            declare(m.DropDatabaseRequest, m.DropDatabaseResponse, lambda by: by.catalog.drop_database),
+            declare(m.ListDatabasesRequest, m.ListDatabasesResponse, lambda by: by.catalog.list_databases),
+            declare(m.CreateTableRequest, m.CreateTableResponse, lambda by: by.catalog.create_table),
+            declare(m.DropTableRequest, m.DropTableResponse, lambda by: by.catalog.drop_table),
+            declare(m.ListTablesRequest, m.ListTablesResponse, lambda by: by.catalog.list_tables),
+            declare(m.DescribeTableRequest, m.DescribeTableResponse, lambda by: by.catalog.describe_table),
+            declare(m.AlterTableRequest, m.AlterTableResponse, lambda by: by.catalog.alter_table),
+            declare(
+                m.DescribeDatabaseRequest, m.DescribeDatabaseResponse, lambda by: by.catalog.describe_database
+            ),
+            declare(m.AlterDatabaseRequest, m.AlterDatabaseResponse, lambda by: by.catalog.alter_database),
+            declare(m.AppendRowsRequest, m.AppendRowsResponse, lambda by: by.write.append),
+            declare(m.PutRowsRequest, m.PutRowsResponse, lambda by: by.write.put),
+            declare(m.LookupRequest, m.LookupResponse, lambda by: by.read.lookup),
+            declare(m.PrefixLookupRequest, m.PrefixLookupResponse, lambda by: by.read.prefix_lookup),
+            # A scan at the log's end only waits; nobody needs its answer once the client is gone.
+            declare(
+                m.ScanLogRequest, m.ScanLogResponse, lambda by: by.read.scan_log, cancel_on_disconnect=True
+            ),
+            declare(m.LimitScanRequest, m.LimitScanResponse, lambda by: by.read.limit_scan),
+            declare(m.CountRowsRequest, m.CountRowsResponse, lambda by: by.read.count_rows),
+            declare(m.ScanSnapshotRequest, m.ScanSnapshotResponse, lambda by: by.read.scan_snapshot),
+            declare(m.LakeBeginRequest, m.LakeBeginResponse, lambda by: by.lake.begin),
+            declare(m.LakeHeartbeatRequest, m.LakeHeartbeatResponse, lambda by: by.lake.heartbeat),
+            declare(m.LakeCommitRequest, m.LakeCommitResponse, lambda by: by.lake.commit),
+            declare(m.DescribeLakeRequest, m.DescribeLakeResponse, lambda by: by.lake.describe),
+            declare(m.StageRowsRequest, m.StageRowsResponse, lambda by: by.staged.stage),
+            declare(m.CommitStagedRequest, m.CommitStagedResponse, lambda by: by.staged.commit),
+            declare(m.AbortStagedRequest, m.AbortStagedResponse, lambda by: by.staged.abort),
+            declare(m.CreatePartitionRequest, m.CreatePartitionResponse, lambda by: by.partitions.create),
+            declare(m.DropPartitionRequest, m.DropPartitionResponse, lambda by: by.partitions.drop),
+            declare(m.ListPartitionsRequest, m.ListPartitionsResponse, lambda by: by.partitions.list),
+            declare(m.LakeEndRequest, m.LakeEndResponse, lambda by: by.lake.end),
+            declare(m.LakeFinishRequest, m.LakeFinishResponse, lambda by: by.lake.finish),
+            declare(m.ListLakeRequest, m.ListLakeResponse, lambda by: by.lake.list),
+        ]
+
+    def _declare(
+        self,
+        request: type[Request],
+        response: type[Response],
+        handler: Callable[[Handlers], Callable[[RequestContext, Request], Awaitable[Response | None]]],
+        *,
+        cancel_on_disconnect: bool = False,
+    ) -> ApiDeclaration:
+        async def answer(context: RequestContext, asked: Request) -> Response | None:
+            handlers = self._handlers
+            if handlers is None:
+                handlers = self._handlers = await self._load()
+            try:
+                return await handler(handlers)(context, asked)
+            except (TableError, KafkaError) as error:
+                if getattr(asked, "acks", -1) == 0:
+                    raise CloseConnection(f"a write with acks=0 failed: {error.message}") from None
+                if isinstance(error, KafkaError):
+                    raise
+                return response(error_code=int(error.code), error_message=error.message)
+
+        return ApiDeclaration(request, response, answer, cancel_on_disconnect=cancel_on_disconnect)

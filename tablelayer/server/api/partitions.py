@@ -1,0 +1,43 @@
+"""Partitions of a partitioned table, from a message to the catalog and back."""
+
+from __future__ import annotations
+
+from broker.api.declaration import RequestContext
+from tablelayer.model.messages import partitions as m
+from tablelayer.server.catalog import Catalog
+
+
+class PartitionHandlers:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    async def create(
+        self, context: RequestContext, request: m.CreatePartitionRequest
+    ) -> m.CreatePartitionResponse:
+        definition = self._catalog.by_id(request.table_id)
+        partition = await self._catalog.create_partition(
+            definition, request.name, ignore_if_exists=request.ignore_if_exists
+        )
+        assert partition.table_id is not None
+        return m.CreatePartitionResponse(partition_id=partition.table_id, bucket_count=partition.bucket_count)
+
+    async def drop(self, context: RequestContext, request: m.DropPartitionRequest) -> m.DropPartitionResponse:
+        definition = self._catalog.by_id(request.table_id)
+        await self._catalog.drop_partition(
+            definition, request.name, ignore_if_not_exists=request.ignore_if_not_exists
+        )
+        return m.DropPartitionResponse()
+
+    async def list(
+        self, context: RequestContext, request: m.ListPartitionsRequest
+    ) -> m.ListPartitionsResponse:
+        found = []
+        for each in self._catalog.partitions(self._catalog.by_id(request.table_id)):
+            assert each.table_id is not None
+            assert each.path.partition is not None
+            found.append(
+                m.ListedPartition(
+                    name=each.path.partition, partition_id=each.table_id, bucket_count=each.bucket_count
+                )
+            )
+        return m.ListPartitionsResponse(partitions=found)

@@ -1,0 +1,242 @@
+"""Reading rows, from a message to the buckets and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from broker.api.declaration import RequestContext
+from tablelayer.model.batches.extremes import check_ordered
+from tablelayer.model.batches.ipc import encode_ipc
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.messages import read as m
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.server.api.parts import Answer, Part, check_each_once, each_part, refuse
+from tablelayer.server.api.targets import Targets
+from tablelayer.server.bucket.extremes import log_extremes, state_extremes
+from tablelayer.server.bucket.key_bucket import KeyBucket
+from tablelayer.server.bucket.log_bucket import LogBucket
+from tablelayer.server.merge.writes import check_insertable
+from tablelayer.server.read import bucket_state as reads
+from tablelayer.server.read.scan_log import scan_log
+from tablelayer.server.read.snapshot_scans import SnapshotScans
+from tablelayer.server.room import Room
+from tablelayer.server.services import Services
+
+_FIRST_LOOKUP_IN_PARTS = 2
+_FIRST_PREFIX_LOOKUP_IN_PARTS = 1
+_FIRST_LIMIT_SCAN_IN_PARTS = 2
+_QUICK_BUCKETS_MAX = 8  # each takes the event loop for some microseconds
+_PARTS_TOGETHER = 4  # as many as there are threads
+
+
+class ReadHandlers:
+    def __init__(self, services: Services, targets: Targets, scans: SnapshotScans) -> None:
+        self._services = services
+        self._targets = targets
+        self._scans = scans
+
+    async def lookup(self, context: RequestContext, request: m.LookupRequest) -> m.LookupResponse:
+        definition = self._targets.key_table(request.table_id)
+        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        limit = self._services.limits.keys_per_lookup_max
+        if request.insert_if_absent:
+            check_insertable(definition)
+        check_each_once(definition, [part.bucket for part in request.buckets])
+        quick = reads.lookup_in_memory if len(request.buckets) <= _QUICK_BUCKETS_MAX else None
+        whole = context.api_version < _FIRST_LOOKUP_IN_PARTS
+
+        async def one(part: m.LookupBucket, room: Room) -> m.LookupResult:
+            answer = m.LookupResult(bucket=part.bucket)
+            try:
+                bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
+                if request.insert_if_absent:
+                    self._targets.check_replicas(definition, part.bucket)
+                    await bucket.insert_absent(part.keys, wanted.schema, limit, request.timeout_ms)
+                found = await bucket.read(
+                    reads.lookup, bucket.versions, part.keys, wanted, limit, room, quick=quick
+                )
+                _check_whole(whole, room)
+                answer.found, answer.rows = found
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                refuse(answer, error, definition, part.bucket)
+            return answer
+
+        answers = await self._each_with_room(one, request.buckets, wanted)
+        return m.LookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
+
+    async def prefix_lookup(
+        self, context: RequestContext, request: m.PrefixLookupRequest
+    ) -> m.PrefixLookupResponse:
+        definition = self._targets.key_table(request.table_id)
+        wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        limit = self._services.limits.keys_per_lookup_max
+        if not definition.allows_prefix_lookup:
+            raise TableError(
+                TableErrorCode.INVALID_KEY,
+                f"table {definition.path} has no prefix lookup: its bucket key ({', '.join(definition.bucket_key)}) "
+                f"is not a proper prefix of its primary key ({', '.join(definition.schema.primary_key)})",
+            )
+        check_each_once(definition, [part.bucket for part in request.buckets])
+        whole = context.api_version < _FIRST_PREFIX_LOOKUP_IN_PARTS
+        prefix_length = len(definition.key_prefix)
+
+        async def one(part: m.PrefixLookupBucket, room: Room) -> m.PrefixLookupResult:
+            answer = m.PrefixLookupResult(bucket=part.bucket)
+            try:
+                bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
+                found = await bucket.read(
+                    reads.prefix_lookup, bucket.versions, prefix_length, part.prefixes, wanted, limit, room,
+                    part.after,
+                )  # fmt: skip
+                _check_whole(whole, room)
+                answer.counts, answer.rows, answer.cursor = found
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                refuse(answer, error, definition, part.bucket)
+            return answer
+
+        answers = await self._each_with_room(one, request.buckets, wanted)
+        return m.PrefixLookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
+
+    async def scan_log(self, context: RequestContext, request: m.ScanLogRequest) -> m.ScanLogResponse:
+        definition = self._targets.with_rows(request.table_id)
+        check_each_once(definition, [part.bucket for part in request.buckets])
+        return await scan_log(self._services, definition, request)
+
+    async def limit_scan(self, context: RequestContext, request: m.LimitScanRequest) -> m.LimitScanResponse:
+        definition = self._targets.with_rows(request.table_id)
+        wanted = await self._wanted(definition, request, request.columns)
+        limit = request.limit
+        if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
+            raise TableError(
+                TableErrorCode.INVALID_ROW,
+                f"limit is {limit}; it must be from 0 to {self._services.limits.limit_scan_rows_max}",
+            )
+        check_each_once(definition, request.buckets)
+        whole = context.api_version < _FIRST_LIMIT_SCAN_IN_PARTS
+
+        async def one(index: int, room: Room) -> m.LimitScanResult:
+            answer = m.LimitScanResult(bucket=index)
+            try:
+                if not definition.is_primary_key_table:
+                    log = self._targets.bucket(definition, index, LogBucket)
+                    found = await reads.last_rows(log, limit, wanted, room, request.before)
+                elif wanted.filter is None:
+                    bucket = self._targets.bucket(definition, index, KeyBucket)
+                    found = await bucket.read(reads.first_rows, bucket.versions, limit, wanted, room)
+                else:
+                    bucket = self._targets.bucket(definition, index, KeyBucket)
+                    found = await reads.first_matching_rows(bucket, limit, wanted, room)
+                _check_whole(whole, room)
+                answer.rows, answer.has_more = found.rows, found.has_more
+                answer.start_offset = found.start_offset
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                refuse(answer, error, definition, index)
+            return answer
+
+        answers = await self._each_with_room(one, request.buckets, wanted)
+        return m.LimitScanResponse(schema_id=wanted.schema.schema_id, buckets=answers)
+
+    async def count_rows(self, context: RequestContext, request: m.CountRowsRequest) -> m.CountRowsResponse:
+        definition = self._targets.with_rows(request.table_id)
+        check_each_once(definition, request.buckets)
+        wanted = await self._wanted(definition, request, request.extremes)
+        if wanted.columns is not None:
+            check_ordered([wanted.schema.columns[index] for index in wanted.columns])
+
+        async def one(index: int) -> m.CountRowsResult:
+            answer = m.CountRowsResult(bucket=index)
+            try:
+                if wanted.columns is not None:
+                    found = (
+                        await state_extremes(self._targets.bucket(definition, index, KeyBucket), wanted)
+                        if definition.is_primary_key_table
+                        else await log_extremes(self._targets.bucket(definition, index, LogBucket), wanted)
+                    )
+                    answer.count, answer.offset = found.row_count, found.offset
+                    answer.value_counts, answer.extremes = (
+                        found.value_counts,
+                        bytes(encode_ipc(found.result())),
+                    )
+                elif definition.is_primary_key_table:
+                    bucket = self._targets.bucket(definition, index, KeyBucket)
+                    answer.count, answer.offset = (
+                        await bucket.read(reads.row_count)
+                        if wanted.filter is None
+                        else await reads.count_matching_rows(bucket, wanted)
+                    )
+                else:
+                    log = self._targets.bucket(definition, index, LogBucket)
+                    answer.count, answer.offset = (
+                        await reads.count_log_rows(log)
+                        if wanted.filter is None
+                        else await reads.count_matching_log_rows(log, wanted.filter)
+                    )
+            except Exception as error:  # noqa: BLE001 - of one bucket
+                refuse(answer, error, definition, index)
+            return answer
+
+        return m.CountRowsResponse(buckets=await each_part(one, request.buckets))
+
+    async def scan_snapshot(
+        self, context: RequestContext, request: m.ScanSnapshotRequest
+    ) -> m.ScanSnapshotResponse:
+        definition = self._targets.key_table(request.table_id)
+        client = context.client_host
+        if request.close:
+            self._scans.close(request.scan_id, request.table_id, client)
+            return m.ScanSnapshotResponse(scan_id=request.scan_id)
+        if request.scan_id == m.OPEN_SCAN:
+            bucket = self._targets.bucket(definition, request.bucket, KeyBucket)
+            wanted = await self._wanted(definition, request, request.columns)
+            scan_id = await self._scans.open(bucket, wanted, request, client)
+        else:
+            scan_id = request.scan_id
+        scan, rows, cursor, has_more = await self._scans.next(
+            scan_id, request.table_id, client, request.piece, request.max_bytes
+        )
+        return m.ScanSnapshotResponse(
+            scan_id=scan_id,
+            log_offset=scan.log_offset,
+            has_more=has_more,
+            schema_id=scan.wanted.schema.schema_id,
+            rows=rows,
+            cursor=cursor,
+        )
+
+    async def _each_with_room(
+        self, work: Callable[[Part, Room], Awaitable[Answer]], parts: Sequence[Part], wanted: reads.Wanted
+    ) -> list[Answer]:
+        """Answer each part, a few at a time, all together with no more bytes than an answer may have. The first one
+        has room for a row in any case."""
+        left, cost = self._services.limits.answer_bytes_max, wanted.schema.row_cost
+        answers: list[Answer] = []
+        for start in range(0, len(parts), _PARTS_TOGETHER):
+            together = parts[start : start + _PARTS_TOGETHER]
+            rooms = [
+                Room(left // len(together), cost, must=start + index == 0) for index in range(len(together))
+            ]
+            answers += await each_part(lambda pair: work(*pair), list(zip(together, rooms, strict=True)))
+            left = max(0, left - sum(room.used for room in rooms))
+            await asyncio.sleep(0)
+        return answers
+
+    async def _wanted(
+        self,
+        definition: TableDefinition,
+        request: m.LimitScanRequest | m.CountRowsRequest | m.ScanSnapshotRequest,
+        columns: Sequence[int] | None,
+    ) -> reads.Wanted:
+        return await reads.Wanted.asked(
+            self._services, definition, request.schema_id, columns, request.filter
+        )
+
+
+def _check_whole(whole: bool, room: Room) -> None:
+    """Raise TableError for a part of an answer that its reader would take for all of it."""
+    if whole and room.is_full:
+        raise TableError(
+            TableErrorCode.ANSWER_TOO_LARGE,
+            f"there is room for {room.max_bytes} bytes of rows in the answer, and there are more: ask for fewer at a "
+            "time, or with a newer client, which asks for the rest by itself",
+        )

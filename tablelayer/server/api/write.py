@@ -1,0 +1,99 @@
+"""Writing rows, from a message to the buckets and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from broker.api.declaration import RequestContext
+from broker.log.partition_log import AppendInfo
+from broker.net.reply import CloseConnection
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.messages import write as m
+from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import MergeEngine
+from tablelayer.server.api.parts import each_part, refuse
+from tablelayer.server.api.targets import Targets
+from tablelayer.server.bucket.key_bucket import KeyBucket
+from tablelayer.server.bucket.log_bucket import LogBucket
+
+
+class WriteHandlers:
+    def __init__(self, targets: Targets) -> None:
+        self._targets = targets
+
+    async def append(
+        self, context: RequestContext, request: m.AppendRowsRequest
+    ) -> m.AppendRowsResponse | None:
+        definition = self._targets.with_rows(request.table_id)
+        if definition.is_primary_key_table:
+            raise TableError(
+                TableErrorCode.NOT_A_LOG_TABLE,
+                f"table {definition.path} has a primary key: write upserts and deletes, not appends",
+            )
+
+        async def append(part: m.WriteBucket) -> AppendInfo:
+            bucket = self._targets.bucket(definition, part.bucket, LogBucket)
+            return await bucket.append(part.batch, request.acks, request.timeout_ms)
+
+        written = await self._write(definition, request, append)
+        return None if written is None else m.AppendRowsResponse(buckets=written)
+
+    async def put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse | None:
+        definition = self._targets.key_table(request.table_id)
+        targets = None if request.target_columns is None else tuple(request.target_columns)
+        if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE):
+            raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
+        overwrite = request.write_mode == m.WRITE_MODE_OVERWRITE
+        if overwrite and definition.settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
+            raise TableError(
+                TableErrorCode.INVALID_ROW,
+                f"table {definition.path} has the merge engine '{definition.settings.merge_engine}': "
+                "its rows cannot be overwritten",
+            )
+
+        async def put(part: m.WriteBucket) -> AppendInfo:
+            bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
+            return await bucket.put(
+                part.batch, targets, request.acks, request.timeout_ms, overwrite=overwrite
+            )
+
+        written = await self._write(definition, request, put)
+        return None if written is None else m.PutRowsResponse(buckets=written)
+
+    async def _write(
+        self,
+        definition: TableDefinition,
+        request: m.AppendRowsRequest | m.PutRowsRequest,
+        write: Callable[[m.WriteBucket], Awaitable[AppendInfo]],
+    ) -> list[m.WrittenBucket] | None:
+        """What becomes of each part; None with acks=0."""
+        acks = request.acks
+        if acks not in (-1, 0, 1):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
+            )
+
+        async def one(part: m.WriteBucket) -> m.WrittenBucket:
+            answer = m.WrittenBucket(bucket=part.bucket)
+            try:
+                if part.batch is None:
+                    raise KafkaError(ErrorCode.INVALID_RECORD, "there is no batch")
+                if acks == -1:
+                    self._targets.check_replicas(definition, part.bucket)
+                info = await write(part)
+            except Exception as error:  # noqa: BLE001 - of one bucket: the others have their own answers
+                refuse(answer, error, definition, part.bucket)
+            else:
+                answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
+            return answer
+
+        answers = await each_part(one, request.buckets)
+        if acks != 0:
+            return answers
+        for each in answers:
+            if each.error_code:
+                raise CloseConnection(
+                    f"a write with acks=0 to table {definition.path} failed: {each.error_message}"
+                )
+        return None

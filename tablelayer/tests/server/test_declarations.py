@@ -1,0 +1,27 @@
+"""Every API of the table layer is declared, with its own messages."""
+
+from __future__ import annotations
+
+from protocol.schema import ApiMessage
+from tablelayer.model import messages as m
+from tablelayer.server.extension import TableExtension
+
+
+def test_every_message_is_of_one_declared_api():
+    declared = TableExtension().apis()
+    assert all(each.request.API_KEY == each.response.API_KEY for each in declared)
+    kinds = [kind for each in declared for kind in (each.request, each.response)]
+    messages = {
+        kind
+        for kind in vars(m).values()
+        if isinstance(kind, type) and issubclass(kind, ApiMessage) and hasattr(kind, "API_KEY")
+    }
+    assert len(kinds) == len(set(kinds))
+    assert set(kinds) == messages
+
+
+def test_of_all_apis_only_a_scan_of_the_log_ends_with_its_client():
+    """It waits and changes nothing; whatever changes something runs to its end."""
+    assert [each.request for each in TableExtension().apis() if each.cancel_on_disconnect] == [
+        m.ScanLogRequest
+    ]
