@@ -16,6 +16,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from protocol.one_line import one_line
+
+_REASON_LENGTH_MAX = 1000
+
 
 class Region(Protocol):
     """A range of a file, sent by `os.sendfile`."""
@@ -33,7 +37,10 @@ Part = bytes | bytearray | memoryview | Region
 
 
 class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ours
-    """The peer broke the protocol; the text says how. The connection is closed without an answer."""
+    """The peer broke the protocol; the text says how, in one line. The connection is closed without an answer."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason, _REASON_LENGTH_MAX))
 
 
 class Peer(msgspec.Struct):

@@ -50,6 +50,9 @@ def test_acks_0_has_no_answer_and_its_failure_closes_the_connection(tmp_path) ->
             assert broker.context.partition("t", 0).log.log_end_offset == 1
             with pytest.raises(CloseConnection, match="acks=0 to missing-0 failed"):
                 await broker.send(request("missing"), 12)
+            with pytest.raises(CloseConnection, match=r"acks=0 to a\\nb-0 failed") as forged:
+                await broker.send(request("a\nb"), 12)
+            assert "\n" not in str(forged.value)
 
     asyncio.run(test())
 

@@ -79,7 +79,7 @@ def framed(request: ApiMessage, version: int) -> bytes:
 @pytest.mark.parametrize("same", [True, False], ids=["the same", "different ones"])
 def test_whatever_a_client_names_by_the_thousand_is_worked_at_in_slices(tmp_path, same, caplog) -> None:
     clock = CallClock()
-    logging.getLogger("headrace").setLevel(logging.ERROR)
+    caplog.set_level(logging.ERROR, "headrace")
     stalls = []
 
     async def test() -> None:

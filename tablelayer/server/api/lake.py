@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 from broker.api.declaration import RequestContext
+from protocol.one_line import one_line
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import in_order
 from tablelayer.model.messages import lake as m
-from tablelayer.model.one_line import one_line
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
 from tablelayer.server.lake.catalogs import properties_for
 from tablelayer.server.lake.machine import Candidate

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from protocol.errors import DecodeError, ErrorCode, KafkaError
+from protocol.one_line import one_line
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages.answers import BucketAnswer
-from tablelayer.model.one_line import one_line
 from tablelayer.model.table.definition import TableDefinition
 
 logger = logging.getLogger("headrace.tables")

@@ -314,7 +314,8 @@ def test_r17_3_random_faults_and_resends_of_several_producers_against_a_dict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Producers that write side by side and repeat what failed: each acknowledged batch counts once, a refused one
-    not at all."""
+    not at all. One that the disk broke off, and whose repetition is refused for what others have written meanwhile,
+    stays as far as it came."""
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
@@ -325,17 +326,21 @@ def test_r17_3_random_faults_and_resends_of_several_producers_against_a_dict(
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
         return real(self, *given, **options)
 
-    async def producer(hits: Hits, number: int, expected: dict[int, int]) -> None:
+    async def producer(
+        hits: Hits, number: int, expected: dict[int, int], broken_off: dict[int, list[int]]
+    ) -> None:
         sequence = epoch = 0
         for _ in range(8):
             rows = [(rng.choice(KEYS), rng.choice((1, 2, 60))) for _ in range(rng.randrange(1, 9))]
             partition = number % hits.table.definition.bucket_count
+            torn = False
             for _ in range(200):
                 answer = await hits.produce(
                     rows, partition, base_sequence=sequence, producer_id=number, producer_epoch=epoch
                 )
                 if answer.error_code != ErrorCode.KAFKA_STORAGE_ERROR:
                     break
+                torn = torn or "buckets are written" in answer.error_message
             if answer.error_code == 0:
                 sequence += len(rows)
                 for key, count in rows:
@@ -343,6 +348,12 @@ def test_r17_3_random_faults_and_resends_of_several_producers_against_a_dict(
             else:
                 assert answer.error_code == ErrorCode.INVALID_RECORD, answer.error_message
                 epoch, sequence = epoch + 1, 0  # as clients go on after a batch that was refused
+                if torn:
+                    of_keys: dict[int, int] = {}
+                    for key, count in rows:
+                        of_keys[key] = of_keys.get(key, 0) + count
+                    for key, count in of_keys.items():
+                        broken_off.setdefault(key, []).append(count)
 
     async def work() -> None:
         async with tables(tmp_path / "plain") as all_tables:
@@ -353,10 +364,15 @@ def test_r17_3_random_faults_and_resends_of_several_producers_against_a_dict(
     async def lives(hits: Hits) -> None:
         await hits.produce([(key, 0) for key in KEYS])
         expected: dict[int, int] = {}
+        broken_off: dict[int, list[int]] = {}
         with monkeypatch.context() as patched:
             patched.setattr(Partition, "append", append)
-            await asyncio.gather(*(producer(hits, number, expected) for number in range(1, 4)))
+            await asyncio.gather(*(producer(hits, number, expected, broken_off) for number in range(1, 4)))
         found = await hits.sums()
-        assert {key: count for key, count in found.items() if count} == expected
+        for key, count in found.items():
+            possible = {expected.get(key, 0)}
+            for more in broken_off.get(key, []):
+                possible |= {each + more for each in possible}
+            assert count in possible, (key, count, possible)
 
     run(work)
