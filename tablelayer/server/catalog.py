@@ -34,11 +34,12 @@ from tablelayer.model.table.definition import (
     TablePath,
     check_name,
 )
-from tablelayer.model.table.evolution import Change, changed_table, changes_from_json, evolve
+from tablelayer.model.table.evolution import Change, changes_from_json, evolve
 from tablelayer.model.table.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.table.options import TableOptions, is_table_option
 from tablelayer.model.table.partitions import check_partitioned, spec_texts, values_of
 from tablelayer.model.table.schema import FIRST_SCHEMA_ID
+from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
 from tablelayer.server.lake.options import ALLOWED_CONFIG, check_lake_options
 
@@ -436,9 +437,7 @@ class Catalog:
             definition = (
                 topic.config.definition.with_id(topic.topic_id)
                 if isinstance(topic.config, _ReadConfig)
-                else TableDefinition.from_topic_config(
-                    path, topic.topic_id, topic.partition_count, topic.config
-                )
+                else from_topic_config(path, topic.topic_id, topic.partition_count, topic.config)
             )
         else:
             assert path.partition is not None
@@ -712,7 +711,7 @@ class _ReadConfig(dict[str, str]):
 
 def _read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> _ReadConfig:
     _check_config_size(path, config)
-    definition = TableDefinition.from_topic_config(path, None, partitions, config)
+    definition = from_topic_config(path, None, partitions, config)
     if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
         raise TableError(
             TableErrorCode.INVALID_TABLE,

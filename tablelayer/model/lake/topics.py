@@ -35,6 +35,7 @@ from tablelayer.model.table.evolution import AddColumn, Change, DropColumn, Modi
 from tablelayer.model.table.option_types import parse_duration_ms, parse_name_list
 from tablelayer.model.table.options import TableOptions, UnknownFields
 from tablelayer.model.table.schema import Column
+from tablelayer.model.topic_config import from_topic_config
 
 PREFIX = "datalake."
 ENABLED = "datalake.enabled"
@@ -152,7 +153,7 @@ class TopicLake(msgspec.Struct, frozen=True):
     def undefined(self, topic_id: UUID) -> TableDefinition:
         """Of the right name and id, to look for the lake table before its columns are known."""
         config = {SCHEMA_CONFIG: RAW_COLUMNS, **self.options}
-        return TableDefinition.from_topic_config(self.path, topic_id, 1, config)
+        return from_topic_config(self.path, topic_id, 1, config)
 
     @property
     def options(self) -> dict[str, str]:
@@ -170,7 +171,7 @@ class TopicLake(msgspec.Struct, frozen=True):
         if self.primary_key:
             config[PRIMARY_KEY_CONFIG] = ",".join(self.primary_key)
             config["table.bucket-key"] = self.primary_key[0]
-        found = TableDefinition.from_topic_config(self.path, topic_id, partitions, config)
+        found = from_topic_config(self.path, topic_id, partitions, config)
         for column in found.schema.columns:
             if self.primary_key and not column.nullable and column.name not in self.primary_key:
                 raise _invalid(
@@ -187,7 +188,7 @@ class TopicLake(msgspec.Struct, frozen=True):
     def dead_letters(self, topic_id: UUID) -> TableDefinition:
         """The lake table of the records that do not fit."""
         config = {SCHEMA_CONFIG: DEAD_LETTER_COLUMNS, **self.options}
-        return TableDefinition.from_topic_config(self.dead_letters_path, topic_id, 1, config)
+        return from_topic_config(self.dead_letters_path, topic_id, 1, config)
 
 
 def is_tiered_topic(config: Mapping[str, str]) -> bool:
@@ -223,7 +224,7 @@ def stored_text(definition: TableDefinition) -> str:
 def from_stored(text: str, path: TablePath, topic_id: UUID) -> TableDefinition:
     """What `stored_text` wrote."""
     value: dict[str, Any] = json.loads(text)
-    return TableDefinition.from_topic_config(path, topic_id, value["buckets"], value["config"])
+    return from_topic_config(path, topic_id, value["buckets"], value["config"])
 
 
 def _lake_path(topic: str, given: str | None) -> TablePath:

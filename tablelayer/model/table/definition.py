@@ -1,11 +1,11 @@
-"""Tables: their paths and definitions, and how a definition lives in its topic's configuration.
+"""Tables: their paths and definitions, and what of a definition is in its topic's configuration.
 
 A ``TableDefinition`` that exists is valid: constructing one checks it (names, keys, options; semantics R5,
 R6, R16) and brings options into canonical writing. It is immutable: a changed table has a new one
 (``evolution.py``), whose ``history`` holds every schema before. Two forms go out: JSON (to clients, and back)
 and topic configuration (``table.schema`` in JSON, ``table.schema.history``, ``table.bucket-key``,
-``table.comment`` and the options), so that Kafka's own admin clients can create and describe tables.
-``table.schema`` may also be given as a DDL column list.
+``table.comment`` and the options; read in ``topic_config.py``), so that Kafka's own admin clients can create and
+describe tables.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class TableDefinition:
             options=given,
             comment=None if comment is None else str(comment),
             table_id=table_id,
-            history=() if history is None else _history_from_dict(history),
+            history=() if history is None else history_from_dict(history),
             partition_keys=partition_keys,
         )
 
@@ -331,41 +331,6 @@ class TableDefinition:
         kept = {name: text for name, text in config.items() if not table_options.is_table_option(name)}
         return {**kept, PARTITION_OF_CONFIG: str(self.table_id)}
 
-    @classmethod
-    def from_topic_config(
-        cls, path: TablePath, topic_id: UUID | None, partitions: int, config: Mapping[str, str]
-    ) -> TableDefinition:
-        """The table that a topic's configuration describes; ``partitions`` is its bucket count.
-
-        ``table.schema`` is JSON or a DDL column list, which may carry the primary key;
-        ``table.primary-key`` may give it instead. Raises TableError(INVALID_TABLE), or a DdlError pointing
-        into the column list.
-        """
-        given = dict(config)
-        schema = _parse_schema(given.pop(SCHEMA_CONFIG, None), given.pop(PRIMARY_KEY_CONFIG, None))
-        history = _parse_history(given.pop(HISTORY_CONFIG, None))
-        bucket_key = parse_name_list(given.pop(BUCKET_KEY_CONFIG, ""))
-        comment = given.pop(COMMENT_CONFIG, None)
-        partition_keys = parse_name_list(given.pop(PARTITIONED_BY_CONFIG, ""))
-        ttl, retention = given.get(TableOptions.log_ttl_ms.name), given.get(RETENTION_CONFIG)
-        if ttl is not None and retention is not None:
-            if retention.strip() != str(table_options.parse(TableOptions.log_ttl_ms.name, ttl)):
-                raise _invalid(
-                    f"table.log.ttl = '{ttl}' and retention.ms = '{retention}' contradict: give one of them"
-                )
-            del given[RETENTION_CONFIG]
-        return cls(
-            path=path,
-            schema=schema,
-            bucket_key=bucket_key,
-            bucket_count=partitions,
-            options=given,
-            comment=comment,
-            table_id=topic_id,
-            history=history,
-            partition_keys=partition_keys,
-        )
-
 
 def _history_to_dict(history: Sequence[Schema]) -> dict[str, Any]:
     """Every column of every schema once, and the schemas as positions among them: most are in all of them."""
@@ -381,7 +346,8 @@ def _history_to_dict(history: Sequence[Schema]) -> dict[str, Any]:
     return {"columns": [column.to_dict() for column in places], "versions": versions}
 
 
-def _history_from_dict(value: Any) -> tuple[Schema, ...]:
+def history_from_dict(value: Any) -> tuple[Schema, ...]:
+    """What `TableDefinition.to_topic_config` writes of earlier schemas. Raises TableError."""
     try:
         columns = [Column.from_dict(entry) for entry in value["columns"]]
         return tuple(
@@ -394,34 +360,6 @@ def _history_from_dict(value: Any) -> tuple[Schema, ...]:
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _invalid(f"this is not a history of schemas in JSON: {error!r}") from error
-
-
-def _parse_history(text: str | None) -> tuple[Schema, ...]:
-    if text is None:
-        return ()
-    try:
-        return _history_from_dict(loads(text))
-    except (ValueError, RecursionError) as error:
-        raise _invalid(f"'{HISTORY_CONFIG}' is not valid JSON: {error}") from error
-
-
-def _parse_schema(text: str | None, primary_key: str | None) -> Schema:
-    if text is None:
-        raise _invalid(f"a table needs '{SCHEMA_CONFIG}': columns as 'id BIGINT, name STRING' or in JSON")
-    if text.lstrip().startswith("{"):
-        schema = Schema.from_json(text)
-    else:
-        # Imported here because sqlglot takes a third of a second to load, and stored schemas are JSON.
-        from tablelayer.model.ddl import parse_columns
-
-        schema = parse_columns(text)
-    names = () if primary_key is None else parse_name_list(primary_key)
-    if not names or names == schema.primary_key:
-        return schema
-    if schema.primary_key:
-        raise _invalid(f"'{SCHEMA_CONFIG}' says PRIMARY KEY ({', '.join(schema.primary_key)}), but "
-                       f"'{PRIMARY_KEY_CONFIG}' says ({', '.join(names)})")  # fmt: skip
-    return Schema.of(schema.columns, names, schema_id=schema.schema_id)
 
 
 _NO_ICEBERG_BUCKETS = FLOAT_KINDS | {TypeKind.BOOLEAN}

@@ -27,14 +27,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.strict_json import loads
 from tablelayer.model.table import options as table_options
 from tablelayer.model.table.aggregates import is_aggregate_option, parse_options
-from tablelayer.model.table.definition import (
-    HISTORY_CONFIG,
-    PRIMARY_KEY_CONFIG,
-    RETENTION_CONFIG,
-    SCHEMA_CONFIG,
-    TableDefinition,
-    TablePath,
-)
+from tablelayer.model.table.definition import RETENTION_CONFIG, TableDefinition
 from tablelayer.model.table.option_types import parse_name_list
 from tablelayer.model.table.options import TableOptions
 from tablelayer.model.table.schema import MAX_COLUMNS, MAX_SCHEMA_ID, Column, Schema
@@ -266,7 +259,7 @@ class _Work:
             history = (*history, schema)
             schema = Schema(schema.schema_id + 1, columns, primary_key)
         options = dict(self.options)
-        _drop_followed_retention(old.options, options)
+        drop_followed_retention(old.options, options)
         new = replace(
             old,
             schema=schema,
@@ -506,35 +499,11 @@ def _check_option(
         )
 
 
-def _drop_followed_retention(old: Mapping[str, str], new: dict[str, str]) -> None:
+def drop_followed_retention(old: Mapping[str, str], new: dict[str, str]) -> None:
     """A retention.ms that followed the old table.log.ttl says nothing beside a new one."""
     ttl = TableOptions.log_ttl_ms.name
     if new.get(ttl) != old.get(ttl) and new.get(RETENTION_CONFIG) == old.get(RETENTION_CONFIG):
         new.pop(RETENTION_CONFIG, None)
-
-
-def changed_table(
-    path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
-) -> TableDefinition:
-    """The table after a change from ``old`` to ``new``, both complete explicit configurations. Raises TableError as
-    `check_successor`.
-    """
-    wanted = dict(new)
-    _drop_followed_retention(old, wanted)
-    if wanted.get(SCHEMA_CONFIG) == old.get(SCHEMA_CONFIG) and HISTORY_CONFIG in old:
-        wanted.setdefault(HISTORY_CONFIG, old[HISTORY_CONFIG])  # who sets everything anew need not repeat it
-    before = TableDefinition.from_topic_config(path, None, partitions, old)
-    if wanted.get(HISTORY_CONFIG) == old.get(HISTORY_CONFIG):
-        # The schema may be given in other words, but it must be the one that is there.
-        alone = {name: value for name, value in wanted.items() if name != HISTORY_CONFIG}
-        given = TableDefinition.from_topic_config(path, None, partitions, alone)
-        if given.schema not in (before.schema, before.as_created().schema):
-            raise _invalid(f"the schema of table {path} is changed by ALTER TABLE, not by its configuration")
-        wanted[SCHEMA_CONFIG] = old[SCHEMA_CONFIG]
-        wanted.pop(PRIMARY_KEY_CONFIG, None)
-    after = TableDefinition.from_topic_config(path, None, partitions, wanted)
-    check_successor(before, after)
-    return after
 
 
 def _default(name: str, text: str, data_type: DataType) -> str:

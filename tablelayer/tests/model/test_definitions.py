@@ -15,7 +15,6 @@ from tablelayer.model.ddl import CreateTable, create_table_sql, parse
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.table.aggregates import Aggregate, AggregateFunction
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.evolution import changed_table
 from tablelayer.model.table.option import markdown_rows
 from tablelayer.model.table.option_types import format_duration, parse_duration_ms
 from tablelayer.model.table.options import (
@@ -26,6 +25,7 @@ from tablelayer.model.table.options import (
     TableOptions,
 )
 from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.model.types import column_types as t
 from tablelayer.model.types.text import parse_type
 
@@ -112,7 +112,7 @@ def test_definition_goes_out_and_comes_back_in_every_form(definition, table_id):
     assert TableDefinition.from_json(definition.to_json()) == definition
     assert pickle.loads(pickle.dumps(definition)) == definition
     config = definition.to_topic_config()
-    again = TableDefinition.from_topic_config(definition.path, table_id, definition.bucket_count, config)
+    again = from_topic_config(definition.path, table_id, definition.bucket_count, config)
     assert again == definition
     assert again.to_topic_config() == config
     assert again.settings == definition.settings
@@ -280,7 +280,7 @@ def test_paimon_takes_bucket_keys_of_every_type_and_its_own_options():
     assert lake.bucket_format is DatalakeFormat.PAIMON
     config = lake.to_topic_config()
     assert config["paimon.a"] == " x "
-    assert TableDefinition.from_topic_config(PATH, None, 4, config) == lake
+    assert from_topic_config(PATH, None, 4, config) == lake
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_topic_configuration_as_a_kafka_client_writes_it():
         "table.bucket-key": "id",
         "retention.ms": "1000",
     }
-    definition = TableDefinition.from_topic_config(PATH, TABLE, 3, config)
+    definition = from_topic_config(PATH, TABLE, 3, config)
     assert definition.schema.primary_key == ("id", "line")
     assert definition.bucket_key == ("id",)
     assert (definition.bucket_count, definition.table_id) == (3, TABLE)
@@ -360,7 +360,7 @@ def test_topic_configuration_as_a_kafka_client_writes_it():
     ]:
         bad = {name: value for name, value in {**config, **change}.items() if value is not None}
         with pytest.raises(TableError, match=reason):
-            TableDefinition.from_topic_config(PATH, TABLE, 3, bad)
+            from_topic_config(PATH, TABLE, 3, bad)
 
 
 def test_time_to_live_drives_retention():
@@ -592,7 +592,7 @@ def test_r9_functions_go_out_and_come_back_in_every_form():
     )  # fmt: skip
     assert table.schema.column("s").aggregate == Aggregate(AggregateFunction.STRING_AGG, " | ")
     assert TableDefinition.from_json(table.to_json()) == table
-    assert TableDefinition.from_topic_config(PATH, None, 1, table.to_topic_config()) == table
+    assert from_topic_config(PATH, None, 1, table.to_topic_config()) == table
     assert pickle.loads(pickle.dumps(table)) == table
     (created,) = parse(create_table_sql(table))
     assert created.definition == table

@@ -24,13 +24,13 @@ from tablelayer.model.table.evolution import (
     ResetOptions,
     SetOptions,
     SetTableComment,
-    changed_table,
     changes_from_json,
     changes_to_json,
     evolve,
     widens,
 )
 from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.model.types import column_types as t
 from tablelayer.model.types import values
 from tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, values_of
@@ -143,7 +143,7 @@ def test_what_becomes_of_a_table():
     assert altered(third, "SET ('table.log.ttl' = '1 d')").history == third.history
     assert altered(third, "MODIFY c COMMENT 'x'").schema.column("c").comment == "x"
     assert TableDefinition.from_json(third.to_json()) == third
-    back = TableDefinition.from_topic_config(PATH, None, 1, third.to_topic_config())
+    back = from_topic_config(PATH, None, 1, third.to_topic_config())
     assert (back, back.versions.schemas) == (third, (*second.versions.schemas, third.schema))
     # The retention that followed an option goes with it.
     ttl = altered(third, "SET ('table.log.ttl' = '1 d')")

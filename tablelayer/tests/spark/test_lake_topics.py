@@ -13,7 +13,8 @@ from tablelayer.client import Connection
 from tablelayer.lake.coordinator import ServerCoordinator, list_lake
 from tablelayer.lake.paimon import PaimonTable
 from tablelayer.lake.tiering_job import run_tiering
-from tablelayer.model.table.definition import SCHEMA_CONFIG, TableDefinition, TablePath
+from tablelayer.model.table.definition import SCHEMA_CONFIG, TablePath
+from tablelayer.model.topic_config import from_topic_config
 from tablelayer.tests.lake.paimon_world import rows_by_paimon
 from tablelayer.tests.spark.spark_tables import Server
 
@@ -60,7 +61,7 @@ class TieredTopic:
     def _in_paimon(self, spark: Any, path: TablePath) -> PaimonTable:
         properties = {"warehouse": str(self.server.folder / "paimon")}
         topic_id = self.client.kafka.describe_topic(self.name).topic_id
-        known = TableDefinition.from_topic_config(path, topic_id, 1, {SCHEMA_CONFIG: "id BIGINT"})
+        known = from_topic_config(path, topic_id, 1, {SCHEMA_CONFIG: "id BIGINT"})
         definition = PaimonTable(spark, known, properties).stored_definition()
         assert definition is not None
         return PaimonTable(spark, definition, properties)
