@@ -41,7 +41,7 @@ from tablelayer.model.table.partitions import check_partitioned, spec_texts, val
 from tablelayer.model.table.schema import FIRST_SCHEMA_ID
 from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
-from tablelayer.server.lake.options import ALLOWED_CONFIG, check_lake_options
+from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
 
 if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage

@@ -28,9 +28,9 @@ from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partiti
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
 from tablelayer.server.lake.catalogs import LAKE_CATALOG_CONFIGS
 from tablelayer.server.lake.machine import Timing
-from tablelayer.server.lake.options import LAKE_OPTION_CONFIG
 from tablelayer.server.lake.subjects import LakeSubjects
 from tablelayer.server.lake.tiering import LakeRounds
+from tablelayer.server.lake_options import LAKE_OPTION_CONFIG
 from tablelayer.server.limits import Limits
 from tablelayer.server.metrics import TABLE_METRICS, TableCollector
 from tablelayer.server.partitions.automatic import Calendar

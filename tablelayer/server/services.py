@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-import weakref
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,6 +15,7 @@ import msgspec
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.option_types import parse_duration_ms
+from tablelayer.server.kafka_face.caches import PieceCaches
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
 from tablelayer.server.limits import Limits
 from tablelayer.server.merge.auto_increment import AutoIncrement
@@ -26,12 +24,10 @@ from tablelayer.server.store.remote_files import RemoteFiles, open_files
 if TYPE_CHECKING:
     from broker.context import BrokerContext
     from tablelayer.server.catalog import Catalog
-    from tablelayer.server.kafka_face.pieces import Opened
     from tablelayer.server.store.kv import SharedMemory
     from tablelayer.server.store.snapshots import BucketSnapshots
 
 Result = TypeVar("Result")
-Value = TypeVar("Value")
 
 _PAUSE_SECONDS_MAX = 0.05
 _TRANSCODED_AT_ONCE = 2  # half of the threads are for others
@@ -56,64 +52,6 @@ class WriteBudget:
 
     def release(self, size: int) -> None:
         self.used -= size
-
-
-class SizedCache(Generic[Value]):
-    """Values of so many bytes together, least recently used first out. May be used from any thread."""
-
-    def __init__(self, max_bytes: int, share: int = 4) -> None:
-        """A value that takes more than one `share`-th of it is not kept."""
-        self._max_bytes = max_bytes
-        self._share = share
-        self._bytes = 0
-        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> Value | None:
-        with self._lock:
-            found = self._values.get(key)
-            if found is None:
-                return None
-            self._values.move_to_end(key)
-            return found[0]
-
-    def put(self, key: Hashable, value: Value, size: int) -> None:
-        if size > self._max_bytes // self._share:
-            return
-        dropped = []  # freed without the lock: what is told of that may ask for it
-        with self._lock:
-            old = self._values.pop(key, None)
-            if old is not None:
-                dropped.append(old)
-            self._bytes += size - (0 if old is None else old[1])
-            self._values[key] = value, size
-            while self._bytes > self._max_bytes:
-                _, last = self._values.popitem(last=False)
-                self._bytes -= last[1]
-                dropped.append(last)
-
-
-class ConsumedBytes:
-    """Bytes of batches in Kafka's form, for as long as somebody holds them: consumers that they are sent to, the cache.
-    May be used from any thread."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.used = 0
-        self._lock = threading.RLock()  # memory is freed at any place
-
-    @property
-    def left(self) -> int:
-        return max(0, self._max_bytes - self.used)
-
-    def add(self, batch: memoryview) -> None:
-        weakref.finalize(batch.obj, self._freed, len(batch)).atexit = False
-        with self._lock:
-            self.used += len(batch)
-
-    def _freed(self, size: int) -> None:
-        with self._lock:
-            self.used -= size
 
 
 class SnapshotConfig(msgspec.Struct, frozen=True):
@@ -200,11 +138,7 @@ class Services:
         self.catalog = catalog
         self.budget = WriteBudget(limits.buffered_bytes_max)
         self.auto_increment = AutoIncrement(context.store)
-        self.transcoded = SizedCache[tuple[int, int, memoryview]](limits.transcoded_cache_bytes)
-        """First row, last row and bytes of pieces of batches (`kafka_pieces`)."""
-        self.opened: SizedCache[Opened] = SizedCache(limits.opened_cache_bytes, 1)
-        """Batches that are more than a piece, with their rows."""
-        self.consumed = ConsumedBytes(limits.consumed_bytes_max)
+        self.pieces = PieceCaches(limits)
         self.transcoding = asyncio.Semaphore(_TRANSCODED_AT_ONCE)
         self.snapshot_config = SnapshotConfig.of(context)
         self.registries = SchemaRegistries(context.config, context.clock)

@@ -13,11 +13,11 @@ from tablelayer.model.messages import read as m
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.api.parts import Answer, Part, check_each_once, each_part, refuse
 from tablelayer.server.api.targets import Targets
-from tablelayer.server.bucket.extremes import log_extremes, state_extremes
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.log_bucket import LogBucket
 from tablelayer.server.merge.writes import check_insertable
 from tablelayer.server.read import bucket_state as reads
+from tablelayer.server.read.extremes import log_extremes, state_extremes
 from tablelayer.server.read.scan_log import scan_log
 from tablelayer.server.read.snapshot_scans import SnapshotScans
 from tablelayer.server.room import Room

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from broker.cluster.hooks import FetchedRecords
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
-from protocol.records.header import ARROW_HEADER_SIZE, BatchHeader, read_header
+from protocol.records.header import BatchHeader
 from tablelayer.model.avro.schema import schema_text
 from tablelayer.model.avro.write import Frame
 from tablelayer.model.errors import RowError, TableError
@@ -36,7 +36,6 @@ from tablelayer.server.services import Services
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
-    from broker.log.region import FileRegion
 
 logger = logging.getLogger("headrace.tables")
 
@@ -187,8 +186,10 @@ class TableBucket:
             found = self.partition.read(offset, max(1, max_bytes // _EXPANSION), True)
             if found.region is None:
                 return FetchedRecords()
-            answer = Answer(min(max_bytes, services.consumed.left), must=min_one)
-            consumption = Consumption(self, definition, frame, max_bytes)
+            answer = Answer(min(max_bytes, services.pieces.consumed.left), must=min_one)
+            consumption = Consumption(
+                services.pieces, self.partition.index, definition, frame, max_bytes, self.unreadable
+            )
             await services.run(consumption.read, found.region, offset, answer)
         return FetchedRecords(tuple(answer.parts), answer.size, answer.records)
 
@@ -315,15 +316,6 @@ def as_kafka_error(error: TableError, definition: TableDefinition) -> KafkaError
     if error.retriable:
         return KafkaError(ErrorCode.THROTTLING_QUOTA_EXCEEDED, error.message)
     return KafkaError(ErrorCode.INVALID_RECORD, error.message)
-
-
-def headers_of(region: FileRegion) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch of a region of whole batches. Blocking."""
-    position = 0
-    while position < region.size:
-        header = read_header(region.read_at(position, ARROW_HEADER_SIZE))
-        yield position, header
-        position += header.size
 
 
 def no_rows(definition: TableDefinition) -> pa.RecordBatch:

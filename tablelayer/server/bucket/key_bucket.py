@@ -33,8 +33,8 @@ from tablelayer.model.types.column_types import INTEGER_BITS
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.merge.auto_increment import OutOfNumbersError
 from tablelayer.server.merge.writes import OperationSource, Writer, decode_put, key_insertions, write_header
-from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.services import Services
+from tablelayer.server.store.keys import absent_keys
 from tablelayer.server.store.kv import DiskFullError, StalledStoreError, is_damage
 from tablelayer.server.store.recovery import StoreRecovery, UnrecoverableBucketError, set_aside
 from tablelayer.server.store.row_ttl import RowTimes
@@ -204,7 +204,7 @@ class KeyBucket(TableBucket):
         `schema`: the one that the keys are of. Two callers may both miss a key; the second one's write then finds it
         there and changes nothing.
         """
-        missing = await self.read(reads.absent_keys, schema, keys, keys_max)
+        missing = await self.read(absent_keys, schema, keys, keys_max)
         if missing.num_rows:
             await self.write_rows(
                 lambda now: key_insertions(now, missing), Writer(), missing.nbytes, -1, timeout_ms

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+import msgspec
+
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.records.header import BatchHeader
 from tablelayer.model.batches.batch import (
@@ -29,14 +31,21 @@ from tablelayer.server.merge.writes import (
     statistics_of,
     write_header,
 )
-from tablelayer.server.read.bucket_state import Counted
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Rows counted from `start` up to `end`."""
+
+    start: int
+    end: int
+    rows: int
 
 
 class LogBucket(TableBucket):
     """`PartitionHooks` of a log table."""
 
     counted: Counted | None = None
-    """What counting rows has found so far (`reads.count_log_rows`)."""
+    """What counting rows has found so far (`read.bucket_state.count_log_rows`)."""
 
     async def start(self) -> None:
         self.partition.publish_high_watermark(self.partition.log.log_end_offset)

@@ -12,10 +12,9 @@ Blocking: called in executor threads.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import pyarrow as pa
 
 from protocol.errors import DecodeError, EncodeError
@@ -27,11 +26,12 @@ from tablelayer.model.errors import TableError
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.kafka_formats import KafkaValueFormat
 from tablelayer.model.types.sizes import text_size
+from tablelayer.server.kafka_face.caches import Opened, PieceCaches
 from tablelayer.server.kafka_face.transcode import empty_batch, to_kafka
+from tablelayer.server.regions import headers_of
 
 if TYPE_CHECKING:
     from broker.log.region import FileRegion
-    from tablelayer.server.bucket.bucket import TableBucket
 
 _PIECE_BYTES: Final = 1 << 20
 _PIECE_BYTES_MIN: Final = 64 << 10
@@ -42,17 +42,6 @@ _UNBOUNDED: Final = (1 << 63) - 1
 _UNREADABLE: Final = (
     DecodeError, EncodeError, TableError, pa.ArrowException, ValueError, ArithmeticError, LookupError,
 )  # fmt: skip
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """A stored batch and its rows, of the schema that they were written under."""
-
-    batch: ArrowBatch
-    rows: pa.RecordBatch
-
-    @property
-    def size(self) -> int:
-        return int(self.rows.nbytes) + len(self.batch.message)
 
 
 class Answer:
@@ -76,12 +65,22 @@ class Answer:
 
 
 class Consumption:
-    """A fetch of one bucket: `definition` and `frame` say how its values are written."""
+    """A fetch of one bucket: `definition` and `frame` say how its values are written. `unreadable` is told of batches
+    that are passed over.
+    """
 
     def __init__(
-        self, bucket: TableBucket, definition: TableDefinition, frame: Frame | None, max_bytes: int
+        self,
+        caches: PieceCaches,
+        bucket: int,
+        definition: TableDefinition,
+        frame: Frame | None,
+        max_bytes: int,
+        unreadable: Callable[[BatchHeader, Exception], None],
     ) -> None:
+        self._caches = caches
         self._bucket = bucket
+        self._unreadable = unreadable
         self._definition = definition
         self._frame = frame
         self._piece_bytes = max(_PIECE_BYTES_MIN, min(_PIECE_BYTES, max_bytes))
@@ -97,8 +96,6 @@ class Consumption:
 
     def read(self, region: FileRegion, offset: int, answer: Answer) -> None:
         """Fill the answer with pieces of the region's batches, from the one on that has the offset."""
-        from tablelayer.server.bucket.bucket import headers_of
-
         for position, header in headers_of(region):
             if header.next_offset > offset and not self._read_batch(region, position, header, offset, answer):
                 return
@@ -108,7 +105,7 @@ class Consumption:
     ) -> bool:
         """False if a piece did not fit any more."""
         row, opened = max(0, offset - header.base_offset), None
-        cache = self._bucket.services.transcoded
+        cache = self._caches.transcoded
         while True:
             found = cache.get(self._key(header, row))
             if found is None:
@@ -122,7 +119,7 @@ class Consumption:
                 except _UNREADABLE as error:
                     if isinstance(error, MemoryError):
                         raise
-                    self._bucket.unreadable(header, error)
+                    self._unreadable(header, error)
                     found = 0, header.record_count, empty_batch(header)
             first, last, piece = found
             if not answer.takes(piece, last - first):
@@ -134,20 +131,25 @@ class Consumption:
     def _transcoded(
         self, header: BatchHeader, opened: Opened, first: int, last: int
     ) -> tuple[int, int, memoryview]:
-        services = self._bucket.services
         piece = to_kafka(opened.batch, self._definition, self._frame, opened.rows, (first, last))
-        services.consumed.add(piece)
-        services.transcoded.put(self._key(header, first), (first, last, piece), len(piece))
+        self._caches.consumed.add(piece)
+        self._caches.transcoded.put(self._key(header, first), (first, last, piece), len(piece))
         return first, last, piece
 
     def _key(self, header: BatchHeader, row: int) -> Hashable:
         table = self._definition
-        index = self._bucket.partition.index
-        return table.table_id, index, header.base_offset, table.schema.schema_id, self._piece_bytes, row
+        return (
+            table.table_id,
+            self._bucket,
+            header.base_offset,
+            table.schema.schema_id,
+            self._piece_bytes,
+            row,
+        )
 
     def _open(self, region: FileRegion, position: int, header: BatchHeader) -> Opened:
-        opened = self._bucket.services.opened
-        key = (self._definition.table_id, self._bucket.partition.index, header.base_offset)
+        opened = self._caches.opened
+        key = (self._definition.table_id, self._bucket, header.base_offset)
         found = opened.get(key)
         if found is not None:
             return found

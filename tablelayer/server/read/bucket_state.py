@@ -21,7 +21,7 @@ from protocol.errors import DecodeError
 from protocol.records.header import BatchHeader
 from tablelayer.model.arrays.arrays import validity
 from tablelayer.model.batches.batch import ArrowBatch
-from tablelayer.model.batches.ipc import STORED_BYTES_MAX, decode_ipc, encode_ipc
+from tablelayer.model.batches.ipc import STORED_BYTES_MAX, encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.filters import Filter, Verdict
 from tablelayer.model.messages.read import ScanSnapshotRequest
@@ -29,17 +29,18 @@ from tablelayer.model.rows.stored import decode_few_rows
 from tablelayer.model.rows.versions import SchemaVersions, decode_stored
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.schema import Schema
-from tablelayer.server.bucket.bucket import headers_of
+from tablelayer.server.bucket.log_bucket import Counted, LogBucket
 from tablelayer.server.merge.engines import few_row_keys, row_keys
 from tablelayer.server.read.batch_filter import BatchFilter
+from tablelayer.server.regions import headers_of
 from tablelayer.server.room import Room
+from tablelayer.server.store.keys import key_rows
 from tablelayer.server.store.kv import ROW_PREFIX, KeyRange, KeyValueStore, StoreSnapshot, successor
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.log.region import FileRegion
     from tablelayer.server.bucket.key_bucket import KeyBucket
-    from tablelayer.server.bucket.log_bucket import LogBucket
     from tablelayer.server.services import Services
 
 Rows = bytes | memoryview
@@ -150,7 +151,7 @@ def lookup(
     """(a byte for each of the first keys, as many as there is room for: found or not, rows in the order of the keys).
     Raises TableError(INVALID_KEY)."""
     schema = wanted.schema
-    rows = _key_rows(schema, schema.primary_key, keys, keys_max)
+    rows = key_rows(schema, schema.primary_key, keys, keys_max)
     if rows.num_rows <= _FEW_KEYS:
         return _few_found(store.get_while(few_row_keys(schema, rows), room), versions, wanted)
     values = _values_of(store, row_keys(schema, rows), room)
@@ -167,7 +168,7 @@ def lookup_in_memory(
     if len(keys) > _FEW_KEYS_BYTES:
         return None
     try:
-        rows = _key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max, bytes_max=_FEW_KEYS_BYTES)
+        rows = key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max, bytes_max=_FEW_KEYS_BYTES)
     except TableError:
         return None  # of keys that are larger than they look, or wrong: `lookup` says it
     cost = wanted.schema.row_cost
@@ -191,12 +192,6 @@ def _few_found(values: list[bytes | None], versions: Versions, wanted: Wanted) -
     ):
         return found, _rows(pa.array(values, pa.binary()), versions, wanted)
     return found, encode_ipc(decode_few_rows(values, schema, wanted.columns))
-
-
-def absent_keys(store: KeyValueStore, schema: Schema, keys: memoryview, keys_max: int) -> pa.RecordBatch:
-    """Those of the keys that are not there, in the primary key's columns. Raises TableError(INVALID_KEY)."""
-    rows = _key_rows(schema, schema.primary_key, keys, keys_max)
-    return rows.filter(pa.array(store.absent(row_keys(schema, rows).to_pylist()), pa.bool_()))
 
 
 def _values_of(store: KeyValueStore, keys: pa.BinaryArray, room: Room) -> pa.BinaryArray:
@@ -230,7 +225,7 @@ def prefix_lookup(
     prefix has. `after`: where the first prefix goes on. Raises TableError(INVALID_KEY)."""
     # The columns of the primary key are the same in every schema, maybe renamed.
     names = wanted.schema.primary_key[:prefix_length]
-    sought = row_keys(wanted.schema, _key_rows(wanted.schema, names, prefixes, keys_max), names)
+    sought = row_keys(wanted.schema, key_rows(wanted.schema, names, prefixes, keys_max), names)
     counts, values, cursor = store.values_by_prefix(sought.to_pylist(), room, after)
     rows = _rows(pa.array(values, pa.binary()), versions, wanted)
     return np.array(counts, "<i4").tobytes(), rows, cursor
@@ -308,19 +303,6 @@ def row_count(store: KeyValueStore) -> tuple[int, int]:
     """(number of rows, at which offset), both of one moment, whatever is written meanwhile."""
     offset, count = store.applied
     return count, offset
-
-
-def _key_rows(
-    schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max: int, bytes_max: int | None = None
-) -> pa.RecordBatch:
-    expected = pa.schema([column.field() for column in schema.select(names)])
-    try:
-        rows = decode_ipc(keys, expected, untrusted=True, rows_max=keys_max, bytes_max=bytes_max)
-    except DecodeError as error:
-        raise TableError(
-            TableErrorCode.INVALID_KEY, f"keys must be rows of ({', '.join(names)}): {error}"
-        ) from None
-    return rows
 
 
 # -- log tables --------------------------------------------------------------------------------------------
@@ -484,14 +466,6 @@ def _count_matching(region: FileRegion, versions: Versions, wanted: Filter, star
     return counted, next_offset
 
 
-class Counted(msgspec.Struct, frozen=True):
-    """Rows counted from `start` up to `end`."""
-
-    start: int
-    end: int
-    rows: int
-
-
 def _count(region: FileRegion, counted: Counted) -> Counted:
     rows, end = counted.rows, counted.end
     for _, header in headers_of(region):
@@ -582,7 +556,7 @@ def _bound(schema: Schema, rows: memoryview, count: int) -> bytes:
             f"a bound has from 1 to {len(schema.primary_key)} columns of the primary key, not {count}",
         )
     names = schema.primary_key[:count]
-    bounds = row_keys(schema, _key_rows(schema, names, rows, 1), names)
+    bounds = row_keys(schema, key_rows(schema, names, rows, 1), names)
     if len(bounds) != 1:
         raise TableError(TableErrorCode.INVALID_KEY, f"a bound is one row, not {len(bounds)}")
     bound: bytes = bounds[0].as_py()

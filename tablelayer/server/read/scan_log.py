@@ -31,10 +31,11 @@ from tablelayer.model.filters.filters import Filter, Verdict
 from tablelayer.model.messages.read import ScanLogBucket, ScanLogRequest, ScanLogResponse, ScanLogResult
 from tablelayer.model.rows.versions import SchemaVersions
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.server.bucket.bucket import TableBucket, headers_of
+from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.read.batch_filter import BatchFilter, filtered_batch
 from tablelayer.server.read.bucket_state import Wanted
 from tablelayer.server.read.projection import Projection, project_batch
+from tablelayer.server.regions import headers_of
 from tablelayer.server.services import Services
 
 if TYPE_CHECKING:

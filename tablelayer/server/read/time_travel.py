@@ -23,7 +23,7 @@ import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.options import ChangelogImage
-from tablelayer.server.bucket.bucket import headers_of
+from tablelayer.server.regions import headers_of
 from tablelayer.server.store.kv import KeyValueStore
 from tablelayer.server.store.tablet import Tablet
 

@@ -11,16 +11,16 @@ import asyncio
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from tablelayer.server.store.kv import DamagedStoreError, KeyValueStore, StoreInUseError
+from tablelayer.server.store.kv import DamagedStoreError, KeyValueStore, SharedMemory, StoreInUseError
 from tablelayer.server.store.snapshots import BucketSnapshots, DamagedSnapshotError, Snapshot
 
-if TYPE_CHECKING:
-    from tablelayer.server.services import Services
+Result = TypeVar("Result")
 
 logger = logging.getLogger("headrace.tables")
 
@@ -32,10 +32,23 @@ class UnrecoverableBucketError(Exception):
     """The state is lost, no snapshot can be used, and the log does not reach back far enough to build it again."""
 
 
+class Workers(Protocol):
+    """Where a recovery does what blocks: `run` for little, `open_store` for stores, `background` for minutes."""
+
+    @property
+    def memory(self) -> SharedMemory: ...
+
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result: ...
+
+    async def open_store(self, work: Callable[..., Result], *arguments: Any) -> Result: ...
+
+    async def background(self, work: Callable[..., Result], *arguments: Any) -> Result: ...
+
+
 class StoreRecovery(msgspec.Struct):
     """Of one bucket; `name` is for messages."""
 
-    services: Services
+    workers: Workers
     name: str
     directory: Path
     snapshots: BucketSnapshots | None
@@ -48,8 +61,8 @@ class StoreRecovery(msgspec.Struct):
 
     async def open(self, log_start: int, log_end: int) -> KeyValueStore:
         """The store to go on with. Raises UnrecoverableBucketError."""
-        if await self.services.run(_is_new, self.directory) and log_end == 0:
-            return KeyValueStore.unmade(self.directory, self.services.memory, self.stores)
+        if await self.workers.run(_is_new, self.directory) and log_end == 0:
+            return KeyValueStore.unmade(self.directory, self.workers.memory, self.stores)
         try:
             store = await self._open()
         except DamagedStoreError as error:
@@ -68,13 +81,13 @@ class StoreRecovery(msgspec.Struct):
     async def _open(self) -> KeyValueStore:
         for _ in range(_CLOSING_ATTEMPTS):
             try:
-                return await self.services.open_store(
-                    KeyValueStore.open, self.directory, self.services.memory, self.stores
+                return await self.workers.open_store(
+                    KeyValueStore.open, self.directory, self.workers.memory, self.stores
                 )
             except StoreInUseError:  # somebody still reads what was closed
                 await asyncio.sleep(_CLOSING_SECONDS)
-        return await self.services.open_store(
-            KeyValueStore.open, self.directory, self.services.memory, self.stores
+        return await self.workers.open_store(
+            KeyValueStore.open, self.directory, self.workers.memory, self.stores
         )
 
     async def _replace(
@@ -85,7 +98,7 @@ class StoreRecovery(msgspec.Struct):
         for snapshot in await self._usable(log_start, log_end):
             assert self.snapshots is not None
             try:
-                await self.services.background(self.snapshots.download, snapshot, fetched)
+                await self.workers.background(self.snapshots.download, snapshot, fetched)
             except (DamagedSnapshotError, OSError) as error:
                 logger.error("%s: snapshot %d cannot be restored: %s", self.name, snapshot.id, error)
                 if isinstance(error, DamagedSnapshotError):
@@ -95,22 +108,22 @@ class StoreRecovery(msgspec.Struct):
             break
         if self.restored is None and log_start > 0:
             if store is not None:
-                await self.services.run(store.close)
+                await self.workers.run(store.close)
             raise UnrecoverableBucketError(
                 f"{problem}, there is no snapshot that the log continues, and the log begins at offset {log_start}: "
                 "the rows before it are gone. Restore the data directory from a copy, or drop the table"
             )
         if store is not None:
-            await self.services.run(store.destroy)
+            await self.workers.run(store.destroy)
             kept = ""
         else:
-            kept = f"; set aside as {await self.services.run(set_aside, self.directory)}"
+            kept = f"; set aside as {await self.workers.run(set_aside, self.directory)}"
         source = "the log"
         if self.restored is not None:
             source = (
                 f"snapshot {self.restored.id} ({self.restored.row_count} rows, offset {self.restored.offset})"
             )
-            await self.services.run(fetched.rename, self.directory)
+            await self.workers.run(fetched.rename, self.directory)
         logger.error("%s: %s%s; building it again from %s", self.name, problem, kept, source)
         if self.snapshots is not None:
             self.snapshots.store_changed()
@@ -121,7 +134,7 @@ class StoreRecovery(msgspec.Struct):
         if self.snapshots is None:
             return []
         try:
-            known = await self.services.background(self.snapshots.load)
+            known = await self.workers.background(self.snapshots.load)
         except OSError as error:
             logger.error("%s: its snapshots in %s cannot be read: %s", self.name, self.snapshots, error)
             return []

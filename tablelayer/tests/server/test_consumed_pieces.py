@@ -134,7 +134,7 @@ def test_what_consumers_hold_is_counted_and_beyond_the_bound_they_get_a_piece(tm
             table = await all_tables.create("id INT, text STRING")
             await table.append([{"id": n, "text": "x" * 500} for n in range(12_000)])
             bucket = table.partition.hooks
-            consumed = bucket.services.consumed
+            consumed = bucket.services.pieces.consumed
             held = await bucket.fetch(0, 50 * PIECE, True)
             assert 3 * PIECE < held.size <= 4 * PIECE
             assert consumed.used >= held.size

@@ -18,8 +18,8 @@ from tablelayer.model.batches.extremes import extremes
 from tablelayer.model.batches.ipc import decode_ipc
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
-from tablelayer.server.bucket import extremes as server_extremes
 from tablelayer.server.merge import writes
+from tablelayer.server.read import extremes as server_extremes
 from tablelayer.tests.server.tables import Table, run, tables
 
 COLUMNS = (

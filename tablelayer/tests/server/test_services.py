@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.server.services import SizedCache, WriteBudget
+from tablelayer.server.kafka_face.caches import SizedCache
+from tablelayer.server.services import WriteBudget
 
 
 def test_r1_6_the_budget_admits_what_fits_and_a_single_write_of_any_size() -> None:

@@ -20,9 +20,9 @@ from tablelayer.model.batches.extremes import extremes
 from tablelayer.model.batches.statistics import ColumnStatistics, scalar_of
 from tablelayer.model.filters.filters import Verdict
 from tablelayer.model.table.schema import Column
-from tablelayer.server.bucket.bucket import headers_of
 from tablelayer.server.read.batch_filter import BatchColumns, BatchFilter
 from tablelayer.server.read.bucket_state import Versions, Wanted, pieces
+from tablelayer.server.regions import headers_of
 
 if TYPE_CHECKING:
     from broker.log.region import FileRegion
