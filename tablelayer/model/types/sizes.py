@@ -7,10 +7,10 @@ stranger sent counts first. Estimates are from above, but for bitmaps; texts and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -19,12 +19,7 @@ import pyarrow as pa
 
 from tablelayer.model.arrays.arrays import width_of
 from tablelayer.model.errors import RowError
-from tablelayer.model.types.column_types import is_list
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tablelayer.model.table.schema import Column
+from tablelayer.model.types.column_types import DataType, is_list
 
 ROW_BYTES_MAX: Final = 32 << 20
 """Bytes that one record of a stranger may become beside its texts: as much as an answer may have."""
@@ -79,6 +74,17 @@ def text_size(array: pa.Array) -> int:
     return count * (2 * width + _NAME_BYTES)
 
 
+class TypedColumn(Protocol):
+    """What of a column says how much its values take: its type, and the texts that stand for a value."""
+
+    @property
+    def type(self) -> DataType: ...
+    @property
+    def default(self) -> str | None: ...
+    @property
+    def initial(self) -> str | None: ...
+
+
 class RowCost(msgspec.Struct, frozen=True):
     """Bytes of a row in Arrow's form: `width`, and `expansion` times what it takes where it is stored."""
 
@@ -86,7 +92,7 @@ class RowCost(msgspec.Struct, frozen=True):
     expansion: int
 
     @classmethod
-    def of(cls, columns: Sequence[Column]) -> RowCost:
+    def of(cls, columns: Sequence[TypedColumn]) -> RowCost:
         """Of rows of these columns, whatever schema they were written under: what a row has that lacks a column
         counts."""
         width, factor = 0, 1
@@ -158,7 +164,7 @@ class RowBytes:
             self._owner = outer
 
 
-def check_rows(count: int, columns: Sequence[Column], bytes_max: int = BATCH_BYTES_MAX) -> None:
+def check_rows(count: int, columns: Sequence[TypedColumn], bytes_max: int = BATCH_BYTES_MAX) -> None:
     """Raise RowError if rows of these columns, with nulls and defaults in all of them, take more than so many bytes."""
     width = RowCost.of(columns).width
     if count * width > bytes_max:
