@@ -22,7 +22,7 @@ from tablelayer.model.lake.offsets import (
     partitions_of,
 )
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.partitions import values_of
+from tablelayer.model.table.partition_keys import values_of
 from tablelayer.model.types.values import literal_sql
 
 OFFSETS_PROPERTY = "headrace.offsets"

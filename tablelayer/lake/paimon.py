@@ -58,7 +58,7 @@ from tablelayer.lake.paimon_read import read_rows
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.lake_options import PAIMON_PREFIX, passed_options
-from tablelayer.model.table.partitions import values_of
+from tablelayer.model.table.partition_keys import values_of
 from tablelayer.spark.splits import DELETED_COLUMN
 
 COMMIT_USER = "headrace-tier"

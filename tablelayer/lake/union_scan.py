@@ -39,7 +39,8 @@ from tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
 from tablelayer.model.lake.offsets import PartitionBucket
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.options import ChangelogImage
-from tablelayer.model.table.partitions import Partition, typed_value, values_of
+from tablelayer.model.table.partition_keys import values_of
+from tablelayer.model.table.partitions import Partition, typed_value
 from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes

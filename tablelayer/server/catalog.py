@@ -37,7 +37,8 @@ from tablelayer.model.table.definition import (
 from tablelayer.model.table.evolution import Change, changes_from_json, evolve
 from tablelayer.model.table.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.table.options import TableOptions, is_table_option
-from tablelayer.model.table.partitions import check_partitioned, spec_texts, values_of
+from tablelayer.model.table.partition_keys import values_of
+from tablelayer.model.table.partitions import check_partitioned, spec_texts
 from tablelayer.model.table.schema import FIRST_SCHEMA_ID
 from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts

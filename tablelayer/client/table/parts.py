@@ -30,7 +30,8 @@ from tablelayer.client.write.writer import Writer, WriteResult
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.partitions import Partition, check_partitioned, matching, value_problem, values_of
+from tablelayer.model.table.partition_keys import value_problem, values_of
+from tablelayer.model.table.partitions import Partition, check_partitioned, matching
 
 T = TypeVar("T")
 

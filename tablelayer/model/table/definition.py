@@ -33,7 +33,7 @@ from tablelayer.model.table.options import (
     MergeEngine,
     TableOptions,
 )
-from tablelayer.model.table.partitions import (
+from tablelayer.model.table.partition_keys import (
     check_auto_partition,
     check_partition_keys,
     check_partition_name,
