@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -26,7 +26,7 @@ from tablelayer.model.errors import RowError
 from tablelayer.server.merge.writes import OperationSource, Writer
 
 if TYPE_CHECKING:
-    from tablelayer.server.bucket.bucket import TableBucket
+    from broker.cluster.partition import Partition
     from tablelayer.server.services import WriteBudget
 
 logger = logging.getLogger("headrace.tables")
@@ -35,10 +35,36 @@ _APPENDS_AT_ONCE = 16
 """About a millisecond; then others on the event loop have their turn."""
 
 
+class JointBucket(Protocol):
+    """What a joint write asks of a bucket; `TableBucket` says what each is."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    @property
+    def place(self) -> tuple[bytes, int]: ...
+
+    @property
+    def writing(self) -> AbstractAsyncContextManager[object]: ...
+
+    def check_open(self) -> None: ...
+
+    def repeated(self, writer: Writer) -> AppendInfo | None: ...
+
+    async def prepare_rows(self, source: OperationSource, writer: Writer) -> Any: ...
+
+    def log_prepared(self, prepared: Any, size: int) -> AppendInfo: ...
+
+    async def wait_published(self, info: AppendInfo, acks: int, timeout_ms: int) -> AppendInfo: ...
+
+
 class Part(msgspec.Struct, frozen=True):
     """The rows for one bucket. `size` is their charge to the budget, `writer` who they are deduplicated by."""
 
-    bucket: TableBucket
+    bucket: JointBucket
     source: OperationSource
     writer: Writer
     size: int
