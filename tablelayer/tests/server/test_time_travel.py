@@ -268,7 +268,7 @@ def test_a_piece_can_be_asked_for_again_and_the_scan_goes_on_behind_any_row(tmp_
             offset = -1
             while True:
                 request = m.ScanSnapshotRequest(
-                    table_id=table.table_id, bucket=0, scan_id=scan_id, piece=piece, max_bytes=1
+                    table_id=table.table_id, bucket=0, scan_id=scan_id, piece=piece, max_bytes=4096
                 )
                 if scan_id == m.OPEN_SCAN and cursor is not None:
                     request.after, request.as_of = cursor, offset
