@@ -8,7 +8,8 @@ tables and columns they need, and whether a lookup, a count or a limit scan answ
 ``parse(create_table_sql(definition))`` gives the definition back, as it would be if it were new.
 """
 
-from tablelayer.model.ddl.parser import parse, parse_columns
+from tablelayer.model.ddl.clauses import parse_columns
+from tablelayer.model.ddl.parser import parse
 from tablelayer.model.ddl.render import create_database_sql, create_table_sql
 from tablelayer.model.ddl.select import Select
 from tablelayer.model.ddl.statements import (

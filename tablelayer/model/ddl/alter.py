@@ -18,10 +18,9 @@ kept with the place of the word it is about, so that the error can point there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sqlglot import Token, TokenType
 
+from tablelayer.model.ddl.clauses import ClauseReader
 from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.statements import AddPartition, AlterTable, DropPartition
 from tablelayer.model.ddl.type_names import read_type
@@ -39,9 +38,6 @@ from tablelayer.model.table.evolution import (
 from tablelayer.model.types.column_types import DataType
 from tablelayer.model.types.values import plain_text
 
-if TYPE_CHECKING:
-    from tablelayer.model.ddl.parser import Parser
-
 _VERBS = "ADD, DROP, RENAME, MODIFY, ALTER, SET or RESET"
 _CLAUSES = frozenset({"NOT", "NULL", "DEFAULT", "COMMENT", "FIRST", "AFTER", "LAST", "TYPE", "SET", "DROP"})
 
@@ -49,15 +45,15 @@ _CLAUSES = frozenset({"NOT", "NULL", "DEFAULT", "COMMENT", "FIRST", "AFTER", "LA
 class AlterReader:
     """One statement behind ALTER TABLE."""
 
-    def __init__(self, parser: Parser) -> None:
-        self.parser = parser
-        self.stream = parser.stream
+    def __init__(self, clauses: ClauseReader) -> None:
+        self.clauses = clauses
+        self.stream = clauses.stream
         self.changes: list[Change] = []
         self.places: list[tuple[int, int]] = []
 
     def read(self) -> AlterTable | AddPartition | DropPartition:
         if_exists = self.stream.accept("IF", "EXISTS")
-        path = self.parser.table_path()
+        path = self.clauses.table_path()
         of_partition = self.partition_clause(path)
         if of_partition is not None:
             if if_exists:
@@ -78,11 +74,11 @@ class AlterReader:
         if stream.at("ADD", "PARTITION") or stream.at("ADD", "IF", "NOT", "EXISTS", "PARTITION"):
             stream.expect("ADD")
             if_not_exists = stream.accept("IF", "NOT", "EXISTS")
-            return AddPartition(path, self.parser.partition_spec(), if_not_exists)
+            return AddPartition(path, self.clauses.partition_spec(), if_not_exists)
         if stream.at("DROP", "PARTITION") or stream.at("DROP", "IF", "EXISTS", "PARTITION"):
             stream.expect("DROP")
             if_exists = stream.accept("IF", "EXISTS")
-            return DropPartition(path, self.parser.partition_spec(), if_exists)
+            return DropPartition(path, self.clauses.partition_spec(), if_exists)
         return None
 
     def clause(self) -> None:
@@ -155,9 +151,9 @@ class AlterReader:
     def add(self) -> None:
         if_not_exists = self.stream.accept("IF", "NOT", "EXISTS")
         token = self.stream.token
-        if self.parser.at_primary_key():
+        if self.clauses.at_primary_key():
             raise self.stream.error("the primary key is fixed: rows are found by it", token)
-        column, is_key = self.parser.column(0)
+        column, is_key = self.clauses.column(0)
         assert token is not None
         if is_key:
             raise self.stream.error("the primary key is fixed: rows are found by it", token)
@@ -181,7 +177,7 @@ class AlterReader:
         token = self.stream.name("the name of a column")
         self.stream.expect("TO")
         new = self.stream.name("the column's new name")
-        self.note(RenameColumn(token.text, self.parser.column_name(new)), token)
+        self.note(RenameColumn(token.text, self.clauses.column_name(new)), token)
 
     def modify(self) -> None:
         """One column's new type, nullability, default, comment, place: those that are said."""
@@ -204,7 +200,7 @@ class AlterReader:
             elif stream.at("DEFAULT") or stream.at("SET", "DEFAULT"):
                 stream.accept("SET")
                 stream.accept("DEFAULT")
-                default = self.parser.default(data_type) if data_type is not None else self.untyped_default()
+                default = self.clauses.default(data_type) if data_type is not None else self.untyped_default()
                 drop_default = default is None
             elif stream.accept("DROP", "DEFAULT"):
                 drop_default = True
@@ -235,7 +231,7 @@ class AlterReader:
         stream.expect_kind(TokenType.L_PAREN, "'(' and the options")
         while True:
             token = stream.token
-            name, value = self.parser.option(is_primary_key_table=True)
+            name, value = self.clauses.option(is_primary_key_table=True)
             assert token is not None
             self.note(SetOptions({name: value}), token)
             if not stream.accept_kind(TokenType.COMMA):
@@ -247,7 +243,7 @@ class AlterReader:
         stream.expect_kind(TokenType.L_PAREN, "'(' and the options' names")
         while True:
             token = stream.text("an option, such as 'table.log.ttl'")
-            self.parser.check_option_name(token)
+            self.clauses.check_option_name(token)
             self.note(ResetOptions((token.text,)), token)
             if not stream.accept_kind(TokenType.COMMA):
                 stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
