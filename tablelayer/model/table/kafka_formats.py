@@ -1,6 +1,6 @@
 """How the rows of a table look in the values of Kafka records: the formats and their parameters.
 
-Declared as options in `options.py`; what a format does is in `json_rows`, `json_path`, `debezium` and `avro_*`.
+Declared as options in `options.py`; what a format does is in the rooms `json` and `avro`.
 """
 
 from __future__ import annotations
