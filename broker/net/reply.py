@@ -33,7 +33,8 @@ class Region(Protocol):
     def fileno(self) -> int: ...
 
 
-Part = bytes | bytearray | memoryview | Region
+Buffer = bytes | bytearray | memoryview
+Part = Buffer | Region
 
 
 class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ours

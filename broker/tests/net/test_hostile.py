@@ -412,7 +412,7 @@ def test_f8_one_that_never_reads_costs_a_bounded_amount(tmp_path) -> None:
                 tracemalloc.stop()
             assert sent > 100 * len(ask)  # answered in full, this would be 50 MB and more
             assert peak < 12 << 20
-            assert max(each._unsent_bytes for each in broker.broker._network._connections) < 4 << 20
+            assert max(each.unsent_bytes for each in broker.broker._network._connections) < 4 << 20
             assert max(await round_trips(broker, 20)) < 1
             sock.close()
 

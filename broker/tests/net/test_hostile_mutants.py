@@ -17,7 +17,7 @@ import pytest
 
 from broker import server
 from broker.api import dispatch, produce
-from broker.net.connection import Connection
+from broker.net.frame_receiver import FrameReceiver
 from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.net.reply import CloseConnection, Pending
@@ -39,26 +39,26 @@ def _collected_here() -> Iterator[None]:
 
 
 def test_f2_a_length_that_is_cut_in_two_is_taken_for_garbage(monkeypatch) -> None:
-    original = Connection._split
+    original = FrameReceiver.received
 
-    def split(self, count):
+    def received(self, count):
         if self._prefix:
             raise CloseConnection("a frame without a length")
         original(self, count)
 
-    monkeypatch.setattr(Connection, "_split", split)
+    monkeypatch.setattr(FrameReceiver, "received", received)
     with pytest.raises(NOTICED):
         test_connection.check_answers([b"a", b"b" * 20, b"c"], [7], 8)
 
 
 def test_f2_answers_overtake_each_other_when_requests_come_together(monkeypatch) -> None:
-    original = Connection._split
+    original = FrameReceiver.received
 
-    def split(self, count):
+    def received(self, count):
         original(self, count)
-        self._frames.reverse()
+        self.frames.reverse()
 
-    monkeypatch.setattr(Connection, "_split", split)
+    monkeypatch.setattr(FrameReceiver, "received", received)
     with pytest.raises(NOTICED):
         test_connection.check_answers([b"a", b"b", b"c"], [], 65536)
 
@@ -111,7 +111,7 @@ def test_f8_answers_are_made_for_one_that_never_reads(tmp_path, monkeypatch) -> 
 
 def test_f8_what_is_announced_is_allocated(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
-        Connection, "_room", lambda self: memoryview(bytearray(min(self._announced, 1 << 20)))
+        FrameReceiver, "_buffer", lambda self: memoryview(bytearray(min(self._announced, 1 << 20)))
     )
     with pytest.raises(NOTICED):
         test_hostile.test_f8_half_frames_and_silence_cost_no_memory_and_are_closed_in_the_end(tmp_path)
