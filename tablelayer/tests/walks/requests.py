@@ -13,7 +13,8 @@ from tablelayer.tests.server.tables import Tables
 from tablelayer.tests.walks.trace import Call, TracedBroker, traced_broker
 
 COLUMNS = "id BIGINT, name STRING, PRIMARY KEY (id) NOT ENFORCED"
-TRIES = 20
+BEFORE = 3
+TIMES = 10
 
 
 async def requests(
@@ -72,17 +73,19 @@ async def _traced(directory: Path) -> dict[str, list[Call]]:
     extension = TableExtension()
     async with traced_broker(directory, extension) as broker:
         return {
-            name: await _settled(broker, each) for name, each in (await requests(broker, extension)).items()
+            name: await _undisturbed(broker, each)
+            for name, each in (await requests(broker, extension)).items()
         }
 
 
-async def _settled(broker: TracedBroker, request: Callable[[], Awaitable[None]]) -> list[Call]:
-    """Sent until two traces in a row are the same: what is made once is made then, and no timer came between."""
-    last = None
-    for _ in range(TRIES):
+async def _undisturbed(broker: TracedBroker, request: Callable[[], Awaitable[None]]) -> list[Call]:
+    """The shortest of many, after a few that find no row or nothing remembered: timers, and slices of work that end
+    early because the machine is busy, only add calls.
+    """
+    for _ in range(BEFORE):
         await request()
-        calls = sorted(broker.calls, key=lambda call: call.thread)  # stable: the order within each thread
-        if calls == last:
-            return broker.calls
-        last = calls
-    raise AssertionError(f"no two of {TRIES} requests in a row were served by the same calls")
+    traces = []
+    for _ in range(TIMES):
+        await request()
+        traces.append(broker.calls)
+    return min(traces, key=len)

@@ -57,6 +57,7 @@ class Tracer:
         self._calls: list[Call] | None = None
         self._depths: dict[int, int] = {}
         self._waiting: Call | None = None  # the event loop's, which may have begun to wait before the trace
+        self._lock = threading.Lock()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -70,12 +71,14 @@ class Tracer:
             threading.setprofile(before_in_threads)
 
     def start(self) -> None:
-        waiting = self._waiting
-        self._depths = {} if waiting is None else {waiting.thread: 1}
-        self._calls = [] if waiting is None else [waiting]
+        with self._lock:
+            waiting = self._waiting
+            self._depths = {} if waiting is None else {waiting.thread: 1}
+            self._calls = [] if waiting is None else [waiting]
 
     def stop(self) -> list[Call]:
-        calls, self._calls = self._calls or [], None
+        with self._lock:
+            calls, self._calls = self._calls or [], None
         return without_waiting(calls)
 
     def _event(self, frame: FrameType, event: str, _: Any) -> None:
@@ -86,21 +89,21 @@ class Tracer:
         is_kernel = "__name__" not in frame.f_globals
         if path is None or is_kernel or code.co_name in COMPREHENSIONS:
             return
-        calls, thread = self._calls, threading.get_ident()
+        thread = threading.get_ident()
         function = code.co_qualname.rpartition("<locals>.")[2]
-        depth = 0 if calls is None else self._depths.get(thread, 0)
-        call = None
-        if event == "call":
-            call = Call(thread, depth, path, function, frame.f_lasti > first_instruction(code))
-        if (path, function) == WAITING:
-            self._waiting = call
-        if calls is None:
-            return
-        if call is None:
-            self._depths[thread] = max(0, depth - 1)  # what began before the trace may end in it
-        else:
-            self._depths[thread] = depth + 1
-            calls.append(call)
+        resumed = frame.f_lasti > first_instruction(code)
+        with self._lock:
+            depth = 0 if self._calls is None else self._depths.get(thread, 0)
+            call = Call(thread, depth, path, function, resumed) if event == "call" else None
+            if (path, function) == WAITING:
+                self._waiting = call
+            if self._calls is None:
+                return
+            if call is None:
+                self._depths[thread] = max(0, depth - 1)  # what began before the trace may end in it
+            else:
+                self._depths[thread] = depth + 1
+                self._calls.append(call)
 
 
 @functools.cache
