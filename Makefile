@@ -47,7 +47,7 @@ mutants: setup  ## break each promise in a copy of the source: its tests must fa
 	@$(BIN)/python -m mutants $(ARGS)
 
 compat: setup  ## clients of other languages, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md
-	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py
+	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -p no:randomly -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py
 
 check: setup  ## format, lint, types, layers, container files
 	@$(BIN)/ruff format --check .

@@ -31,6 +31,7 @@ SETTINGS = {
     "group.consumer.heartbeat.interval.ms": "200",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "auto.create.topics.enable": "true",
+    "log.retention.ms": "-1",  # records of the tests have timestamps of years ago
 }
 
 
