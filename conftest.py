@@ -1,5 +1,8 @@
 """What holds for every test of the project."""
 
+import asyncio
+import inspect
+
 import pytest
 from hypothesis import settings
 
@@ -14,3 +17,13 @@ settings.load_profile("headrace")
 def _nothing_told_of_the_disk() -> None:
     """A cause is told once a minute in a process: each test hears its own."""
     DISK_LOG.forget()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine has an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True

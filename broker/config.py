@@ -421,8 +421,7 @@ class TopicLayer(NamedTuple):
 
 
 class BrokerConfig:
-    """Parsed values by name: `config["num.partitions"]` is an int, a bool, a str or a list by the declared
-    type.
+    """Parsed values by name: `config["num.partitions"]` is an int, a bool, a str or a list by the declared type.
 
     `explicit` is what is set, by whomever: see `layers`.
     """

@@ -1,9 +1,8 @@
 """How a configuration is declared: one `ConfigKey` per name, for the broker, for topics and for extensions.
 
-A declaration carries everything that is ever said about the configuration: its type on the wire, its default,
-a line of documentation and its rule. DescribeConfigs, `--help` and the error messages are computed from it.
-Values travel as text (Kafka's own way); `ConfigKey.parse` turns text into a value and is the only place that
-does.
+A declaration carries everything that is ever said about the configuration: its type on the wire, its default, a line
+of documentation and its rule. DescribeConfigs, `--help` and the error messages are computed from it. Values travel as
+text (Kafka's own way); `ConfigKey.parse` turns text into a value and is the only place that does.
 """
 
 from __future__ import annotations

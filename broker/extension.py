@@ -1,9 +1,8 @@
 """The one door through which something is added to the broker.
 
-An extension brings its own APIs (`apis`), takes over the partitions of the topics it recognises
-(`partition_hooks`), declares configurations, and works in the background (`run`). The broker knows nothing
-else about it. Everything here runs on the broker's event loop. Work over about a millisecond belongs into
-`BrokerContext.executor`.
+An extension brings its own APIs (`apis`), takes over the partitions of the topics it recognises (`partition_hooks`),
+declares configurations, and works in the background (`run`). The broker knows nothing else about it. Everything here
+runs on the broker's event loop. Work over about a millisecond belongs into `BrokerContext.executor`.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ class Clock(Protocol):
     """Time, in the two kinds that must not be mixed."""
 
     def time_ms(self) -> int:
-        """Wall-clock milliseconds since the epoch: for record timestamps and retention, never for
-        deadlines."""
+        """Wall-clock milliseconds since the epoch: for record timestamps and retention, never for deadlines."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back: for deadlines, leases and sessions."""
@@ -71,8 +70,7 @@ class SystemEntropy:
 
 
 class DiskFile(Protocol):
-    """An open file with explicit positions. Every call may raise OSError. It is closed when nobody refers to
-    it."""
+    """An open file with explicit positions. Every call may raise OSError. It is closed when nobody refers to it."""
 
     def fileno(self) -> int:
         """The descriptor for sendfile; OSError (EBADF) if there is none behind this file."""
@@ -83,8 +81,7 @@ class DiskFile(Protocol):
         """Up to `size` bytes, fewer only at the end of the file."""
 
     def view(self) -> memoryview:
-        """The present contents, read-only, without copying where the system can. Not extended by later
-        writes."""
+        """The present contents, read-only, without copying where the system can. Not extended by later writes."""
 
     def write(self, parts: Sequence[bytes | bytearray | memoryview], position: int) -> None:
         """Write all parts one after another, in one system call if it takes them.
@@ -95,8 +92,7 @@ class DiskFile(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Make data and size durable. After an OSError nothing may be assumed about what was written
-        before."""
+        """Make data and size durable. After an OSError nothing may be assumed about what was written before."""
 
     def settle(self) -> None:
         """`sync`, then forget what is cached: from now on reads give what the medium has.

@@ -414,10 +414,9 @@ class Broker:
     async def run_forever(self) -> None:
         """Wait until `stop` is called elsewhere. What fails in the background never stops the broker.
 
-        The process is taken to be the broker's own: what start-up
-        left behind (modules, code, topics) is never looked at again by the garbage collector, whose full
-        passes would otherwise stop everything for tens of milliseconds. Whoever starts the process may have switched
-        the collector off until then: it is on afterwards.
+        The process is taken to be the broker's own: what start-up left behind (modules, code, topics) is never looked
+        at again by the garbage collector, whose full passes would otherwise stop everything for tens of milliseconds.
+        Whoever starts the process may have switched the collector off until then: it is on afterwards.
         """
         gc.collect()
         gc.freeze()

@@ -36,9 +36,7 @@ def _environment() -> dict[str, str]:
 
 
 def run(*words: str, timeout_s: float = 120.0) -> str:
-    """Run a headrace command to its end; what it printed. Raises StepFailedError with its words if it
-    fails.
-    """
+    """Run a headrace command to its end; what it printed. Raises StepFailedError with its words if it fails."""
     done = subprocess.run(
         headrace(*words),
         capture_output=True,

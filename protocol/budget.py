@@ -4,9 +4,8 @@ A frame of 100 MiB can hold fifty million empty arrays, each of which is a Pytho
 Bounding the frame therefore does not bound the memory: every decoder charges what it is about to allocate
 to a `DecodeBudget`, before allocating.
 
-Costs are estimates in bytes, rounded up: objects with their attributes, list slots, text (four bytes for
-each encoded byte, the worst case of CPython's strings) and copied bytes. Record data stays a view of the
-frame and costs nothing.
+Costs are estimates in bytes, rounded up: objects with their attributes, list slots, text (four bytes for each encoded
+byte, the worst case of CPython's strings) and copied bytes. Record data stays a view of the frame and costs nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +19,11 @@ DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
 
 
 class BudgetExceeded(DecodeError):  # noqa: N818
-    """The message is well formed as far as it was read, but its objects would take more memory than was
-    granted.
-    """
+    """The message is well formed as far as it was read, but its objects would take more memory than was granted."""
 
 
 class DecodeBudget:
-    """Bytes of memory that decoding may still allocate. One budget may serve several messages of a
-    connection.
-    """
+    """Bytes of memory that decoding may still allocate. One budget may serve several messages of a connection."""
 
     __slots__ = ("limit_bytes", "remaining_bytes")
 

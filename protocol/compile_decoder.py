@@ -1,10 +1,9 @@
 """Compiles the decoder of one version of a message: one flat function, loops for arrays, one `unpack_from`
 per run of fixed-size fields (lengths of the old encoding among them).
 
-The function takes (buffer, position, left) and returns (message, position, left), where `left` is what
-remains of the budget, in bytes. It raises DecodeError for what it notices itself; running off the end of
-the buffer surfaces as `struct.error` or IndexError and bad text as UnicodeDecodeError, which the caller
-translates.
+The function takes (buffer, position, left) and returns (message, position, left), where `left` is what remains of the
+budget, in bytes. It raises DecodeError for what it notices itself; running off the end of the buffer surfaces as
+`struct.error` or IndexError and bad text as UnicodeDecodeError, which the caller translates.
 
 For large frames there is a second form of it, a generator that rests every few elements, so that whoever decodes can
 let others run in between.

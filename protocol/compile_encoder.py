@@ -1,12 +1,11 @@
 """Compiles the encoder of one version of a message: one flat function, loops for arrays, one `pack` per run
 of fixed-size fields (lengths of the old encoding among them).
 
-The function takes the message and returns a list of buffers. Without records that is one; with records
-what is between them is one each, and each `records` value stands in the list by
-reference, whether it is a buffer or a region of a file. For large messages there is a second form of it, a generator
-that rests every few elements and gives many buffers. Values of a wrong type or out of range surface as
-`struct.error`, TypeError and the like, which the caller translates; a field that is set but not carried by
-the version is an EncodeError right away, as in Kafka.
+The function takes the message and returns a list of buffers. Without records that is one; with records what is
+between them is one each, and each `records` value stands in the list by reference, whether it is a buffer or a region
+of a file. For large messages there is a second form of it, a generator that rests every few elements and gives many
+buffers. Values of a wrong type or out of range surface as `struct.error`, TypeError and the like, which the caller
+translates; a field that is set but not carried by the version is an EncodeError right away, as in Kafka.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ Every function takes the same keywords, which mean what they mean in Kafka's mes
 - `tag`, `tagged`: the number of a tagged field and the versions in which it is tagged (all of `versions` by
   default).
 
-Two conventions of ours. A tagged `struct` that is absent is None, so that the hot paths need not build
-empty ones. And the functions are typed as returning Any, so that `name: int = int32()` reads as an
-attribute with a default.
+Two conventions of ours. A tagged `struct` that is absent is None, so that the hot paths need not build empty ones.
+And the functions are typed as returning Any, so that `name: int = int32()` reads as an attribute with a default.
 """
 
 from __future__ import annotations
@@ -71,9 +70,7 @@ class Versions:
 
 
 class Field(msgspec.Struct, frozen=True, eq=False):
-    """One field of a struct as declared. `kind` is a key of FORMATS or string, binary, records, array,
-    struct.
-    """
+    """One field of a struct as declared. `kind` is a key of FORMATS or string, binary, records, array, struct."""
 
     kind: str
     versions: Versions

@@ -20,9 +20,7 @@ SIZE_PREFIX: Final = Packer(">i")
 
 
 class InvalidFrameSize(DecodeError):  # noqa: N818
-    """The size of a frame is negative or otherwise impossible. As a rule the peer does not speak this
-    protocol.
-    """
+    """The size of a frame is negative or otherwise impossible. As a rule the peer does not speak this protocol."""
 
 
 class FrameTooLarge(InvalidFrameSize):
@@ -65,9 +63,7 @@ class FrameSplitter:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received that do not make a frame yet; when a peer closes, more than none means a truncated
-        frame.
-        """
+        """Bytes received that do not make a frame yet; when a peer closes, more than none means a truncated frame."""
         return len(self._pending)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:

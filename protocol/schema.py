@@ -11,10 +11,9 @@
 
 A class that others are made from gives them its fields, which come first.
 
-Declaring gives a class with slots, a keyword-only constructor in which every field has a default, equality
-and a repr. Encoders and decoders are compiled on first use, one flat function per message and version
-(`protocol.compile`), so that importing a message costs nothing but its class. Objects are plain mutable
-values; they are not hashable.
+Declaring gives a class with slots, a keyword-only constructor in which every field has a default, equality and a
+repr. Encoders and decoders are compiled on first use, one flat function per message and version (`protocol.compile`),
+so that importing a message costs nothing but its class. Objects are plain mutable values; they are not hashable.
 
 A decoded message may hold views of the buffer it was decoded from (`records` fields): leave that buffer
 alone meanwhile.
@@ -249,8 +248,7 @@ class Message(Struct):
     def encode(self, version: int) -> bytes:
         """The message as one bytes object. Regions of files among its records are read.
 
-        Raises EncodeError if the version is unknown, a value does not fit, or the version lacks a field
-        that is set.
+        Raises EncodeError if the version is unknown, a value does not fit, or the version lacks a field that is set.
         """
         parts = self._encode(version)
         try:

@@ -1,8 +1,7 @@
 """Fetch (1): read batches, waiting for them if asked to.
 
-Sizes follow KIP-74: partitions in the order of the request; the first that has anything gives at least one
-whole batch however large, the others only what is left of `max_bytes`. Batches of plain partitions leave as
-file regions.
+Sizes follow KIP-74: partitions in the order of the request; the first that has anything gives at least one whole
+batch however large, the others only what is left of `max_bytes`. Batches of plain partitions leave as file regions.
 
 A fetch that finds less than `min_bytes` waits. It is woken by the partitions themselves (append, deletion,
 failure, log start) and looks again only at those that moved. It is answered when there is enough, when there

@@ -1,8 +1,7 @@
 """ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): who holds and leads what.
 
-One broker holds and leads every partition, so nothing can move and nothing is to be elected. What is asked for
-is compared with that: what is so already succeeds or is ELECTION_NOT_NEEDED, everything else is refused with
-the reason.
+One broker holds and leads every partition, so nothing can move and nothing is to be elected. What is asked for is
+compared with that: what is so already succeeds or is ELECTION_NOT_NEEDED, everything else is refused with the reason.
 """
 
 from __future__ import annotations

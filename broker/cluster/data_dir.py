@@ -121,9 +121,7 @@ class DataDirectory:
         return path
 
     def prepare_partition_dir(self, image: TopicImage, index: int) -> Path:
-        """The folder for the partition of exactly this topic; files of an earlier one of that name are set
-        aside.
-        """
+        """The folder for the partition of exactly this topic; files of an earlier one of that name are set aside."""
         path = self.partition_dir(image.name, index)
         if path.is_dir():
             owner = read_topic_id(path)

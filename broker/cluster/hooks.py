@@ -53,9 +53,7 @@ class PartitionHooks(Protocol):
         """
 
     def high_watermark_candidate(self, offset: int) -> None:
-        """The log is replicated up to `offset`. Publish it with `Partition.publish_high_watermark` when
-        ready.
-        """
+        """The log is replicated up to `offset`. Publish it with `Partition.publish_high_watermark` when ready."""
 
     def retention_floor(self) -> int | None:
         """Retention never deletes at or above this offset; None if it may delete anything."""

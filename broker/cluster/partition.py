@@ -436,9 +436,7 @@ class Partition:
         await self._close_log(clean=True, executor=executor)
 
     async def drop(self) -> None:
-        """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the
-        caller's.
-        """
+        """The topic was deleted: stop serving and let the hooks remove what is theirs. Files are the caller's."""
         if self.closed:
             return
         self.closed = True

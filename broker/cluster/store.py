@@ -1,9 +1,8 @@
 """The embedded coordination store: one SQLite file in the data directory.
 
-A transaction is on disk when `transact` returns (`synchronous=FULL`), so that a broker killed at any time
-finds what it had acknowledged. All statements run in one thread of the store's own; the event loop never
-waits for the disk. Version rules are ZooKeeper's: a node starts at 0, each set adds one; parents are made as
-needed and count as nodes.
+A transaction is on disk when `transact` returns (`synchronous=FULL`), so that a broker killed at any time finds what
+it had acknowledged. All statements run in one thread of the store's own; the event loop never waits for the disk.
+Version rules are ZooKeeper's: a node starts at 0, each set adds one; parents are made as needed and count as nodes.
 
 The process is the only session, and nobody can take what it holds: its lease has no end. Ephemeral nodes go when the
 store is closed, or is opened after a kill.

@@ -1,8 +1,7 @@
 """Topic configurations: which names exist, what a topic's effective values are, where each value comes from.
 
-A value is looked for in the topic, then in the broker's configuration (`log.retention.ms` for
-`retention.ms`), then in the declared default. The declared tables are the log's (`broker.log.topic_configs`)
-and the extensions'.
+A value is looked for in the topic, then in the broker's configuration (`log.retention.ms` for `retention.ms`), then
+in the declared default. The declared tables are the log's (`broker.log.topic_configs`) and the extensions'.
 """
 
 from __future__ import annotations

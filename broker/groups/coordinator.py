@@ -1,8 +1,7 @@
 """The group coordinator: the thin shell around `broker.groups.state`.
 
-It owns the groups, feeds them requests and the passing of time, and carries out their effects: a reply
-resolves the request that waits for it, an append goes to the journal before anything that depends on it
-happens.
+It owns the groups, feeds them requests and the passing of time, and carries out their effects: a reply resolves the
+request that waits for it, an append goes to the journal before anything that depends on it happens.
 
 Invariants
 - Nothing is acknowledged, or shown, before its journal record is stored as `JournalTopic` promises; a failed append

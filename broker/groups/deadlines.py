@@ -3,9 +3,8 @@
 A key has at most one deadline that counts, the earliest it was given since it last fired. Firing early is
 harmless for the groups (a tick finds nothing due), so a deadline that moved later is not taken back.
 
-When the event loop itself was held up, the heartbeats of that time are still unread. Then everything that is
-due gets a short grace, in which they are read: a stall of the broker must not cost its clients their
-sessions.
+When the event loop itself was held up, the heartbeats of that time are still unread. Then everything that is due gets
+a short grace, in which they are read: a stall of the broker must not cost its clients their sessions.
 """
 
 from __future__ import annotations

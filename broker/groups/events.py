@@ -202,9 +202,7 @@ class PendingGroupDeletion(msgspec.Struct, frozen=True):
 
 
 class PendingEmpty(msgspec.Struct, frozen=True):
-    """The group became empty. If storing that fails, the last generation comes back after a crash and times
-    out.
-    """
+    """The group became empty. If storing that fails, the last generation comes back after a crash and times out."""
 
     stored: StoredGroup
 

@@ -62,9 +62,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class CommittedOffset(msgspec.Struct, frozen=True):
-    """A consumer's position. `expire_timestamp_ms` is -1 unless an old client (OffsetCommit v2-v4) asked for
-    one.
-    """
+    """A consumer's position. `expire_timestamp_ms` is -1 unless an old client (OffsetCommit v2-v4) asked for one."""
 
     offset: int
     leader_epoch: int = -1

@@ -4,10 +4,9 @@
       ^             |    ^                 |                 |
       +-------------+    +-----------------+-----------------+
 
-PreparingRebalance collects JoinGroup requests until every member has joined again or the longest rebalance
-timeout is over; the answers start a generation (CompletingRebalance). The leader's SyncGroup brings the
-assignment, which goes to the journal first and then to everybody (Stable). Any change of membership starts
-over.
+PreparingRebalance collects JoinGroup requests until every member has joined again or the longest rebalance timeout is
+over; the answers start a generation (CompletingRebalance). The leader's SyncGroup brings the assignment, which goes
+to the journal first and then to everybody (Stable). Any change of membership starts over.
 
 Invariants
 - Every request is answered exactly once. A request that waits is superseded, never forgotten, when its member

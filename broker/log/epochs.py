@@ -1,5 +1,4 @@
-"""Leader epochs: which epoch wrote from which offset on (KIP-101), in Kafka's `leader-epoch-checkpoint`
-format.
+"""Leader epochs: which epoch wrote from which offset on (KIP-101), in Kafka's `leader-epoch-checkpoint` format.
 
 The file is text: a version (0), the number of entries, then `epoch start_offset` per line, both ascending. An
 epoch without records is kept in memory only, so that a leader change of an idle partition costs no write.

@@ -18,8 +18,7 @@ class CorruptLogError(Exception):
 class RecordErrors(KafkaError):  # noqa: N818 - the name other folders know
     """A produced batch was refused because of some of its records; nothing of it was written.
 
-    `errors` are pairs of the record's index in the batch and what is wrong with it (Produce v8 and newer show
-    them).
+    `errors` are pairs of the record's index in the batch and what is wrong with it (Produce v8 and newer show them).
     """
 
     def __init__(

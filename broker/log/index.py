@@ -99,8 +99,7 @@ class TimeIndex:
             yield timestamp, self.base_offset + relative_offset
 
     def last(self) -> tuple[int, int] | None:
-        """(timestamp, offset) of the last entry: the largest timestamp of a segment that is no longer
-        written."""
+        """(timestamp, offset) of the last entry: the largest timestamp of a segment that is no longer written."""
         return self._entry(len(self) - 1) if self.entries else None
 
     def maybe_append(self, timestamp: int, offset: int) -> None:

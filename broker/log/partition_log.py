@@ -431,8 +431,7 @@ class PartitionLog:
         return segment
 
     def _write_snapshot(self) -> None:
-        """The producer state at the log's end, for recovery to start from; a cache, so failing is no
-        error."""
+        """The producer state at the log's end, for recovery to start from; a cache, so failing is no error."""
         end_offset = self.log_end_offset
         try:
             self._disk.replace(
@@ -848,8 +847,7 @@ class PartitionLog:
     # -- the end -------------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> None:
-        """Let go of all files. `clean` flushes first and leaves a marker, so that the next open scans
-        nothing.
+        """Let go of all files. `clean` flushes first and leaves a marker, so that the next open scans nothing.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) when that fails; the log is closed all the same.
         """

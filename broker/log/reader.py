@@ -21,8 +21,7 @@ _SEGMENTS_KEPT_OPEN: Final = 4
 
 
 class Reader:
-    """`segments` and their `bases` (base offsets) are the log's own lists; the last segment is the written
-    one."""
+    """`segments` and their `bases` (base offsets) are the log's own lists; the last segment is the written one."""
 
     __slots__ = ("_bases", "_opened", "_read_ends", "_recent_appends", "_segments")
 

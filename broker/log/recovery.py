@@ -111,8 +111,7 @@ def recover(disk: Disk, directory: Path, config: LogConfig, clock: Clock) -> Rec
 def load_producers(
     disk: Disk, directory: Path, segments: list[Segment], end_offset: int, clock: Clock
 ) -> ProducerState:
-    """The state at `end_offset`: newest readable snapshot at or below it, completed from the batches after
-    it."""
+    """The state at `end_offset`: newest readable snapshot at or below it, completed from the batches after it."""
     for offset in snapshot_offsets(disk, directory):
         if offset > end_offset:
             disk.remove(directory / snapshot_name(offset))  # it describes batches that are gone

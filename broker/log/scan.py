@@ -80,8 +80,7 @@ class Batches(msgspec.Struct, frozen=True):
 
 
 class WalkEnd(msgspec.Struct):
-    """Where a walk stopped: after the last good batch, and what is wrong with the next one (None at the
-    end)."""
+    """Where a walk stopped: after the last good batch, and what is wrong with the next one (None at the end)."""
 
     position: int
     next_offset: int
@@ -346,7 +345,6 @@ def _replay_marker(
 
 
 def epoch_changes(batches: Batches) -> list[tuple[int, int]]:
-    """(leader epoch, base offset) of the first batch and of each one whose epoch is not that of the one
-    before."""
+    """(leader epoch, base offset) of the first batch and of each one whose epoch is not that of the one before."""
     rows = np.flatnonzero(np.diff(batches.leader_epoch, prepend=batches.leader_epoch[0] - 1))
     return [(int(batches.leader_epoch[row]), int(batches.base_offset[row])) for row in rows]

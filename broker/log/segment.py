@@ -94,8 +94,7 @@ class Segment:
         largest: tuple[int, int] | None = None,
         first_timestamp: int = -1,
     ) -> None:
-        """`largest` is (largest timestamp, its offset); None is "look into the time index when it
-        matters"."""
+        """`largest` is (largest timestamp, its offset); None is "look into the time index when it matters"."""
         self._disk = disk
         self._stem = directory / file_stem(base_offset)
         self._interval_bytes = interval_bytes
@@ -168,8 +167,7 @@ class Segment:
         self.is_active = False
 
     def write_indexes(self, suffix: str = "") -> None:
-        """Bring the indexes to disk, the largest timestamp as the last entry. Never synced: they are a
-        cache."""
+        """Bring the indexes to disk, the largest timestamp as the last entry. Never synced: they are a cache."""
         timestamp, offset = self.largest
         if self.size and timestamp >= 0:
             self.time_index.maybe_append(timestamp, offset)
@@ -403,8 +401,7 @@ class Segment:
     def headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         """(position, header) of each batch from a batch boundary on. Raises CorruptLogError, OSError.
 
-        Reads a few KiB at a time, so that neighbouring small batches cost one read and large ones are
-        skipped.
+        Reads a few KiB at a time, so that neighbouring small batches cost one read and large ones are skipped.
         """
         chunk, chunk_start = b"", position
         while position < self.size:
@@ -468,8 +465,7 @@ class Segment:
             position = end
 
     def _trusted(self, entry: tuple[int, int] | None, again: Callable[[], tuple[int, int] | None]) -> int:
-        """The position of an index entry (0 without one) if it proves true; else that after rebuilding the
-        index."""
+        """The position of an index entry (0 without one) if it proves true; else that after rebuilding the index."""
         if entry is not None and not self._is_true(entry):
             self.rebuild_indexes(f"its entry for offset {entry[0]} points at byte {entry[1]}, which is wrong")
             entry = again()

@@ -28,8 +28,7 @@ def stamp(
 def stamp_with_time(
     batch: memoryview, header: BatchHeader, base_offset: int, leader_epoch: int, now_ms: int
 ) -> tuple[bytes, memoryview]:
-    """The patched beginning of a batch, up to its max timestamp, with a new CRC; and the rest, which
-    stays."""
+    """The patched beginning of a batch, up to its max timestamp, with a new CRC; and the rest, which stays."""
     rest = batch[UP_TO_MAX_TIMESTAMP.size :]
     prefix = bytearray(
         UP_TO_MAX_TIMESTAMP.pack(

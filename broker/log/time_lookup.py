@@ -122,8 +122,7 @@ def latest(segments: Sequence[Segment], log_start_offset: int, opened: Opened) -
 
 
 def _largest_from(segment: Segment, start_offset: int, opened: Opened) -> tuple[int, int]:
-    """(largest timestamp, last offset of its batch) of a segment whose first records do not count any
-    more."""
+    """(largest timestamp, last offset of its batch) of a segment whose first records do not count any more."""
     largest = (-1, start_offset)
     for position, header in segment.headers(segment.locate(start_offset)[0]):
         timestamp = header.max_timestamp

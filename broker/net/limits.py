@@ -23,9 +23,7 @@ class Limits(msgspec.Struct, frozen=True):
     receive_buffer_bytes: int = -1
     """`socket.receive.buffer.bytes`; as above."""
     scratch_bytes: int = 256 * 1024
-    """What one `recv` may bring: large enough that small requests come many at a time, small enough for the
-    cache.
-    """
+    """What one `recv` may bring: large enough that small requests come many at a time, small enough for the cache."""
     unsent_bytes_max: int = 1024 * 1024
     """Answers waiting for a slow reader; above it no further request of that connection is looked at."""
     pooled_bytes_max: int = 64 * 1024 * 1024

@@ -119,8 +119,7 @@ def _enter(entries: dict[str, _Inode | _Directory], entry: _Entry) -> None:
 
 @dataclass(slots=True)
 class Fault:
-    """Make the next `times` operations of a kind fail, after `skip` of them, on paths that end in
-    `suffix`."""
+    """Make the next `times` operations of a kind fail, after `skip` of them, on paths that end in `suffix`."""
 
     operation: str
     error: int

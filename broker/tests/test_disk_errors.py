@@ -52,39 +52,35 @@ def test_a_full_disk_is_recognised_behind_what_was_raised_for_it() -> None:
     assert not is_disk_full(None)
 
 
-def test_a_partition_that_cannot_be_opened_for_want_of_room_is_opened_later(tmp_path, monkeypatch) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t")
-            directory = broker.broker._directory
-            with monkeypatch.context() as full:
-                full.setattr(directory, "make_partition_dir", no_space)
-                refused = await broker.produce("t", [b"x"])
-                assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-                assert "the disk is full" in refused.error_message
-            assert (await broker.produce("t", [b"x"])).error_code == 0
+async def test_a_partition_that_cannot_be_opened_for_want_of_room_is_opened_later(
+    tmp_path, monkeypatch
+) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        directory = broker.broker._directory
+        with monkeypatch.context() as full:
+            full.setattr(directory, "make_partition_dir", no_space)
+            refused = await broker.produce("t", [b"x"])
+            assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert "the disk is full" in refused.error_message
+        assert (await broker.produce("t", [b"x"])).error_code == 0
 
-    asyncio.run(test())
 
-
-def test_changes_of_the_metadata_go_on_after_a_commit_without_room(tmp_path, monkeypatch) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            store = broker.context.store
-            connection = store._connection
-            pages = connection.execute("PRAGMA page_count").fetchone()[0]
-            connection.execute(f"PRAGMA max_page_count={pages}")
-            with pytest.raises(KafkaError, match="the disk is full") as caught:
-                for number in range(200):
-                    await broker.create_topic("x" * 200 + str(number))
-            assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
-            assert broker.context.metadata.topic("later") is None
-            connection.execute("PRAGMA max_page_count=1000000")
-            await broker.create_topic("later")
-        async with direct_broker(tmp_path) as broker:
-            assert broker.context.metadata.topic("later") is not None
-
-    asyncio.run(test())
+async def test_changes_of_the_metadata_go_on_after_a_commit_without_room(tmp_path, monkeypatch) -> None:
+    async with direct_broker(tmp_path) as broker:
+        store = broker.context.store
+        connection = store._connection
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages}")
+        with pytest.raises(KafkaError, match="the disk is full") as caught:
+            for number in range(200):
+                await broker.create_topic("x" * 200 + str(number))
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert broker.context.metadata.topic("later") is None
+        connection.execute("PRAGMA max_page_count=1000000")
+        await broker.create_topic("later")
+    async with direct_broker(tmp_path) as broker:
+        assert broker.context.metadata.topic("later") is not None
 
 
 def test_a_failed_commit_leaves_no_transaction_open() -> None:
@@ -175,34 +171,28 @@ def test_a_file_that_could_not_be_replaced_leaves_nothing_behind(tmp_path, monke
     assert path.read_bytes() == b"old"
 
 
-def test_a_partition_says_why_it_did_not_close(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t")
-            partition: Partition = broker.context.partition("t", 0)
-            partition.hooks = Hooks(OSError(errno.ENOSPC, "full"))
-            await partition.close()
-            assert partition.failure == f"it did not close cleanly: {disk_errors.DISK_FULL}"
-
-    asyncio.run(test())
+async def test_a_partition_says_why_it_did_not_close(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        partition: Partition = broker.context.partition("t", 0)
+        partition.hooks = Hooks(OSError(errno.ENOSPC, "full"))
+        await partition.close()
+        assert partition.failure == f"it did not close cleanly: {disk_errors.DISK_FULL}"
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_opened_later(
+async def test_a_partition_that_cannot_be_opened_for_want_of_descriptors_is_opened_later(
     tmp_path, monkeypatch, code
 ) -> None:
     def none_left(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t")
-            directory = broker.broker._directory
-            with monkeypatch.context() as out:
-                out.setattr(directory, "make_partition_dir", none_left)
-                refused = await broker.produce("t", [b"x"])
-                assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-                assert "too many open files" in refused.error_message
-            assert (await broker.produce("t", [b"x"])).error_code == 0
-
-    asyncio.run(test())
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        directory = broker.broker._directory
+        with monkeypatch.context() as out:
+            out.setattr(directory, "make_partition_dir", none_left)
+            refused = await broker.produce("t", [b"x"])
+            assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert "too many open files" in refused.error_message
+        assert (await broker.produce("t", [b"x"])).error_code == 0

@@ -6,37 +6,31 @@ from broker.background import BackgroundTasks
 from broker.sweep import KEYS_PER_TURN, Sweep
 
 
-def test_a_key_that_fails_is_told_and_holds_up_nobody_now_or_the_next_time():
-    async def main() -> None:
-        background, seen, again = BackgroundTasks(), [], asyncio.Event()
+async def test_a_key_that_fails_is_told_and_holds_up_nobody_now_or_the_next_time():
+    background, seen, again = BackgroundTasks(), [], asyncio.Event()
 
-        def each(key: str) -> None:
-            seen.append(key)
-            if len(seen) == 4:
-                again.set()
-            if key == "a":
-                raise KeyError(key)
+    def each(key: str) -> None:
+        seen.append(key)
+        if len(seen) == 4:
+            again.set()
+        if key == "a":
+            raise KeyError(key)
 
-        sweep = Sweep(background, "the expiry of", 1, lambda: ["a", "b"], each)
-        sweep.start()
-        await again.wait()
-        sweep.close()
-        assert (seen, background.failures) == (["a", "b", "a", "b"], 2)
-
-    asyncio.run(main())
+    sweep = Sweep(background, "the expiry of", 1, lambda: ["a", "b"], each)
+    sweep.start()
+    await again.wait()
+    sweep.close()
+    assert (seen, background.failures) == (["a", "b", "a", "b"], 2)
 
 
-def test_many_keys_leave_turns_to_others():
-    async def main() -> None:
-        seen: list[str] = []
-        keys = [str(number) for number in range(2 * KEYS_PER_TURN + 1)]
-        sweep = Sweep(BackgroundTasks(), "the expiry of", 60_000, lambda: keys, seen.append)
-        running = asyncio.create_task(sweep.run())
-        counts = []
-        while not running.done():
-            await asyncio.sleep(0)
-            counts.append(len(seen))
-        sweep.close()
-        assert counts[:3] == [KEYS_PER_TURN, 2 * KEYS_PER_TURN, 2 * KEYS_PER_TURN + 1]
-
-    asyncio.run(main())
+async def test_many_keys_leave_turns_to_others():
+    seen: list[str] = []
+    keys = [str(number) for number in range(2 * KEYS_PER_TURN + 1)]
+    sweep = Sweep(BackgroundTasks(), "the expiry of", 60_000, lambda: keys, seen.append)
+    running = asyncio.create_task(sweep.run())
+    counts = []
+    while not running.done():
+        await asyncio.sleep(0)
+        counts.append(len(seen))
+    sweep.close()
+    assert counts[:3] == [KEYS_PER_TURN, 2 * KEYS_PER_TURN, 2 * KEYS_PER_TURN + 1]

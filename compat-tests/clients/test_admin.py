@@ -1,7 +1,5 @@
 """Administration with three clients: topics, configurations, groups."""
 
-import asyncio
-
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as AioNewTopic
@@ -137,20 +135,16 @@ class TestKafkaPython:
         assert group not in str(admin.list_groups())
 
 
-def test_aiokafka(server, unique):
+async def test_aiokafka(server, unique):
     topic = unique("topic")
-
-    async def main():
-        admin = AIOKafkaAdminClient(bootstrap_servers=server.address)
-        await admin.start()
-        try:
-            await admin.create_topics([AioNewTopic(topic, 2, 1)])
-            assert topic in await admin.list_topics()
-            (described,) = await admin.describe_topics([topic])
-            assert len(described["partitions"]) == 2
-            await admin.delete_topics([topic])
-            assert topic not in await admin.list_topics()
-        finally:
-            await admin.close()
-
-    asyncio.run(main())
+    admin = AIOKafkaAdminClient(bootstrap_servers=server.address)
+    await admin.start()
+    try:
+        await admin.create_topics([AioNewTopic(topic, 2, 1)])
+        assert topic in await admin.list_topics()
+        (described,) = await admin.describe_topics([topic])
+        assert len(described["partitions"]) == 2
+        await admin.delete_topics([topic])
+        assert topic not in await admin.list_topics()
+    finally:
+        await admin.close()

@@ -1,6 +1,4 @@
-"""Every client reads what every client writes, in every compression: keys, values, headers, timestamps,
-order.
-"""
+"""Every client reads what every client writes, in every compression: keys, values, headers, timestamps, order."""
 
 import foreign_clients as adapters
 import pytest

@@ -2,9 +2,8 @@
 
 A kill falls between the first file of a round, its branch, and its last, the branch's end: the lake's folder is
 watched, and the tierer that has the round, or both, die when it has begun, when its rows are on the branch, or when
-main has them already. At every look the lake is the
-log up to the offsets inside its snapshot, and all of it in the end. Iceberg is read by pyiceberg, Paimon by its own
-library in a JVM of the test.
+main has them already. At every look the lake is the log up to the offsets inside its snapshot, and all of it in the
+end. Iceberg is read by pyiceberg, Paimon by its own library in a JVM of the test.
 
 HEADRACE_SOAK_SECONDS (600) and HEADRACE_SOAK_SEED (1) say how long and which.
 """

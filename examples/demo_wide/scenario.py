@@ -88,8 +88,7 @@ SOURCES = (
 
 
 def expected() -> tuple[list[tuple[Key, Change]], dict[Key, Row]]:
-    """The rules of partial update, played in plain Python: every change in write order, and the table at the
-    end.
+    """The rules of partial update, played in plain Python: every change in write order, and the table at the end.
 
     Absent key: the other columns are null, +I. Present key: the source's column is overwritten, by null
     too, the others are kept, -U and +U.

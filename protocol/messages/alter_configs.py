@@ -1,6 +1,4 @@
-"""AlterConfigs, API key 33: replace the whole configuration of resources. Superseded by
-IncrementalAlterConfigs.
-"""
+"""AlterConfigs, API key 33: replace the whole configuration of resources. Superseded by IncrementalAlterConfigs."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""ApiVersions, API key 18: which APIs and versions the broker speaks. The first request on nearly every
-connection.
+"""ApiVersions, API key 18: which APIs and versions the broker speaks. The first request on nearly every connection.
 
-A version that the broker does not know is answered in version 0 with UNSUPPORTED_VERSION (KIP-511), and the
-header of the response is always version 0, because a client reads it before it knows anything. Up to
-version 3 a supported feature whose `min_version` is 0 must be left out (KIP-1022); that is the business of
-whoever fills the response.
+A version that the broker does not know is answered in version 0 with UNSUPPORTED_VERSION (KIP-511), and the header of
+the response is always version 0, because a client reads it before it knows anything. Up to version 3 a supported
+feature whose `min_version` is 0 must be left out (KIP-1022); that is the business of whoever fills the response.
 """
 
 from __future__ import annotations
@@ -50,7 +48,5 @@ class ApiVersionsResponse(ApiMessage, key=18, kind="response", versions="0-4", f
 
     @classmethod
     def header_version(cls, version: int) -> int:
-        """Always 0 (KIP-511): the client must be able to read the answer before it knows what the broker
-        speaks.
-        """
+        """Always 0 (KIP-511): the client must be able to read the answer before it knows what the broker speaks."""
         return 0

@@ -1,8 +1,7 @@
 """ConsumerGroupHeartbeat, API key 68: the one request of the consumer group protocol (KIP-848).
 
-A member joins, stays, reports what it owns and leaves by it. A field that is None (or -1) has not changed
-since the last heartbeat. Version 1 lets the broker match a regular expression, and has the member choose its
-id (KIP-1082).
+A member joins, stays, reports what it owns and leaves by it. A field that is None (or -1) has not changed since the
+last heartbeat. Version 1 lets the broker match a regular expression, and has the member choose its id (KIP-1082).
 """
 
 from __future__ import annotations

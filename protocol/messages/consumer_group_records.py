@@ -1,8 +1,7 @@
 """The records of `__consumer_offsets` for groups of the consumer protocol (KIP-848), in Kafka's own format.
 
-As with the older records (`protocol.messages.consumer_offsets`) key and value each begin with an int16. In a
-key it is the kind of record, 3 to 8 and 16; in a value the version of the value. Keys are never flexible,
-values always are.
+As with the older records (`protocol.messages.consumer_offsets`) key and value each begin with an int16. In a key it
+is the kind of record, 3 to 8 and 16; in a value the version of the value. Keys are never flexible, values always are.
 """
 
 from __future__ import annotations

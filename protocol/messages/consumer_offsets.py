@@ -32,9 +32,7 @@ class OffsetCommitKey(Message, versions="0-1"):
 
 
 class OffsetCommitValue(Message, versions="0-4", flexible="4+"):
-    """A committed position. Version 3 is what Kafka writes, or 1 when there is an explicit
-    `expire_timestamp`.
-    """
+    """A committed position. Version 3 is what Kafka writes, or 1 when there is an explicit `expire_timestamp`."""
 
     offset: int = int64()
     leader_epoch: int = int32(versions="3+", default=-1, ignorable=True)
@@ -50,9 +48,7 @@ class GroupMetadataKey(Message, versions="2"):
 
 
 class MemberMetadata(Struct):
-    """A member of a group with its subscription and assignment, which are opaque here. Timeouts in
-    milliseconds.
-    """
+    """A member of a group with its subscription and assignment, which are opaque here. Timeouts in milliseconds."""
 
     member_id: str = string()
     group_instance_id: str | None = string(versions="3+", nullable="3+", default=None, ignorable=True)
@@ -87,9 +83,7 @@ def decode_versioned(kind: type[M], buffer: Buffer, budget: DecodeBudget | None 
 
 
 def decode_key(buffer: Buffer, budget: DecodeBudget | None = None) -> OffsetCommitKey | GroupMetadataKey:
-    """The key of a record, of whichever kind its version says. Raises DecodeError for versions that are not
-    known.
-    """
+    """The key of a record, of whichever kind its version says. Raises DecodeError for versions that are not known."""
     if peek_version(buffer) >= GroupMetadataKey.MIN_VERSION:
         return decode_versioned(GroupMetadataKey, buffer, budget)[0]
     return decode_versioned(OffsetCommitKey, buffer, budget)[0]

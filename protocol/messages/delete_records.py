@@ -1,6 +1,4 @@
-"""DeleteRecords, API key 21: move the start of partitions forward (KIP-107). Offset -1 means the high
-watermark.
-"""
+"""DeleteRecords, API key 21: move the start of partitions forward (KIP-107). Offset -1 means the high watermark."""
 
 from __future__ import annotations
 

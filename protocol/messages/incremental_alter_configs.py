@@ -1,6 +1,4 @@
-"""IncrementalAlterConfigs, API key 44 (KIP-339): set, delete, append to or subtract from single
-configurations.
-"""
+"""IncrementalAlterConfigs, API key 44 (KIP-339): set, delete, append to or subtract from single configurations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""ListGroups, API key 16: the groups that this broker coordinates, filtered by state (KIP-518) and type
-(KIP-848).
-"""
+"""ListGroups, API key 16: the groups that this broker coordinates, filtered by state (KIP-518) and type (KIP-848)."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ _SIMPLE_OPTIONS: Final = frozenset(
 )
 
 EncodedHeaders: TypeAlias = "tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]"
-"""Record headers already encoded: offsets int32[n+1] into data uint8[], and the number of headers per
-record."""
+"""Record headers already encoded: offsets int32[n+1] into data uint8[], and the number of headers per record."""
 
 
 def encode_batch(

@@ -18,8 +18,7 @@ def gather(
     """(offsets int32[n+1], data uint8[]) of the pieces payload[start : start+length]; a null (-1) is empty.
 
     The two are the buffers of an Arrow binary array; its validity is `length >= 0`. `padding`: so many zeros more at
-    the end of the data.
-    Raises DecodeError if a piece lies outside the payload or the pieces together pass 2 GiB - 1.
+    the end of the data. Raises DecodeError if a piece lies outside the payload or the pieces together pass 2 GiB - 1.
     """
     lengths = kernels.frozen(length, np.int64)
     offsets = np.empty(lengths.size + 1, np.int32)

@@ -34,8 +34,7 @@ _LONG_VARINT: Final = -2
 
 
 def frozen(array: Any, dtype: Any) -> NDArray[Any]:
-    """A contiguous read-only array of one dtype: the only kind of input that kernels see. Copies only if it
-    must."""
+    """A contiguous read-only array of one dtype: the only kind of input that kernels see. Copies only if it must."""
     result = np.ascontiguousarray(array, dtype=dtype).view()
     result.flags.writeable = False
     return result
@@ -98,9 +97,8 @@ def parse_records(  # type: ignore[no-untyped-def]
 ):
     """Fill the arrays (one element per record) from the records of `payload`.
 
-    Returns (code, number of records read, position): code 0 when every element was filled and all of the
-    records were well formed. Lengths are -1 for null. `headers_start` is the position of the first header's
-    key length.
+    Returns (code, number of records read, position): code 0 when every element was filled and all of the records were
+    well formed. Lengths are -1 for null. `headers_start` is the position of the first header's key length.
     """
     end = payload.size
     position = 0
@@ -278,8 +276,7 @@ def _write_varint(output, position, value):  # type: ignore[no-untyped-def]
 def record_sizes(  # type: ignore[no-untyped-def]
     timestamp_deltas, offset_deltas, key_length, value_length, header_offsets, header_count, sizes
 ):
-    """Fill `sizes` with each record's own length (what its first varint says); returns the total with the
-    varints."""
+    """Fill `sizes` with each record's own length (what its first varint says); returns the total with the varints."""
     total = 0
     for i in range(sizes.size):
         size = 1 + _varint_size(timestamp_deltas[i]) + _varint_size(offset_deltas[i])

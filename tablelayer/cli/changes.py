@@ -1,6 +1,4 @@
-"""A changelog as a table: what a scan gave, with `_change_type`, `_log_offset`, `_commit_timestamp` in
-front.
-"""
+"""A changelog as a table: what a scan gave, with `_change_type`, `_log_offset`, `_commit_timestamp` in front."""
 
 from __future__ import annotations
 

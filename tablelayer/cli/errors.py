@@ -1,7 +1,6 @@
 """What a person reads when a command cannot do its work: one sentence on stderr, exit code 1.
 
-Usage mistakes (an unknown option) are typer's and exit with 2. A defect of ours keeps its traceback: it must
-be seen.
+Usage mistakes (an unknown option) are typer's and exit with 2. A defect of ours keeps its traceback: it must be seen.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ groups = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and
 def list_groups(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
     """List all consumer groups.
 
-    \b
-    headrace groups list
+    \b headrace groups list
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
@@ -34,8 +33,7 @@ def describe(
 ) -> None:
     """Show a group's members, its committed offsets and its lag.
 
-    \b
-    headrace groups describe my-app
+    \b headrace groups describe my-app
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows

@@ -1,6 +1,4 @@
-"""The `headrace` command. Each command imports what it needs when it runs: `--help` imports nothing of
-ours.
-"""
+"""The `headrace` command. Each command imports what it needs when it runs: `--help` imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -80,8 +78,7 @@ def serve(
 ) -> None:
     """Run the server until Ctrl-C or SIGTERM.
 
-    One line on standard output says when it is ready. Warnings go to standard error, everything to
-    DIR/headrace.log.
+    One line on standard output says when it is ready. Warnings go to standard error, everything to DIR/headrace.log.
 
     \b
       headrace serve --data ./data
@@ -157,9 +154,7 @@ def top(
 ) -> None:
     """Watch what is written: records a second of every topic and table, busiest first, and how far the lake is behind.
 
-    \b
-    headrace top
-    headrace top --interval 5 -n 3
+    \b headrace top headrace top --interval 5 -n 3
     """
     from tablelayer.cli.top import watch
 

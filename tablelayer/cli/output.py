@@ -1,6 +1,4 @@
-"""Rows for people and for pipes: a rich table, CSV, or JSON lines. Exact: a decimal keeps its digits in all
-three.
-"""
+"""Rows for people and for pipes: a rich table, CSV, or JSON lines. Exact: a decimal keeps its digits in all three."""
 
 from __future__ import annotations
 

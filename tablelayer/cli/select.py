@@ -39,9 +39,7 @@ _INEXACT = (TypeKind.FLOAT, TypeKind.DOUBLE)
 
 
 def run_select(connection: Connection, select: Select) -> pa.Table:
-    """The rows of a query. Raises TableError for a table that is not there, CommandError for what DuckDB
-    refuses.
-    """
+    """The rows of a query. Raises TableError for a table that is not there, CommandError for what DuckDB refuses."""
     if select.table is not None and _SUFFIX not in select.table:
         answer = _without_scan(connection.table(select.table), select)
         if answer is not None:

@@ -137,9 +137,7 @@ def _run(connection: Connection, session: Session, sql: str, output: Format, *, 
 
 
 def show(answer: Answer, output: Format, *, seconds: float | None = None) -> None:
-    """Write an answer: rows and definitions to standard output; messages too, but not among CSV or JSON
-    rows.
-    """
+    """Write an answer: rows and definitions to standard output; messages too, but not among CSV or JSON rows."""
     took = "" if seconds is None else f" ({seconds:.3f} s)"
     if answer.rows is not None:
         write_arrow(answer.rows, output)

@@ -1,9 +1,8 @@
 """Carrying out SQL statements over the table client.
 
-Definitions go to the server as they are. INSERT upserts or appends all its rows in one write. UPDATE is a
-lookup (is the row there?) and a partial update of the columns that it sets, or an upsert where a partial
-update is not allowed; DELETE is by key. A SELECT goes the cheapest way that answers it
-(`tablelayer.cli.select`).
+Definitions go to the server as they are. INSERT upserts or appends all its rows in one write. UPDATE is a lookup (is
+the row there?) and a partial update of the columns that it sets, or an upsert where a partial update is not allowed;
+DELETE is by key. A SELECT goes the cheapest way that answers it (`tablelayer.cli.select`).
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ from tablelayer.model.table.options import DECLARED, DeleteBehavior, MergeEngine
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a
-    message).
-    """
+    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message)."""
 
     rows: pa.Table | None = None
     definition: TableDefinition | None = None

@@ -31,8 +31,7 @@ def list_tables(
 ) -> None:
     """List tables with their kind, buckets and rows.
 
-    \b
-    headrace tables list
+    \b headrace tables list
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
@@ -54,8 +53,7 @@ def describe(
 ) -> None:
     """Show a table's columns, keys and options.
 
-    \b
-    headrace tables describe orders
+    \b headrace tables describe orders
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.describe import describe_definition
@@ -72,11 +70,9 @@ def head(
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Show some rows, quickly: of a primary-key table the first by key of each bucket, of a log table the
-    latest.
+    """Show some rows, quickly: of a primary-key table the first by key of each bucket, of a log table the latest.
 
-    \b
-    headrace tables head orders -n 3 --columns id,amount
+    \b headrace tables head orders -n 3 --columns id,amount
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_arrow
@@ -100,9 +96,7 @@ def tail(
 ) -> None:
     """Show the last changes of a table, with their change types: +A +I -U +U -D.
 
-    \b
-    headrace tables tail fruit
-    headrace tables tail fruit --follow --format json
+    \b headrace tables tail fruit headrace tables tail fruit --follow --format json
     """
     from tablelayer.cli.changes import as_changes
     from tablelayer.cli.connect import open_connection
@@ -129,8 +123,7 @@ def tail(
 def count(name: TableArgument, server: ServerOption = DEFAULT_SERVER) -> None:
     """Print the number of rows, without reading them.
 
-    \b
-    headrace tables count orders
+    \b headrace tables count orders
     """
     from tablelayer.cli.connect import open_connection
 
@@ -146,8 +139,7 @@ def partitions(
 
     Partitions are added and dropped by SQL: ALTER TABLE t ADD PARTITION (day = '2024-09-19').
 
-    \b
-    headrace tables partitions daily
+    \b headrace tables partitions daily
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.inspect import partition_rows
@@ -173,9 +165,7 @@ def buckets(
 ) -> None:
     """Show a table's buckets: leader, offsets, the size of the log; of a partitioned table, of each partition.
 
-    \b
-    headrace tables buckets orders
-    headrace tables buckets orders --at 2024-09-19T12:00:00
+    \b headrace tables buckets orders headrace tables buckets orders --at 2024-09-19T12:00:00
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.inspect import bucket_rows, moment_of
@@ -201,9 +191,7 @@ def size(
 ) -> None:
     """Show how many rows tables have and how many bytes their logs take, the largest first.
 
-    \b
-    headrace tables size
-    headrace tables size shop.orders --output json
+    \b headrace tables size headrace tables size shop.orders --output json
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.inspect import size_rows
@@ -232,10 +220,8 @@ def lookup(
 ) -> None:
     """Look rows up by primary key, or by the bucket key if it is the beginning of it. Exit code 1 if none is there.
 
-    \b
-    headrace tables lookup fruit 1 2
-    headrace tables lookup orders customer=7,number=3 --output json
-    headrace tables lookup orders customer=7
+    \b headrace tables lookup fruit 1 2 headrace tables lookup orders customer=7,number=3 --output json headrace
+    tables lookup orders customer=7
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.inspect import looked_up
@@ -266,10 +252,7 @@ def lake(
 ) -> None:
     """Show how far the lake is: snapshot, changes behind, age, the running round, failures.
 
-    \b
-    headrace tables lake
-    headrace tables lake shop.orders
-    headrace tables lake shop.orders --finish
+    \b headrace tables lake headrace tables lake shop.orders headrace tables lake shop.orders --finish
     """
     from tablelayer.cli.errors import CommandError
     from tablelayer.cli.lake import show

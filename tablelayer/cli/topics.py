@@ -29,8 +29,7 @@ def list_topics(
 ) -> None:
     """List all topics. A table `db.t` is a topic too.
 
-    \b
-    headrace topics list
+    \b headrace topics list
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
@@ -74,9 +73,8 @@ def import_from_kafka(
 
     Configurations of topics and offsets of groups do not come along: Kafka keeps them elsewhere.
 
-    \b
-    headrace topics import --kafka-data /var/lib/kafka --data ./data
-    headrace topics import --kafka-data /var/lib/kafka --data ./data clicks --set cleanup.policy=compact
+    \b headrace topics import --kafka-data /var/lib/kafka --data ./data headrace topics import --kafka-data
+    /var/lib/kafka --data ./data clicks --set cleanup.policy=compact
     """
     import asyncio
 
@@ -121,8 +119,7 @@ def create(
 ) -> None:
     """Create a topic.
 
-    \b
-    headrace topics create clicks --partitions 4 --set retention.ms=3600000
+    \b headrace topics create clicks --partitions 4 --set retention.ms=3600000
     """
     from tablelayer.cli.connect import open_connection
 
@@ -145,8 +142,7 @@ def describe(
 ) -> None:
     """Show a topic's partitions, offsets and configuration.
 
-    \b
-    headrace topics describe clicks
+    \b headrace topics describe clicks
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
@@ -171,8 +167,7 @@ def delete(
 ) -> None:
     """Delete a topic and its records.
 
-    \b
-    headrace topics delete clicks
+    \b headrace topics delete clicks
     """
     from tablelayer.cli.connect import open_connection
 
@@ -197,9 +192,7 @@ def tail(
 ) -> None:
     """Show the last records of a topic as a Kafka client sees them; of a table, its Kafka face.
 
-    \b
-    headrace topics tail default.orders -n 5
-    headrace topics tail clicks --follow --format json
+    \b headrace topics tail default.orders -n 5 headrace topics tail clicks --follow --format json
     """
     from tablelayer.cli.connect import open_connection
 

@@ -49,8 +49,7 @@ class UnsupportedRequest(ClientError):  # noqa: N818 - states what happened
 class DataError(ClientError, ValueError):
     """Data that does not fit the schema. Nothing was sent.
 
-    `column` names the column, `row` is the index of the first offending row of the data given, where there is
-    one.
+    `column` names the column, `row` is the index of the first offending row of the data given, where there is one.
     """
 
     def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:

@@ -1,5 +1,4 @@
-"""What tiering asks of a lake, and the words for it. One small adapter per lake format implements
-`LakeTable`.
+"""What tiering asks of a lake, and the words for it. One small adapter per lake format implements `LakeTable`.
 
 The offsets up to which a table was tiered live **inside the lake's own snapshot**, committed in one step
 with the rows, so they can never disagree with them. What the server keeps is a copy.
@@ -34,9 +33,7 @@ TIERED_NAME = "headrace_tiered"
 
 
 class LakeError(Exception):
-    """Tiering or reading the lake cannot go on. The message says which table, what was found and what to
-    do.
-    """
+    """Tiering or reading the lake cannot go on. The message says which table, what was found and what to do."""
 
 
 class RoundLostError(LakeError):

@@ -58,11 +58,10 @@ class LakeStatus:
     """What the coordinator knows of a table's lake: `snapshot_id` None before the first commit.
 
     `properties` are the lake catalogs', None for what the server keeps from who has no tiering token. `offsets` are
-    tiered, `ends` where the log ends, by place; `behind_ms` is the age of the oldest change that the
-    lake does not have (0: it has all, -1: unknown), `commits` how many were reported since the server started.
-    `worker` (None: nobody), `doing`, `changes` and
-    `round_ms` are of the round that is running; `failures`, `retry_in_ms` and `failure` of the rounds that failed
-    since the last commit; `committed_at_ms` is -1 before the first.
+    tiered, `ends` where the log ends, by place; `behind_ms` is the age of the oldest change that the lake does not
+    have (0: it has all, -1: unknown), `commits` how many were reported since the server started. `worker` (None:
+    nobody), `doing`, `changes` and `round_ms` are of the round that is running; `failures`, `retry_in_ms` and
+    `failure` of the rounds that failed since the last commit; `committed_at_ms` is -1 before the first.
     """
 
     enabled: bool

@@ -95,9 +95,7 @@ class IcebergTable:
         properties: Mapping[str, str],
         catalog: str = LAKE_CATALOG,
     ) -> None:
-        """`properties` are the catalog's, as `spark.sql.catalog.<name>.*` takes them; `warehouse` is
-        required.
-        """
+        """`properties` are the catalog's, as `spark.sql.catalog.<name>.*` takes them; `warehouse` is required."""
         if definition.table_id is None:
             raise LakeError(f"table {definition.path} has no id: describe it on the server first")
         self.definition = definition

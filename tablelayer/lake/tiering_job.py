@@ -99,9 +99,7 @@ class _Job:
         return 1 if failures else 0
 
     def run_forever(self, paths: Sequence[TablePath | str], interval_s: float) -> int:
-        """Ends with KeyboardInterrupt. A table that cannot be tiered is reported and does not hold up the
-        others.
-        """
+        """Ends with KeyboardInterrupt. A table that cannot be tiered is reported and does not hold up the others."""
         wanted: list[TablePath | str | None] = list(paths) or [None]
         while True:
             results = [self._attempt(path, force=False) for path in wanted]

@@ -174,9 +174,7 @@ def first_line(error: Exception) -> str:
 
 
 def _report(coordinator: Coordinator, granted: TieringRound, snapshot: int, offsets: Offsets) -> str:
-    """Tell the coordinator; that it cannot be told does not undo the commit. Text for the person, usually
-    empty.
-    """
+    """Tell the coordinator; that it cannot be told does not undo the commit. Text for the person, usually empty."""
     try:
         coordinator.commit(granted, snapshot, offsets)
     except TableError as error:

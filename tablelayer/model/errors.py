@@ -1,8 +1,7 @@
 """The table layer's errors: numbered, with a sentence for the person who reads them.
 
-Codes start at 1000 so that they share one int16 field with Kafka's own codes (all below 1000), which travel
-in the same responses. A code never changes its meaning and is never used again. Nothing here knows how an
-error travels.
+Codes start at 1000 so that they share one int16 field with Kafka's own codes (all below 1000), which travel in the
+same responses. A code never changes its meaning and is never used again. Nothing here knows how an error travels.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ def from_topic_config(
 ) -> TableDefinition:
     """The table that a topic's configuration describes; ``partitions`` is its bucket count.
 
-    ``table.schema`` is JSON or a DDL column list, which may carry the primary key;
-    ``table.primary-key`` may give it instead. Raises TableError(INVALID_TABLE), or a DdlError pointing
-    into the column list.
+    ``table.schema`` is JSON or a DDL column list, which may carry the primary key; ``table.primary-key`` may give it
+    instead. Raises TableError(INVALID_TABLE), or a DdlError pointing into the column list.
     """
     given = dict(config)
     schema = _parse_schema(given.pop(SCHEMA_CONFIG, None), given.pop(PRIMARY_KEY_CONFIG, None))

@@ -289,9 +289,7 @@ def _cached(table: Any, columns: tuple[str, ...], ttl_s: float) -> CachedLookups
 
 
 def distinct_keys(keys: pa.Table) -> tuple[pa.Table, pa.Array]:
-    """The distinct keys without nulls in them, and for each row its key's position among them (null: no
-    key).
-    """
+    """The distinct keys without nulls in them, and for each row its key's position among them (null: no key)."""
     names = keys.column_names
     numbered = keys.append_column("_row", pa.array(np.arange(keys.num_rows)))
     groups = numbered.drop_null().group_by(names, use_threads=False).aggregate([("_row", "list")])

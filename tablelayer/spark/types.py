@@ -16,8 +16,7 @@ something (a nanosecond, a too long decimal) is an error that names the column.
 What is promised to be NOT NULL inside of a nested column is checked where rows are written; Spark is not told, since
 it could not do anything with it (no cast of Spark's makes an element NOT NULL).
 
-The others have the same name on both sides. TIME(7) to TIME(9) are refused: Spark has no nanoseconds of the
-day.
+The others have the same name on both sides. TIME(7) to TIME(9) are refused: Spark has no nanoseconds of the day.
 """
 
 from __future__ import annotations
@@ -146,9 +145,7 @@ def spark_arrow_schema(columns: Sequence[Column], metadata: Sequence[str] = ()) 
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in exactly this schema, columns by name. Raises TableError naming the column that does not
-    fit.
-    """
+    """The batch in exactly this schema, columns by name. Raises TableError naming the column that does not fit."""
     arrays = []
     for field in schema:
         array = batch.column(field.name)
@@ -165,9 +162,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def choose_columns(schema: Schema, names: Sequence[str] | None) -> list[Column]:
-    """The named columns in the given order (None: all). Raises TableError for a name that is not there or
-    twice.
-    """
+    """The named columns in the given order (None: all). Raises TableError for a name that is not there or twice."""
     if names is None:
         return list(schema.columns)
     for position, name in enumerate(names):

@@ -1,8 +1,7 @@
 """One table client per Python worker process.
 
-Spark reuses its worker processes over tasks, micro-batches and queries, so a connection kept here is opened
-once per worker and not once per task. Workers are forked from a daemon: an entry made before a fork is not
-used after it.
+Spark reuses its worker processes over tasks, micro-batches and queries, so a connection kept here is opened once per
+worker and not once per task. Workers are forked from a daemon: an entry made before a fork is not used after it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The assignors of the broker: who is to have which partition.
 
-Both are pure functions of the members' subscriptions, the topics' partition counts and, for `uniform`, the
-assignment so far. The result names every member, and each partition of a topic that somebody subscribes to
-exactly once.
+Both are pure functions of the members' subscriptions, the topics' partition counts and, for `uniform`, the assignment
+so far. The result names every member, and each partition of a topic that somebody subscribes to exactly once.
 
 - `range`: each topic is cut into contiguous ranges, one per subscriber, the first ones larger by one. Members
   in the order of their instance ids, then of their member ids: topics with as many partitions each are

@@ -1,10 +1,9 @@
 """The consumer group protocol: what a ConsumerGroupHeartbeat does to a group, and what time does.
 
-A heartbeat creates or updates its member; a change of members or subscriptions bumps the group epoch; a
-group epoch ahead of the target makes a new target assignment; then the member is brought one step towards
-it. All that changes is first made on a draft, whose records go to the journal; the draft becomes the group
-when they are there, and nothing has happened if they cannot be written. A heartbeat without news writes
-nothing.
+A heartbeat creates or updates its member; a change of members or subscriptions bumps the group epoch; a group epoch
+ahead of the target makes a new target assignment; then the member is brought one step towards it. All that changes is
+first made on a draft, whose records go to the journal; the draft becomes the group when they are there, and nothing
+has happened if they cannot be written. A heartbeat without news writes nothing.
 
 Invariants
 - A partition has one owner at a time (`reconcile`).

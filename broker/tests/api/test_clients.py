@@ -174,27 +174,23 @@ def test_kafka_python_administers(address) -> None:
     admin.close()
 
 
-def test_aiokafka_speaks_old_versions(address) -> None:
+async def test_aiokafka_speaks_old_versions(address) -> None:
     aiokafka = pytest.importorskip("aiokafka")
-
-    async def test() -> None:
-        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True, acks="all")
-        await producer.start()
-        sent = [await producer.send("aiokafka", b"%d" % number) for number in range(200)]
-        metadata = await asyncio.gather(*sent)
-        assert [m.offset for m in metadata] == list(range(200))
-        await producer.stop()
-        consumer = aiokafka.AIOKafkaConsumer(
-            "aiokafka", bootstrap_servers=address, group_id="aiokafka", auto_offset_reset="earliest"
-        )
-        await consumer.start()
-        async with asyncio.timeout(20):
-            values = [(await consumer.getone()).value for _ in range(200)]
-        assert values == [b"%d" % number for number in range(200)]
-        await consumer.commit()
-        await consumer.stop()
-
-    asyncio.run(test())
+    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True, acks="all")
+    await producer.start()
+    sent = [await producer.send("aiokafka", b"%d" % number) for number in range(200)]
+    metadata = await asyncio.gather(*sent)
+    assert [m.offset for m in metadata] == list(range(200))
+    await producer.stop()
+    consumer = aiokafka.AIOKafkaConsumer(
+        "aiokafka", bootstrap_servers=address, group_id="aiokafka", auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    async with asyncio.timeout(20):
+        values = [(await consumer.getone()).value for _ in range(200)]
+    assert values == [b"%d" % number for number in range(200)]
+    await consumer.commit()
+    await consumer.stop()
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from broker.testing.direct import direct_broker
@@ -22,35 +20,27 @@ from protocol.messages.list_config_resources import ListConfigResourcesRequest
         (0, [], set()),
     ],
 )
-def test_what_is_listed_can_be_described(tmp_path, version, types, expected) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            for name in "ab":
-                await broker.create_topic(name)
-            response = await broker.send(ListConfigResourcesRequest(resource_types=types), version)
-            assert response.error_code == 0
-            found = {(each.resource_type, each.resource_name) for each in response.config_resources}
-            assert found == expected
-            described = await broker.send(
-                DescribeConfigsRequest(
-                    resources=[
-                        DescribeConfigsResource(
-                            resource_type=kind, resource_name=name, configuration_keys=None
-                        )
-                        for kind, name in sorted(found)
-                    ]
-                )
+async def test_what_is_listed_can_be_described(tmp_path, version, types, expected) -> None:
+    async with direct_broker(tmp_path) as broker:
+        for name in "ab":
+            await broker.create_topic(name)
+        response = await broker.send(ListConfigResourcesRequest(resource_types=types), version)
+        assert response.error_code == 0
+        found = {(each.resource_type, each.resource_name) for each in response.config_resources}
+        assert found == expected
+        described = await broker.send(
+            DescribeConfigsRequest(
+                resources=[
+                    DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+                    for kind, name in sorted(found)
+                ]
             )
-            assert len(described.results) == len(found)
-            assert all(result.configs for result in described.results)
+        )
+        assert len(described.results) == len(found)
+        assert all(result.configs for result in described.results)
 
-    asyncio.run(test())
 
-
-def test_an_unknown_type_is_refused(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            response = await broker.send(ListConfigResourcesRequest(resource_types=[2, 3]), 1)
-            assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
-
-    asyncio.run(test())
+async def test_an_unknown_type_is_refused(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        response = await broker.send(ListConfigResourcesRequest(resource_types=[2, 3]), 1)
+        assert response.error_code == ErrorCode.UNSUPPORTED_VERSION

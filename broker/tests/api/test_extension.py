@@ -162,18 +162,15 @@ class ShoutExtension:
             assert not any("close" in hooks.events for hooks in self.hooks.values())
 
 
-def test_its_api_is_advertised_and_answered(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
-            named = ApiVersionsRequest(client_software_name="t", client_software_version="1")
-            advertised = {
-                api.api_key: (api.min_version, api.max_version) for api in (await broker.send(named)).api_keys
-            }
-            assert advertised[10900] == (0, 1)
-            frame_answer = await broker.send_frame(ping_frame("hello"))
-            assert frame_answer.endswith(b"\x10hello from test\x00")
-
-    asyncio.run(test())
+async def test_its_api_is_advertised_and_answered(tmp_path) -> None:
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        named = ApiVersionsRequest(client_software_name="t", client_software_version="1")
+        advertised = {
+            api.api_key: (api.min_version, api.max_version) for api in (await broker.send(named)).api_keys
+        }
+        assert advertised[10900] == (0, 1)
+        frame_answer = await broker.send_frame(ping_frame("hello"))
+        assert frame_answer.endswith(b"\x10hello from test\x00")
 
 
 def ping_frame(text: str) -> bytes:
@@ -182,153 +179,130 @@ def ping_frame(text: str) -> bytes:
     return encode_request_header(RequestHeader(10900, 1, 1, "test"), 2) + PingRequest(text=text).encode(1)
 
 
-def test_hooks_take_over_produce_and_fetch_and_plain_topics_stay_plain(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
-            await broker.create_topic("loud", shout="TRUE")
-            await broker.create_topic("plain")
-            assert broker.context.metadata.topic("loud").config == {"shout": "true"}
-            for topic in ("loud", "plain"):
-                for values in ([b"a", b"b"], [b"c"]):
-                    assert (await broker.produce(topic, values)).error_code == 0
-            assert values_of((await broker.fetch("loud")).records) == [(0, b"A"), (1, b"B"), (2, b"C")]
-            assert values_of((await broker.fetch("loud", max_bytes=1)).records) == [(0, b"A"), (1, b"B")]
-            assert values_of((await broker.fetch("plain")).records) == [(0, b"a"), (1, b"b"), (2, b"c")]
-
-    asyncio.run(test())
+async def test_hooks_take_over_produce_and_fetch_and_plain_topics_stay_plain(tmp_path) -> None:
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        await broker.create_topic("loud", shout="TRUE")
+        await broker.create_topic("plain")
+        assert broker.context.metadata.topic("loud").config == {"shout": "true"}
+        for topic in ("loud", "plain"):
+            for values in ([b"a", b"b"], [b"c"]):
+                assert (await broker.produce(topic, values)).error_code == 0
+        assert values_of((await broker.fetch("loud")).records) == [(0, b"A"), (1, b"B"), (2, b"C")]
+        assert values_of((await broker.fetch("loud", max_bytes=1)).records) == [(0, b"A"), (1, b"B")]
+        assert values_of((await broker.fetch("plain")).records) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
-def test_transactions_do_not_include_topics_of_extensions(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
-            await broker.create_topic("loud", shout="true")
-            await broker.create_topic("plain")
-            init = InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=60_000)
-            given = await broker.send(init)
-            request = AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id="tx",
-                v3_and_below_producer_id=given.producer_id,
-                v3_and_below_producer_epoch=given.producer_epoch,
-                v3_and_below_topics=[
-                    AddPartitionsToTxnTopic(name=name, partitions=[0]) for name in ("loud", "plain")
-                ],
-            )
-            answer = await broker.send(request, 3)
-            codes = [
-                t.results_by_partition[0].partition_error_code for t in answer.results_by_topic_v3_and_below
-            ]
-            assert codes == [ErrorCode.POLICY_VIOLATION, ErrorCode.OPERATION_NOT_ATTEMPTED]
-            options = {"producer_id": given.producer_id, "producer_epoch": 0, "base_sequence": 0}
-            for version in (11, 12):
-                refused = await broker.produce("loud", [b"a"], version=version, attributes=0x10, **options)
-                assert refused.error_code == ErrorCode.POLICY_VIOLATION
-                assert "without transactional.id" in refused.error_message
-            assert not (await broker.fetch("loud")).records
-            assert (await broker.produce("loud", [b"a"])).error_code == 0
-
-    asyncio.run(test())
+async def test_transactions_do_not_include_topics_of_extensions(tmp_path) -> None:
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        await broker.create_topic("loud", shout="true")
+        await broker.create_topic("plain")
+        init = InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=60_000)
+        given = await broker.send(init)
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="tx",
+            v3_and_below_producer_id=given.producer_id,
+            v3_and_below_producer_epoch=given.producer_epoch,
+            v3_and_below_topics=[
+                AddPartitionsToTxnTopic(name=name, partitions=[0]) for name in ("loud", "plain")
+            ],
+        )
+        answer = await broker.send(request, 3)
+        codes = [t.results_by_partition[0].partition_error_code for t in answer.results_by_topic_v3_and_below]
+        assert codes == [ErrorCode.POLICY_VIOLATION, ErrorCode.OPERATION_NOT_ATTEMPTED]
+        options = {"producer_id": given.producer_id, "producer_epoch": 0, "base_sequence": 0}
+        for version in (11, 12):
+            refused = await broker.produce("loud", [b"a"], version=version, attributes=0x10, **options)
+            assert refused.error_code == ErrorCode.POLICY_VIOLATION
+            assert "without transactional.id" in refused.error_message
+        assert not (await broker.fetch("loud")).records
+        assert (await broker.produce("loud", [b"a"])).error_code == 0
 
 
-def test_record_errors_are_told_with_their_indexes(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
-            await broker.create_topic("loud", shout="true")
-            answer = await broker.produce("loud", [b"a", b"", b"c", b""])
-            assert answer.error_code == ErrorCode.INVALID_RECORD
-            assert answer.error_message == "silence is not accepted"
-            assert [(e.batch_index, e.batch_index_error_message) for e in answer.record_errors] == [
-                (1, "record 1 is silent"),
-                (3, "record 3 is silent"),
-            ]
-            assert broker.context.partition("loud", 0).log.log_end_offset == 0
-            assert (await broker.produce("loud", [b""], version=7)).error_code == ErrorCode.INVALID_RECORD
-
-    asyncio.run(test())
+async def test_record_errors_are_told_with_their_indexes(tmp_path) -> None:
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        await broker.create_topic("loud", shout="true")
+        answer = await broker.produce("loud", [b"a", b"", b"c", b""])
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert answer.error_message == "silence is not accepted"
+        assert [(e.batch_index, e.batch_index_error_message) for e in answer.record_errors] == [
+            (1, "record 1 is silent"),
+            (3, "record 3 is silent"),
+        ]
+        assert broker.context.partition("loud", 0).log.log_end_offset == 0
+        assert (await broker.produce("loud", [b""], version=7)).error_code == ErrorCode.INVALID_RECORD
 
 
-def test_nothing_above_the_published_high_watermark_is_seen_and_acks_all_waits_for_it(tmp_path) -> None:
-    async def test() -> None:
-        extension = ShoutExtension()
-        async with direct_broker(tmp_path, extensions=[extension]) as broker:
-            await broker.create_topic("loud", shout="true")
-            hooks = extension.hooks["loud", 0]
-            extension.hold = True
-            leader_only = await broker.produce("loud", [b"a"], acks=1)
-            assert leader_only.base_offset == 0
-            answer = await broker.fetch("loud")
-            assert (answer.high_watermark, bytes(answer.records)) == (0, b"")
-            everyone = asyncio.ensure_future(broker.produce("loud", [b"b"]))
-            waiting = asyncio.ensure_future(broker.fetch("loud", max_wait_ms=30_000))
-            await asyncio.sleep(0.05)
-            assert not everyone.done()
-            assert not waiting.done()
-            hooks.release()
-            async with asyncio.timeout(SOON):
-                assert (await everyone).base_offset == 1
-                assert values_of((await waiting).records) == [(0, b"A"), (1, b"B")]
-            with pytest.raises(RuntimeError, match="past the log's end"):
-                hooks.partition.publish_high_watermark(3)
-            hooks.partition.publish_high_watermark(1)  # going back is ignored
-            assert hooks.partition.high_watermark == 2
-
-    asyncio.run(test())
+async def test_nothing_above_the_published_high_watermark_is_seen_and_acks_all_waits_for_it(tmp_path) -> None:
+    extension = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[extension]) as broker:
+        await broker.create_topic("loud", shout="true")
+        hooks = extension.hooks["loud", 0]
+        extension.hold = True
+        leader_only = await broker.produce("loud", [b"a"], acks=1)
+        assert leader_only.base_offset == 0
+        answer = await broker.fetch("loud")
+        assert (answer.high_watermark, bytes(answer.records)) == (0, b"")
+        everyone = asyncio.ensure_future(broker.produce("loud", [b"b"]))
+        waiting = asyncio.ensure_future(broker.fetch("loud", max_wait_ms=30_000))
+        await asyncio.sleep(0.05)
+        assert not everyone.done()
+        assert not waiting.done()
+        hooks.release()
+        async with asyncio.timeout(SOON):
+            assert (await everyone).base_offset == 1
+            assert values_of((await waiting).records) == [(0, b"A"), (1, b"B")]
+        with pytest.raises(RuntimeError, match="past the log's end"):
+            hooks.partition.publish_high_watermark(3)
+        hooks.partition.publish_high_watermark(1)  # going back is ignored
+        assert hooks.partition.high_watermark == 2
 
 
-def test_acks_all_is_told_when_the_partition_fails_meanwhile(tmp_path) -> None:
-    async def test() -> None:
-        extension = ShoutExtension()
-        async with direct_broker(tmp_path, extensions=[extension]) as broker:
-            await broker.create_topic("loud", shout="true")
-            extension.hold = True
-            everyone = asyncio.ensure_future(broker.produce("loud", [b"b"]))
-            await asyncio.sleep(0.02)
-            broker.context.partition("loud", 0).fail("the test says so")
-            async with asyncio.timeout(SOON):
-                assert (await everyone).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-
-    asyncio.run(test())
+async def test_acks_all_is_told_when_the_partition_fails_meanwhile(tmp_path) -> None:
+    extension = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[extension]) as broker:
+        await broker.create_topic("loud", shout="true")
+        extension.hold = True
+        everyone = asyncio.ensure_future(broker.produce("loud", [b"b"]))
+        await asyncio.sleep(0.02)
+        broker.context.partition("loud", 0).fail("the test says so")
+        async with asyncio.timeout(SOON):
+            assert (await everyone).error_code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_it_validates_what_concerns_it(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
-            for name, partitions, config, problem in [
-                ("many", 5, {"shout": "true"}, "loud enough"),
-                ("odd", 1, {"shout": "maybe"}, "either true or false"),
-                ("typo", 1, {"shoot": "true"}, "did you mean 'shout'"),
-            ]:
-                with pytest.raises(KafkaError, match=problem):
-                    await broker.create_topic(name, partitions, **config)
-            await broker.create_topic("loud", shout="true")
-            with pytest.raises(KafkaError, match="cannot be changed"):
-                await broker.context.metadata.alter_config("loud", {"shout": "false"})
-            with pytest.raises(KafkaError, match="loud enough"):
-                await broker.context.metadata.create_partitions("loud", 9)
-            await broker.context.metadata.create_partitions("loud", 2)
-            assert (await broker.produce("loud", [b"x"], partition=1)).error_code == 0
-            assert broker.context.config["shout.volume"] == 11
-
-    asyncio.run(test())
+async def test_it_validates_what_concerns_it(tmp_path) -> None:
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        for name, partitions, config, problem in [
+            ("many", 5, {"shout": "true"}, "loud enough"),
+            ("odd", 1, {"shout": "maybe"}, "either true or false"),
+            ("typo", 1, {"shoot": "true"}, "did you mean 'shout'"),
+        ]:
+            with pytest.raises(KafkaError, match=problem):
+                await broker.create_topic(name, partitions, **config)
+        await broker.create_topic("loud", shout="true")
+        with pytest.raises(KafkaError, match="cannot be changed"):
+            await broker.context.metadata.alter_config("loud", {"shout": "false"})
+        with pytest.raises(KafkaError, match="loud enough"):
+            await broker.context.metadata.create_partitions("loud", 9)
+        await broker.context.metadata.create_partitions("loud", 2)
+        assert (await broker.produce("loud", [b"x"], partition=1)).error_code == 0
+        assert broker.context.config["shout.volume"] == 11
 
 
-def test_the_life_of_hooks(tmp_path) -> None:
-    async def test() -> None:
-        first = ShoutExtension()
-        async with direct_broker(tmp_path, extensions=[first]) as broker:
-            await broker.create_topic("kept", shout="true")
-            await broker.create_topic("dropped", shout="true")
-            await broker.produce("kept", [b"x"])
-            await broker.context.metadata.delete_topic("dropped")
-            assert first.hooks["dropped", 0].events == ["start", "delete"]
-            assert broker.context.extension_dir("shout").is_dir()
-        assert first.hooks["kept", 0].events == ["start", "close"]
-        assert first.log == ["start", "run", "stopped before 2 hooks were closed"]
-        second = ShoutExtension()
-        async with direct_broker(tmp_path, extensions=[second]) as broker:
-            assert list(second.hooks) == [("kept", 0)]
-            assert values_of((await broker.fetch("kept")).records) == [(0, b"X")]
-
-    asyncio.run(test())
+async def test_the_life_of_hooks(tmp_path) -> None:
+    first = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[first]) as broker:
+        await broker.create_topic("kept", shout="true")
+        await broker.create_topic("dropped", shout="true")
+        await broker.produce("kept", [b"x"])
+        await broker.context.metadata.delete_topic("dropped")
+        assert first.hooks["dropped", 0].events == ["start", "delete"]
+        assert broker.context.extension_dir("shout").is_dir()
+    assert first.hooks["kept", 0].events == ["start", "close"]
+    assert first.log == ["start", "run", "stopped before 2 hooks were closed"]
+    second = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[second]) as broker:
+        assert list(second.hooks) == [("kept", 0)]
+        assert values_of((await broker.fetch("kept")).records) == [(0, b"X")]
 
 
 def test_hooks_that_cannot_start_fail_their_partition_only(tmp_path, caplog) -> None:
@@ -345,25 +319,22 @@ def test_hooks_that_cannot_start_fail_their_partition_only(tmp_path, caplog) -> 
     assert "this one cannot start" in caplog.text
 
 
-def test_retention_stops_at_the_floor_and_clients_cannot_delete_records(tmp_path) -> None:
-    async def test() -> None:
-        extension = ShoutExtension()
-        async with direct_broker(tmp_path, extensions=[extension]) as broker:
-            await broker.create_topic("loud", shout="true", retention_ms="1", segment_bytes="150")
-            for _ in range(4):
-                await broker.produce("loud", [b"x" * 50])
-            partition = broker.context.partition("loud", 0)
-            late = broker.context.clock.time_ms() + 10_000
-            extension.hooks["loud", 0].floor = 2
-            assert partition.apply_retention(late) == 2
-            assert partition.log.log_start_offset == 2
-            wanted = DeleteRecordsPartition(partition_index=0, offset=-1)
-            request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="loud", partitions=[wanted])])
-            answer = (await broker.send(request)).topics[0].partitions[0]
-            assert answer.error_code == ErrorCode.POLICY_VIOLATION
-            assert partition.log.log_start_offset == 2
-
-    asyncio.run(test())
+async def test_retention_stops_at_the_floor_and_clients_cannot_delete_records(tmp_path) -> None:
+    extension = ShoutExtension()
+    async with direct_broker(tmp_path, extensions=[extension]) as broker:
+        await broker.create_topic("loud", shout="true", retention_ms="1", segment_bytes="150")
+        for _ in range(4):
+            await broker.produce("loud", [b"x" * 50])
+        partition = broker.context.partition("loud", 0)
+        late = broker.context.clock.time_ms() + 10_000
+        extension.hooks["loud", 0].floor = 2
+        assert partition.apply_retention(late) == 2
+        assert partition.log.log_start_offset == 2
+        wanted = DeleteRecordsPartition(partition_index=0, offset=-1)
+        request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name="loud", partitions=[wanted])])
+        answer = (await broker.send(request)).topics[0].partitions[0]
+        assert answer.error_code == ErrorCode.POLICY_VIOLATION
+        assert partition.log.log_start_offset == 2
 
 
 def test_an_extension_whose_work_fails_is_told_and_works_again_and_the_broker_goes_on(
@@ -411,24 +382,21 @@ def test_work_that_is_started_once_and_fails_is_told_and_the_broker_goes_on(tmp_
     assert "it cannot be done" in caplog.text
 
 
-def test_a_topic_that_its_extension_cannot_take_is_offline_and_the_broker_starts(tmp_path) -> None:
+async def test_a_topic_that_its_extension_cannot_take_is_offline_and_the_broker_starts(tmp_path) -> None:
     class Refusing(ShoutExtension):
         def partition_hooks(self, partition: Partition, topic: TopicImage) -> Shouting | None:
             if topic.name == "bad":
                 raise ValueError("nobody understands this")
             return super().partition_hooks(partition, topic)
 
-    async def test() -> None:
-        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
-            for name in ("bad", "good"):
-                await broker.create_topic(name, shout="true")
-                assert (await broker.produce(name, [b"x"])).error_code == 0
-        async with direct_broker(tmp_path, extensions=[Refusing()]) as broker:
-            answer = await broker.produce("bad", [b"y"])
-            assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-            assert "nobody understands this" in answer.error_message
-            assert (await broker.produce("good", [b"y"])).base_offset == 1
-        async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
-            assert (await broker.produce("bad", [b"y"])).base_offset == 1  # nothing was lost
-
-    asyncio.run(test())
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        for name in ("bad", "good"):
+            await broker.create_topic(name, shout="true")
+            assert (await broker.produce(name, [b"x"])).error_code == 0
+    async with direct_broker(tmp_path, extensions=[Refusing()]) as broker:
+        answer = await broker.produce("bad", [b"y"])
+        assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert "nobody understands this" in answer.error_message
+        assert (await broker.produce("good", [b"y"])).base_offset == 1
+    async with direct_broker(tmp_path, extensions=[ShoutExtension()]) as broker:
+        assert (await broker.produce("bad", [b"y"])).base_offset == 1  # nothing was lost

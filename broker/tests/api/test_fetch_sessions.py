@@ -351,120 +351,98 @@ def both_partitions(**options) -> FetchRequest:
     return FetchRequest(min_bytes=1, topics=[FetchTopic(topic="t", partitions=parts)], **options)
 
 
-def test_a_fetch_of_a_session_waits_and_tells_only_what_came(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            first = await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)
-            assert first.session_id != 0
-            assert [part.partition_index for part in first.responses[0].partitions] == [0, 1]
-            again = FetchRequest(
-                max_wait_ms=LONG_MS, min_bytes=1, session_id=first.session_id, session_epoch=1
-            )
-            task = asyncio.ensure_future(broker.send(again, 12))
-            await asyncio.sleep(0.02)
-            assert not task.done()
-            await broker.produce("t", [b"now"], partition=1)
-            async with asyncio.timeout(SOON):
-                answer = await task
-            (part,) = answer.responses[0].partitions
-            assert (part.partition_index, values_of(part.records)) == (1, [(0, b"now")])
-            assert answer.session_id == first.session_id
-
-    asyncio.run(test())
+async def test_a_fetch_of_a_session_waits_and_tells_only_what_came(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        first = await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)
+        assert first.session_id != 0
+        assert [part.partition_index for part in first.responses[0].partitions] == [0, 1]
+        again = FetchRequest(max_wait_ms=LONG_MS, min_bytes=1, session_id=first.session_id, session_epoch=1)
+        task = asyncio.ensure_future(broker.send(again, 12))
+        await asyncio.sleep(0.02)
+        assert not task.done()
+        await broker.produce("t", [b"now"], partition=1)
+        async with asyncio.timeout(SOON):
+            answer = await task
+        (part,) = answer.responses[0].partitions
+        assert (part.partition_index, values_of(part.records)) == (1, [(0, b"now")])
+        assert answer.session_id == first.session_id
 
 
-def test_a_later_fetch_of_the_session_takes_over_from_one_that_waits(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            first = await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)
-            common = {"max_wait_ms": LONG_MS, "min_bytes": 1, "session_id": first.session_id}
-            older = asyncio.ensure_future(broker.send(FetchRequest(session_epoch=1, **common), 12))
-            await asyncio.sleep(0.01)
-            twin = await broker.send(FetchRequest(session_epoch=1, **common), 12)
-            assert twin.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
-            newer = asyncio.ensure_future(broker.send(FetchRequest(session_epoch=2, **common), 12))
-            async with asyncio.timeout(SOON):
-                assert (await older).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
-                await broker.produce("t", [b"now"])
-                answer = await newer
-            assert values_of(answer.responses[0].partitions[0].records) == [(0, b"now")]
-            assert not broker.context.partition("t", 1)._waiters
-
-    asyncio.run(test())
+async def test_a_later_fetch_of_the_session_takes_over_from_one_that_waits(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        first = await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)
+        common = {"max_wait_ms": LONG_MS, "min_bytes": 1, "session_id": first.session_id}
+        older = asyncio.ensure_future(broker.send(FetchRequest(session_epoch=1, **common), 12))
+        await asyncio.sleep(0.01)
+        twin = await broker.send(FetchRequest(session_epoch=1, **common), 12)
+        assert twin.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        newer = asyncio.ensure_future(broker.send(FetchRequest(session_epoch=2, **common), 12))
+        async with asyncio.timeout(SOON):
+            assert (await older).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+            await broker.produce("t", [b"now"])
+            answer = await newer
+        assert values_of(answer.responses[0].partitions[0].records) == [(0, b"now")]
+        assert not broker.context.partition("t", 1)._waiters
 
 
-def test_the_last_fetch_of_a_session_ends_it(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            session_id = (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id
-            last = await broker.send(
-                both_partitions(max_wait_ms=0, session_id=session_id, session_epoch=-1), 12
-            )
-            assert (last.error_code, last.session_id, len(last.responses[0].partitions)) == (0, 0, 2)
-            gone = await broker.send(FetchRequest(session_id=session_id, session_epoch=1), 12)
-            assert (gone.error_code, gone.session_id, gone.responses) == (
-                ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-                0,
-                [],
-            )
-            # the same with epoch 0, which begins another one
-            one = (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id
-            two = (
-                await broker.send(both_partitions(max_wait_ms=0, session_id=one, session_epoch=0), 12)
-            ).session_id
-            assert two not in (0, one)
-            gone = await broker.send(FetchRequest(session_id=one, session_epoch=1), 12)
-            assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-
-    asyncio.run(test())
+async def test_the_last_fetch_of_a_session_ends_it(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        session_id = (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id
+        last = await broker.send(both_partitions(max_wait_ms=0, session_id=session_id, session_epoch=-1), 12)
+        assert (last.error_code, last.session_id, len(last.responses[0].partitions)) == (0, 0, 2)
+        gone = await broker.send(FetchRequest(session_id=session_id, session_epoch=1), 12)
+        assert (gone.error_code, gone.session_id, gone.responses) == (
+            ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+            0,
+            [],
+        )
+        # the same with epoch 0, which begins another one
+        one = (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id
+        two = (
+            await broker.send(both_partitions(max_wait_ms=0, session_id=one, session_epoch=0), 12)
+        ).session_id
+        assert two not in (0, one)
+        gone = await broker.send(FetchRequest(session_id=one, session_epoch=1), 12)
+        assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_session_by_id_notices_that_its_topic_went_and_came_again(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            old = await broker.create_topic("t", 2)
-            request = both_partitions(max_wait_ms=0, session_epoch=0)
-            request.topics[0].topic_id = old.topic_id
-            session_id = (await broker.send(request, 13)).session_id
-            await broker.context.metadata.delete_topic("t")
-            codes = []
-            for epoch in (1, 2):
-                answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=epoch), 13)
-                assert answer.responses[0].topic_id == old.topic_id
-                codes.append({part.error_code for part in answer.responses[0].partitions})
-                await (broker.create_topic("t", 2) if epoch == 1 else asyncio.sleep(0))
-            assert codes == [{ErrorCode.UNKNOWN_TOPIC_ID}, {ErrorCode.INCONSISTENT_TOPIC_ID}]
-
-    asyncio.run(test())
+async def test_a_session_by_id_notices_that_its_topic_went_and_came_again(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        old = await broker.create_topic("t", 2)
+        request = both_partitions(max_wait_ms=0, session_epoch=0)
+        request.topics[0].topic_id = old.topic_id
+        session_id = (await broker.send(request, 13)).session_id
+        await broker.context.metadata.delete_topic("t")
+        codes = []
+        for epoch in (1, 2):
+            answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=epoch), 13)
+            assert answer.responses[0].topic_id == old.topic_id
+            codes.append({part.error_code for part in answer.responses[0].partitions})
+            await (broker.create_topic("t", 2) if epoch == 1 else asyncio.sleep(0))
+        assert codes == [{ErrorCode.UNKNOWN_TOPIC_ID}, {ErrorCode.INCONSISTENT_TOPIC_ID}]
 
 
-def test_an_idle_session_costs_no_answers(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, {"max.incremental.fetch.session.cache.slots": "1"}) as broker:
-            await broker.create_topic("t", 2)
-            session_id = (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id
-            assert (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id == 0
-            for epoch in (1, 2, 3):
-                answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=epoch), 12)
-                assert (answer.session_id, answer.responses) == (session_id, [])
-
-    asyncio.run(test())
+async def test_an_idle_session_costs_no_answers(tmp_path) -> None:
+    async with direct_broker(tmp_path, {"max.incremental.fetch.session.cache.slots": "1"}) as broker:
+        await broker.create_topic("t", 2)
+        session_id = (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id
+        assert (await broker.send(both_partitions(max_wait_ms=0, session_epoch=0), 12)).session_id == 0
+        for epoch in (1, 2, 3):
+            answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=epoch), 12)
+            assert (answer.session_id, answer.responses) == (session_id, [])
 
 
-def test_a_consumer_at_the_end_hears_that_the_start_has_moved_there(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            await broker.produce("t", [b"0", b"1"])
-            request = both_partitions(max_wait_ms=0, session_epoch=0)
-            request.topics[0].partitions[0].fetch_offset = 2
-            session_id = (await broker.send(request, 12)).session_id
-            broker.context.partition("t", 0).delete_records(2)
-            answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=1), 12)
-            (part,) = answer.responses[0].partitions
-            assert (part.partition_index, part.log_start_offset, part.high_watermark) == (0, 2, 2)
-
-    asyncio.run(test())
+async def test_a_consumer_at_the_end_hears_that_the_start_has_moved_there(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        await broker.produce("t", [b"0", b"1"])
+        request = both_partitions(max_wait_ms=0, session_epoch=0)
+        request.topics[0].partitions[0].fetch_offset = 2
+        session_id = (await broker.send(request, 12)).session_id
+        broker.context.partition("t", 0).delete_records(2)
+        answer = await broker.send(FetchRequest(session_id=session_id, session_epoch=1), 12)
+        (part,) = answer.responses[0].partitions
+        assert (part.partition_index, part.log_start_offset, part.high_watermark) == (0, 2, 2)

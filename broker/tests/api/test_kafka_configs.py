@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -26,23 +25,19 @@ from broker.tests.api.test_broker_configs import (
 from protocol.errors import ErrorCode
 
 
-def test_what_apache_kafka_lists_is_listed_here(tmp_path) -> None:
+async def test_what_apache_kafka_lists_is_listed_here(tmp_path) -> None:
     """The names that Kafka 4.3.1 answers to DescribeConfigs of a broker."""
-
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            entries = await described(broker, BROKER, "0")
-            names = json.loads((Path(__file__).parent / "kafka_broker_configs.json").read_text())
-            assert len(names) == 340
-            assert not set(names).difference(entries)
-            for name, (kind, dynamic) in names.items():
-                if name not in {key.name for key in BROKER_CONFIGS}:
-                    entry = entries[name]
-                    changes = dynamic and name not in ("listeners", "listener.security.protocol.map")
-                    assert (ConfigType(entry.config_type).name, not entry.read_only) == (kind, changes), name
-                    assert entry.is_sensitive == (kind == "PASSWORD")
-
-    asyncio.run(test())
+    async with direct_broker(tmp_path) as broker:
+        entries = await described(broker, BROKER, "0")
+        names = json.loads((Path(__file__).parent / "kafka_broker_configs.json").read_text())
+        assert len(names) == 340
+        assert not set(names).difference(entries)
+        for name, (kind, dynamic) in names.items():
+            if name not in {key.name for key in BROKER_CONFIGS}:
+                entry = entries[name]
+                changes = dynamic and name not in ("listeners", "listener.security.protocol.map")
+                assert (ConfigType(entry.config_type).name, not entry.read_only) == (kind, changes), name
+                assert entry.is_sensitive == (kind == "PASSWORD")
 
 
 def test_each_is_documented_and_its_default_is_taken() -> None:
@@ -122,52 +117,46 @@ def test_of_a_secret_nobody_is_told_more_than_that_it_is_set() -> None:
     assert [(each.value, each.source) for each in entry.synonyms] == [(None, STATIC)]
 
 
-def test_they_are_altered_as_in_kafka_and_kept(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, {"num.network.threads": "4"}) as broker:
-            assert await alter(broker, BROKER, "0", ("num.io.threads", SET, "12")) == (0, None)
-            assert await alter(broker, BROKER, "", ("leader.replication.throttled.rate", SET, "1000")) == (
-                0,
-                None,
-            )
-            code, message = await alter(broker, BROKER, "0", ("default.replication.factor", SET, "1"))
-            assert code == ErrorCode.INVALID_REQUEST
-            assert message.startswith("Cannot update these configs dynamically: [default.replication.factor]")
-            code, message = await alter(broker, BROKER, "0", ("sasl.jaas.config", SET, "hunter2"))
-            assert code == ErrorCode.INVALID_CONFIG
-            assert "hunter2" not in message
-        async with direct_broker(tmp_path, {"num.network.threads": "4"}) as broker:
-            entries = await described(broker, BROKER, "0")
-            assert (entries["num.io.threads"].value, entries["num.io.threads"].config_source) == (
-                "12",
-                OF_BROKER,
-            )
-            rate = entries["leader.replication.throttled.rate"]
-            assert (rate.value, rate.config_source) == ("1000", OF_ALL)
-            threads = entries["num.network.threads"]
-            assert [(each.name, each.value, each.source) for each in threads.synonyms] == [
-                ("num.network.threads", "4", STATIC),
-                ("num.network.threads", "3", 5),
-            ]
-            assert await alter(broker, BROKER, "0", ("num.io.threads", DELETE, None)) == (0, None)
-
-    asyncio.run(test())
+async def test_they_are_altered_as_in_kafka_and_kept(tmp_path) -> None:
+    async with direct_broker(tmp_path, {"num.network.threads": "4"}) as broker:
+        assert await alter(broker, BROKER, "0", ("num.io.threads", SET, "12")) == (0, None)
+        assert await alter(broker, BROKER, "", ("leader.replication.throttled.rate", SET, "1000")) == (
+            0,
+            None,
+        )
+        code, message = await alter(broker, BROKER, "0", ("default.replication.factor", SET, "1"))
+        assert code == ErrorCode.INVALID_REQUEST
+        assert message.startswith("Cannot update these configs dynamically: [default.replication.factor]")
+        code, message = await alter(broker, BROKER, "0", ("sasl.jaas.config", SET, "hunter2"))
+        assert code == ErrorCode.INVALID_CONFIG
+        assert "hunter2" not in message
+    async with direct_broker(tmp_path, {"num.network.threads": "4"}) as broker:
+        entries = await described(broker, BROKER, "0")
+        assert (entries["num.io.threads"].value, entries["num.io.threads"].config_source) == (
+            "12",
+            OF_BROKER,
+        )
+        rate = entries["leader.replication.throttled.rate"]
+        assert (rate.value, rate.config_source) == ("1000", OF_ALL)
+        threads = entries["num.network.threads"]
+        assert [(each.name, each.value, each.source) for each in threads.synonyms] == [
+            ("num.network.threads", "4", STATIC),
+            ("num.network.threads", "3", 5),
+        ]
+        assert await alter(broker, BROKER, "0", ("num.io.threads", DELETE, None)) == (0, None)
 
 
 @pytest.mark.parametrize("name", ["0", ""])
-def test_where_the_broker_is_is_shown_as_it_is(tmp_path, name) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            entries = await described(broker, BROKER, name)
-            shown = {key: entries[key].value for key in ("listeners", "log.dirs", "broker.id", "log.dir")}
-            assert shown == {
-                "listeners": f"PLAINTEXT://127.0.0.1:{broker.broker.port}",
-                "log.dirs": str(tmp_path),
-                "broker.id": "0",
-                "log.dir": None,
-            }
-            if name:
-                assert entries["listeners"].config_source == STATIC
-            assert entries["default.replication.factor"].value == "1"
-
-    asyncio.run(test())
+async def test_where_the_broker_is_is_shown_as_it_is(tmp_path, name) -> None:
+    async with direct_broker(tmp_path) as broker:
+        entries = await described(broker, BROKER, name)
+        shown = {key: entries[key].value for key in ("listeners", "log.dirs", "broker.id", "log.dir")}
+        assert shown == {
+            "listeners": f"PLAINTEXT://127.0.0.1:{broker.broker.port}",
+            "log.dirs": str(tmp_path),
+            "broker.id": "0",
+            "log.dir": None,
+        }
+        if name:
+            assert entries["listeners"].config_source == STATIC
+        assert entries["default.replication.factor"].value == "1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 
 import pytest
@@ -28,74 +27,63 @@ def sizes_of(response) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize("version", range(1, 6))
-def test_sizes_of_partitions_and_of_the_volume(tmp_path, version) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            await broker.produce("t", [b"x" * 1000])
-            written = sum(file.stat().st_size for file in (tmp_path / "t-0").glob("*.log"))
-            assert written > 1000
-            sizes = {("t", 0): written, ("t", 1): 0}
-            response = await broker.send(DescribeLogDirsRequest(topics=None), version)
-            assert sizes_of(response) == sizes
-            directory = response.results[0]
-            assert directory.log_dir == str(tmp_path)
-            if version >= 4:
-                assert directory.total_bytes == shutil.disk_usage(tmp_path).total
-                assert 0 < directory.usable_bytes <= directory.total_bytes
-        async with direct_broker(tmp_path) as broker:  # nothing is open now, nor is it opened
-            response = await broker.send(DescribeLogDirsRequest(topics=None), version)
-            assert sizes_of(response) == sizes
-            assert not any(part.is_open for part in broker.context.metadata.partitions("t"))
-
-    asyncio.run(test())
+async def test_sizes_of_partitions_and_of_the_volume(tmp_path, version) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        await broker.produce("t", [b"x" * 1000])
+        written = sum(file.stat().st_size for file in (tmp_path / "t-0").glob("*.log"))
+        assert written > 1000
+        sizes = {("t", 0): written, ("t", 1): 0}
+        response = await broker.send(DescribeLogDirsRequest(topics=None), version)
+        assert sizes_of(response) == sizes
+        directory = response.results[0]
+        assert directory.log_dir == str(tmp_path)
+        if version >= 4:
+            assert directory.total_bytes == shutil.disk_usage(tmp_path).total
+            assert 0 < directory.usable_bytes <= directory.total_bytes
+    async with direct_broker(tmp_path) as broker:  # nothing is open now, nor is it opened
+        response = await broker.send(DescribeLogDirsRequest(topics=None), version)
+        assert sizes_of(response) == sizes
+        assert not any(part.is_open for part in broker.context.metadata.partitions("t"))
 
 
-def test_only_what_is_asked_for_and_exists(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            await broker.create_topic("u")
-            wanted = [
-                DescribableLogDirTopic(topic="t", partitions=[1, 9]),
-                DescribableLogDirTopic(topic="missing", partitions=[0]),
-            ]
-            response = await broker.send(DescribeLogDirsRequest(topics=wanted))
-            assert sizes_of(response) == {("t", 1): 0}
-
-    asyncio.run(test())
+async def test_only_what_is_asked_for_and_exists(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        await broker.create_topic("u")
+        wanted = [
+            DescribableLogDirTopic(topic="t", partitions=[1, 9]),
+            DescribableLogDirTopic(topic="missing", partitions=[0]),
+        ]
+        response = await broker.send(DescribeLogDirsRequest(topics=wanted))
+        assert sizes_of(response) == {("t", 1): 0}
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_replica_is_where_it_is_and_cannot_be_moved_elsewhere(tmp_path, version) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 3)
-            wanted = {
-                f"{tmp_path}/": [("t", [0, 3]), ("missing", [0])],
-                f"{tmp_path}/t-0": [("t", [1]), ("missing", [1])],
-            }
-            dirs = [
-                AlterReplicaLogDir(
-                    path=path,
-                    topics=[
-                        AlterReplicaLogDirTopic(name=name, partitions=indexes) for name, indexes in topics
-                    ],
-                )
-                for path, topics in wanted.items()
-            ]
-            response = await broker.send(AlterReplicaLogDirsRequest(dirs=dirs), version)
-            assert {
-                (result.topic_name, partition.partition_index): partition.error_code
-                for result in response.results
-                for partition in result.partitions
-            } == {
-                ("t", 0): 0,
-                ("t", 3): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                ("missing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                ("t", 1): ErrorCode.LOG_DIR_NOT_FOUND,
-                ("missing", 1): ErrorCode.LOG_DIR_NOT_FOUND,
-            }
-            assert [result.topic_name for result in response.results] == ["t", "missing"]
-
-    asyncio.run(test())
+async def test_a_replica_is_where_it_is_and_cannot_be_moved_elsewhere(tmp_path, version) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 3)
+        wanted = {
+            f"{tmp_path}/": [("t", [0, 3]), ("missing", [0])],
+            f"{tmp_path}/t-0": [("t", [1]), ("missing", [1])],
+        }
+        dirs = [
+            AlterReplicaLogDir(
+                path=path,
+                topics=[AlterReplicaLogDirTopic(name=name, partitions=indexes) for name, indexes in topics],
+            )
+            for path, topics in wanted.items()
+        ]
+        response = await broker.send(AlterReplicaLogDirsRequest(dirs=dirs), version)
+        assert {
+            (result.topic_name, partition.partition_index): partition.error_code
+            for result in response.results
+            for partition in result.partitions
+        } == {
+            ("t", 0): 0,
+            ("t", 3): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("missing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("t", 1): ErrorCode.LOG_DIR_NOT_FOUND,
+            ("missing", 1): ErrorCode.LOG_DIR_NOT_FOUND,
+        }
+        assert [result.topic_name for result in response.results] == ["t", "missing"]

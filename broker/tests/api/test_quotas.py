@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from broker.testing.direct import direct_broker
@@ -28,28 +26,22 @@ from protocol.messages.describe_client_quotas import ComponentData, DescribeClie
         ([("group", 2, None)], ErrorCode.UNSUPPORTED_VERSION),
     ],
 )
-def test_nobody_has_a_quota(tmp_path, version, components, code) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            request = DescribeClientQuotasRequest(
-                components=[
-                    ComponentData(entity_type=kind, match_type=match_type, match=match)
-                    for kind, match_type, match in components
-                ]
-            )
-            response = await broker.send(request, version)
-            assert (response.error_code, response.entries) == (code, None if code else [])
-            assert bool(response.error_message) == bool(code)
-
-    asyncio.run(test())
+async def test_nobody_has_a_quota(tmp_path, version, components, code) -> None:
+    async with direct_broker(tmp_path) as broker:
+        request = DescribeClientQuotasRequest(
+            components=[
+                ComponentData(entity_type=kind, match_type=match_type, match=match)
+                for kind, match_type, match in components
+            ]
+        )
+        response = await broker.send(request, version)
+        assert (response.error_code, response.entries) == (code, None if code else [])
+        assert bool(response.error_message) == bool(code)
 
 
-def test_quotas_that_would_not_hold_cannot_be_set(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            named = ApiVersionsRequest(client_software_name="t", client_software_version="1")
-            keys = {api.api_key for api in (await broker.send(named)).api_keys}
-            assert 48 in keys
-            assert 49 not in keys
-
-    asyncio.run(test())
+async def test_quotas_that_would_not_hold_cannot_be_set(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        named = ApiVersionsRequest(client_software_name="t", client_software_version="1")
+        keys = {api.api_key for api in (await broker.send(named)).api_keys}
+        assert 48 in keys
+        assert 49 not in keys

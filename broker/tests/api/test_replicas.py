@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from broker.testing.direct import direct_broker
@@ -29,34 +27,31 @@ def results_of(response) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_no_election_is_needed_except_where_the_leader_is_offline(tmp_path, version) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 3)
-            broker.context.partition("t", 2).fail("the test says so")
-            named = [
-                TopicPartitions(topic="t", partitions=[0, 2, 7]),
-                TopicPartitions(topic="missing", partitions=[0]),
-            ]
-            response = await broker.send(ElectLeadersRequest(topic_partitions=named), version)
-            assert results_of(response) == {
-                ("t", 0): ErrorCode.ELECTION_NOT_NEEDED,
-                ("t", 2): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
-                ("t", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                ("missing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+async def test_no_election_is_needed_except_where_the_leader_is_offline(tmp_path, version) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 3)
+        broker.context.partition("t", 2).fail("the test says so")
+        named = [
+            TopicPartitions(topic="t", partitions=[0, 2, 7]),
+            TopicPartitions(topic="missing", partitions=[0]),
+        ]
+        response = await broker.send(ElectLeadersRequest(topic_partitions=named), version)
+        assert results_of(response) == {
+            ("t", 0): ErrorCode.ELECTION_NOT_NEEDED,
+            ("t", 2): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+            ("t", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("missing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        # All partitions: only what is not as it should be.
+        response = await broker.send(ElectLeadersRequest(topic_partitions=None), version)
+        assert results_of(response) == {("t", 2): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
+        if version >= 1:
+            unclean = ElectLeadersRequest(election_type=1, topic_partitions=None)
+            assert results_of(await broker.send(unclean, version)) == {
+                ("t", 2): ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
             }
-            # All partitions: only what is not as it should be.
-            response = await broker.send(ElectLeadersRequest(topic_partitions=None), version)
-            assert results_of(response) == {("t", 2): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
-            if version >= 1:
-                unclean = ElectLeadersRequest(election_type=1, topic_partitions=None)
-                assert results_of(await broker.send(unclean, version)) == {
-                    ("t", 2): ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
-                }
-                unknown = ElectLeadersRequest(election_type=5, topic_partitions=named)
-                assert (await broker.send(unknown, version)).error_code == ErrorCode.INVALID_REQUEST
-
-    asyncio.run(test())
+            unknown = ElectLeadersRequest(election_type=5, topic_partitions=named)
+            assert (await broker.send(unknown, version)).error_code == ErrorCode.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("version", range(2))
@@ -72,20 +67,17 @@ def test_no_election_is_needed_except_where_the_leader_is_offline(tmp_path, vers
         (1, [0], ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ],
 )
-def test_partitions_stay_where_they_are(tmp_path, version, partition, replicas, code) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t")
-            wanted = ReassignablePartition(partition_index=partition, replicas=replicas)
-            request = AlterPartitionReassignmentsRequest(
-                topics=[ReassignableTopic(name="t", partitions=[wanted])]
-            )
-            response = await broker.send(request, version)
-            (answer,) = response.responses[0].partitions
-            assert (response.error_code, answer.error_code) == (0, code)
-            assert (answer.error_message is None) == (code == 0)
-            for topics in (None, [ListPartitionReassignmentsTopics(name="t", partition_indexes=[0])]):
-                moving = await broker.send(ListPartitionReassignmentsRequest(topics=topics))
-                assert (moving.error_code, moving.topics) == (0, [])
-
-    asyncio.run(test())
+async def test_partitions_stay_where_they_are(tmp_path, version, partition, replicas, code) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        wanted = ReassignablePartition(partition_index=partition, replicas=replicas)
+        request = AlterPartitionReassignmentsRequest(
+            topics=[ReassignableTopic(name="t", partitions=[wanted])]
+        )
+        response = await broker.send(request, version)
+        (answer,) = response.responses[0].partitions
+        assert (response.error_code, answer.error_code) == (0, code)
+        assert (answer.error_message is None) == (code == 0)
+        for topics in (None, [ListPartitionReassignmentsTopics(name="t", partition_indexes=[0])]):
+            moving = await broker.send(ListPartitionReassignmentsRequest(topics=topics))
+            assert (moving.error_code, moving.topics) == (0, [])

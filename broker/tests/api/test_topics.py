@@ -60,48 +60,40 @@ async def create(
 # -- CreateTopics ----------------------------------------------------------------------------------------
 
 
-def test_a_created_topic_is_answered_with_its_id_and_configuration(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, {"num.partitions": "3"}) as broker:
-            (result,) = await create(broker, creatable("t", -1, -1, {"retention.ms": "5000"}))
-            image = broker.context.metadata.topic("t")
-            assert (result.error_code, result.topic_id, result.num_partitions) == (0, image.topic_id, 3)
-            assert result.replication_factor == 1
-            config = {entry.name: (entry.value, entry.config_source) for entry in result.configs}
-            assert config["retention.ms"] == ("5000", 1)
-            assert config["segment.bytes"][1] == 5
-            for version in range(2, 8):
-                (result,) = await create(broker, creatable(f"v{version}"), version=version)
-                assert result.error_code == 0
-
-    asyncio.run(test())
+async def test_a_created_topic_is_answered_with_its_id_and_configuration(tmp_path) -> None:
+    async with direct_broker(tmp_path, {"num.partitions": "3"}) as broker:
+        (result,) = await create(broker, creatable("t", -1, -1, {"retention.ms": "5000"}))
+        image = broker.context.metadata.topic("t")
+        assert (result.error_code, result.topic_id, result.num_partitions) == (0, image.topic_id, 3)
+        assert result.replication_factor == 1
+        config = {entry.name: (entry.value, entry.config_source) for entry in result.configs}
+        assert config["retention.ms"] == ("5000", 1)
+        assert config["segment.bytes"][1] == 5
+        for version in range(2, 8):
+            (result,) = await create(broker, creatable(f"v{version}"), version=version)
+            assert result.error_code == 0
 
 
 @pytest.mark.parametrize("version", range(2, 8))
-def test_create_topics_by_version(tmp_path, version) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, {"num.partitions": "3"}) as broker:
-            (result,) = await create(broker, creatable("t", 2, 1, {"retention.ms": "5000"}), version=version)
-            image = broker.context.metadata.topic("t")
-            assert (result.error_code, image.partition_count) == (0, 2)
-            if version >= 5:
-                assert (result.num_partitions, result.replication_factor) == (2, 1)
-                assert {entry.name: entry.value for entry in result.configs}["retention.ms"] == "5000"
-            else:
-                assert not result.configs
-            assert result.topic_id == (image.topic_id if version >= 7 else uuid.UUID(int=0))
-            (result,) = await create(broker, creatable("defaults", -1, -1), version=version)
-            assert result.error_code == 0, (
-                "clients may say -1 from version 4 on; before that Kafka takes it too"
-            )
-            assert broker.context.metadata.topic("defaults").partition_count == 3
-            (result,) = await create(broker, creatable("dry"), version=version, validate_only=True)
-            assert result.error_code == 0
-            assert broker.context.metadata.topic("dry") is None
-            (result,) = await create(broker, creatable("many", 1, 3), version=version)
-            assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
-
-    asyncio.run(test())
+async def test_create_topics_by_version(tmp_path, version) -> None:
+    async with direct_broker(tmp_path, {"num.partitions": "3"}) as broker:
+        (result,) = await create(broker, creatable("t", 2, 1, {"retention.ms": "5000"}), version=version)
+        image = broker.context.metadata.topic("t")
+        assert (result.error_code, image.partition_count) == (0, 2)
+        if version >= 5:
+            assert (result.num_partitions, result.replication_factor) == (2, 1)
+            assert {entry.name: entry.value for entry in result.configs}["retention.ms"] == "5000"
+        else:
+            assert not result.configs
+        assert result.topic_id == (image.topic_id if version >= 7 else uuid.UUID(int=0))
+        (result,) = await create(broker, creatable("defaults", -1, -1), version=version)
+        assert result.error_code == 0, "clients may say -1 from version 4 on; before that Kafka takes it too"
+        assert broker.context.metadata.topic("defaults").partition_count == 3
+        (result,) = await create(broker, creatable("dry"), version=version, validate_only=True)
+        assert result.error_code == 0
+        assert broker.context.metadata.topic("dry") is None
+        (result,) = await create(broker, creatable("many", 1, 3), version=version)
+        assert result.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
 
 
 @pytest.mark.parametrize(
@@ -127,16 +119,13 @@ def test_create_topics_by_version(tmp_path, version) -> None:
         (creatable("t", -1, -1, assignments=[(0, [0]), (2, [0])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
     ],
 )
-def test_what_cannot_be_created_is_refused_with_a_reason(tmp_path, topic, code) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("there")
-            (result,) = await create(broker, topic)
-            assert result.error_code == code
-            assert result.error_message
-            assert [image.name for image in broker.context.metadata.topics()] == ["there"]
-
-    asyncio.run(test())
+async def test_what_cannot_be_created_is_refused_with_a_reason(tmp_path, topic, code) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("there")
+        (result,) = await create(broker, topic)
+        assert result.error_code == code
+        assert result.error_message
+        assert [image.name for image in broker.context.metadata.topics()] == ["there"]
 
 
 ILLEGAL = "it contains a character other than ASCII alphanumerics, '.', '_' and '-'"
@@ -183,102 +172,87 @@ ILLEGAL = "it contains a character other than ASCII alphanumerics, '.', '_' and 
         (creatable("t", -1, -1, assignments=[(0, [0, 0])]), "includes the broker 0 more than once."),
     ],
 )
-def test_what_is_refused_is_said_in_kafkas_words(tmp_path, topic, words) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("there")
-            await broker.create_topic("the.re")
-            (result,) = await create(broker, topic)
-            assert words in result.error_message
-
-    asyncio.run(test())
+async def test_what_is_refused_is_said_in_kafkas_words(tmp_path, topic, words) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("there")
+        await broker.create_topic("the.re")
+        (result,) = await create(broker, topic)
+        assert words in result.error_message
 
 
-def test_other_refusals_in_kafkas_words(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 5)
+async def test_other_refusals_in_kafkas_words(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 5)
 
-            async def grown(name: str, count: int) -> str | None:
-                topic = CreatePartitionsTopic(name=name, count=count, assignments=None)
-                return (await broker.send(CreatePartitionsRequest(topics=[topic]))).results[0].error_message
+        async def grown(name: str, count: int) -> str | None:
+            topic = CreatePartitionsTopic(name=name, count=count, assignments=None)
+            return (await broker.send(CreatePartitionsRequest(topics=[topic]))).results[0].error_message
 
-            assert await grown("t", 2) == (
-                "Topic currently has 5 partitions, which is higher than the requested 2."
-            )
-            assert await grown("t", 5) == "Topic already has 5 partition(s)."
-            unknown = "This server does not host this topic-partition. The topic 'no' does not exist."
-            assert await grown("no", 2) == unknown
-            deleted = await broker.send(DeleteTopicsRequest(topics=[DeleteTopicState(name="no")]))
-            assert deleted.responses[0].error_message == unknown
-
-    asyncio.run(test())
+        assert await grown("t", 2) == (
+            "Topic currently has 5 partitions, which is higher than the requested 2."
+        )
+        assert await grown("t", 5) == "Topic already has 5 partition(s)."
+        unknown = "This server does not host this topic-partition. The topic 'no' does not exist."
+        assert await grown("no", 2) == unknown
+        deleted = await broker.send(DeleteTopicsRequest(topics=[DeleteTopicState(name="no")]))
+        assert deleted.responses[0].error_message == unknown
 
 
-def test_assignments_twins_and_dry_runs(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            (result,) = await create(broker, creatable("assigned", -1, -1, assignments=[(1, [0]), (0, [0])]))
-            assert (result.error_code, result.num_partitions) == (0, 2)
-            results = await create(broker, creatable("twin"), creatable("twin"), creatable("single"))
-            assert [r.error_code for r in results] == [ErrorCode.INVALID_REQUEST] * 2 + [0]
-            (result,) = await create(broker, creatable("dry", 4), validate_only=True)
-            assert (result.error_code, result.num_partitions) == (0, 4)
-            assert broker.context.metadata.topic("dry") is None
-            (result,) = await create(broker, creatable("single"), validate_only=True)
-            assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
-
-    asyncio.run(test())
+async def test_assignments_twins_and_dry_runs(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        (result,) = await create(broker, creatable("assigned", -1, -1, assignments=[(1, [0]), (0, [0])]))
+        assert (result.error_code, result.num_partitions) == (0, 2)
+        results = await create(broker, creatable("twin"), creatable("twin"), creatable("single"))
+        assert [r.error_code for r in results] == [ErrorCode.INVALID_REQUEST] * 2 + [0]
+        (result,) = await create(broker, creatable("dry", 4), validate_only=True)
+        assert (result.error_code, result.num_partitions) == (0, 4)
+        assert broker.context.metadata.topic("dry") is None
+        (result,) = await create(broker, creatable("single"), validate_only=True)
+        assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
 # -- DeleteTopics ----------------------------------------------------------------------------------------
 
 
-def test_topics_are_deleted_by_name_and_by_id(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            for version in range(1, 6):
-                await broker.create_topic("t")
-                await broker.produce("t", [b"x"])
-                request = DeleteTopicsRequest(topic_names=["t", "missing"])
-                codes = [r.error_code for r in (await broker.send(request, version)).responses]
-                assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-            image = await broker.create_topic("t")
-            request = DeleteTopicsRequest(
-                topics=[
-                    DeleteTopicState(name=None, topic_id=image.topic_id),
-                    DeleteTopicState(name=None, topic_id=uuid.uuid4()),
-                    DeleteTopicState(name="t", topic_id=image.topic_id),
-                ]
-            )
-            responses = (await broker.send(request, 6)).responses
-            assert [r.error_code for r in responses] == [
-                0,
-                ErrorCode.UNKNOWN_TOPIC_ID,
-                ErrorCode.INVALID_REQUEST,
+async def test_topics_are_deleted_by_name_and_by_id(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        for version in range(1, 6):
+            await broker.create_topic("t")
+            await broker.produce("t", [b"x"])
+            request = DeleteTopicsRequest(topic_names=["t", "missing"])
+            codes = [r.error_code for r in (await broker.send(request, version)).responses]
+            assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        image = await broker.create_topic("t")
+        request = DeleteTopicsRequest(
+            topics=[
+                DeleteTopicState(name=None, topic_id=image.topic_id),
+                DeleteTopicState(name=None, topic_id=uuid.uuid4()),
+                DeleteTopicState(name="t", topic_id=image.topic_id),
             ]
-            assert responses[0].name == "t"
-            assert broker.context.metadata.topics() == []
-            await broker.create_topic("t")
-            assert (await broker.produce("t", [b"new"])).base_offset == 0
-        assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name != "extensions"] == ["t-0"]
+        )
+        responses = (await broker.send(request, 6)).responses
+        assert [r.error_code for r in responses] == [
+            0,
+            ErrorCode.UNKNOWN_TOPIC_ID,
+            ErrorCode.INVALID_REQUEST,
+        ]
+        assert responses[0].name == "t"
+        assert broker.context.metadata.topics() == []
+        await broker.create_topic("t")
+        assert (await broker.produce("t", [b"new"])).base_offset == 0
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name != "extensions"] == ["t-0"]
 
-    asyncio.run(test())
 
-
-def test_deletion_can_be_switched_off_and_never_hits_internal_topics(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("__consumer_offsets")
-            response = await broker.send(DeleteTopicsRequest(topic_names=["__consumer_offsets"]), 5)
-            assert response.responses[0].error_code == ErrorCode.INVALID_REQUEST
-        async with direct_broker(tmp_path, {"delete.topic.enable": "false"}) as broker:
-            await broker.create_topic("t")
-            response = await broker.send(DeleteTopicsRequest(topic_names=["t"]), 5)
-            assert response.responses[0].error_code == ErrorCode.TOPIC_DELETION_DISABLED
-            assert broker.context.metadata.topic("t") is not None
-
-    asyncio.run(test())
+async def test_deletion_can_be_switched_off_and_never_hits_internal_topics(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("__consumer_offsets")
+        response = await broker.send(DeleteTopicsRequest(topic_names=["__consumer_offsets"]), 5)
+        assert response.responses[0].error_code == ErrorCode.INVALID_REQUEST
+    async with direct_broker(tmp_path, {"delete.topic.enable": "false"}) as broker:
+        await broker.create_topic("t")
+        response = await broker.send(DeleteTopicsRequest(topic_names=["t"]), 5)
+        assert response.responses[0].error_code == ErrorCode.TOPIC_DELETION_DISABLED
+        assert broker.context.metadata.topic("t") is not None
 
 
 # -- CreatePartitions ------------------------------------------------------------------------------------
@@ -295,29 +269,26 @@ def test_deletion_can_be_switched_off_and_never_hits_internal_topics(tmp_path) -
         (3, [[9]], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
     ],
 )
-def test_partitions_are_added_and_usable(tmp_path, count, assignments, code) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            topic = CreatePartitionsTopic(
-                name="t",
-                count=count,
-                assignments=None
-                if assignments is None
-                else [CreatePartitionsAssignment(broker_ids=ids) for ids in assignments],
-            )
-            for validate_only in (True, False):
-                request = CreatePartitionsRequest(topics=[topic], validate_only=validate_only)
-                (result,) = (await broker.send(request)).results
-                assert result.error_code == code
-                if validate_only:
-                    assert broker.context.metadata.topic("t").partition_count == 2
-            if not code:
-                assert (await broker.produce("t", [b"x"], partition=count - 1)).error_code == 0
-        async with direct_broker(tmp_path) as broker:
-            assert broker.context.metadata.topic("t").partition_count == (2 if code else count)
-
-    asyncio.run(test())
+async def test_partitions_are_added_and_usable(tmp_path, count, assignments, code) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        topic = CreatePartitionsTopic(
+            name="t",
+            count=count,
+            assignments=None
+            if assignments is None
+            else [CreatePartitionsAssignment(broker_ids=ids) for ids in assignments],
+        )
+        for validate_only in (True, False):
+            request = CreatePartitionsRequest(topics=[topic], validate_only=validate_only)
+            (result,) = (await broker.send(request)).results
+            assert result.error_code == code
+            if validate_only:
+                assert broker.context.metadata.topic("t").partition_count == 2
+        if not code:
+            assert (await broker.produce("t", [b"x"], partition=count - 1)).error_code == 0
+    async with direct_broker(tmp_path) as broker:
+        assert broker.context.metadata.topic("t").partition_count == (2 if code else count)
 
 
 # -- configurations --------------------------------------------------------------------------------------
@@ -330,61 +301,53 @@ async def described(broker: DirectBroker, kind: int, name: str, keys=None, versi
     return result.error_code, {entry.name: entry for entry in result.configs}
 
 
-def test_names_that_make_the_same_metric_collide_and_others_do_not(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            for name in ("a.b_c", "a.b-c", "aXb_c", "A.B_C", "a" * 249, "._-" + "z" * 246):
-                (result,) = await create(broker, creatable(name))
-                assert result.error_code == 0, name
-                await broker.produce(name, [b"x"])
-            for name in ("a_b_c", "a.b.c", "_.-" + "z" * 246):
-                (result,) = await create(broker, creatable(name))
-                assert result.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-                assert "collides" in result.error_message
-            (result,) = await create(broker, creatable("a.b_c"))
-            assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
-
-    asyncio.run(test())
+async def test_names_that_make_the_same_metric_collide_and_others_do_not(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        for name in ("a.b_c", "a.b-c", "aXb_c", "A.B_C", "a" * 249, "._-" + "z" * 246):
+            (result,) = await create(broker, creatable(name))
+            assert result.error_code == 0, name
+            await broker.produce(name, [b"x"])
+        for name in ("a_b_c", "a.b.c", "_.-" + "z" * 246):
+            (result,) = await create(broker, creatable(name))
+            assert result.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+            assert "collides" in result.error_message
+        (result,) = await create(broker, creatable("a.b_c"))
+        assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-def test_many_topics_are_made_by_one_transaction_and_each_has_its_own_answer(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("old")
-            store, calls = broker.context.store, []
-            transact = store.transact
+async def test_many_topics_are_made_by_one_transaction_and_each_has_its_own_answer(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("old")
+        store, calls = broker.context.store, []
+        transact = store.transact
 
-            async def counted(operations) -> None:
-                calls.append(len(operations))
-                await transact(operations)
+        async def counted(operations) -> None:
+            calls.append(len(operations))
+            await transact(operations)
 
-            store.transact = counted
-            wanted = [creatable(f"t{i}", 1 + i % 3) for i in range(50)]
-            bad = [
-                (creatable("old"), ErrorCode.TOPIC_ALREADY_EXISTS),
-                (creatable("no/name"), ErrorCode.INVALID_TOPIC_EXCEPTION),
-                (creatable("none", 0), ErrorCode.INVALID_PARTITIONS),
-                (creatable("odd", config={"no.such": "1"}), ErrorCode.INVALID_CONFIG),
-                (creatable("a_b"), ErrorCode.INVALID_TOPIC_EXCEPTION),
-            ]
-            special = creatable("a.b", config={"retention.ms": "77"})
-            results = await create(broker, *wanted[:25], special, *(topic for topic, _ in bad), *wanted[25:])
-            assert calls == [51]
-            assert [result.error_code for result in results] == [0] * 26 + [code for _, code in bad] + [
-                0
-            ] * 25
-            for topic, result in zip(wanted, results[:25] + results[31:], strict=True):
-                image = broker.context.metadata.topic(topic.name)
-                assert (result.name, result.topic_id) == (topic.name, image.topic_id)
-                assert result.num_partitions == image.partition_count == topic.num_partitions
-                assert {c.name: c.value for c in result.configs}["retention.ms"] == "604800000"
-            assert {c.name: c.value for c in results[25].configs}["retention.ms"] == "77"
-            assert broker.context.metadata.topic("odd") is None
-        async with direct_broker(tmp_path) as broker:
-            assert len(broker.context.metadata.topics()) >= 52
-            assert (await broker.produce("t2", [b"x"], partition=2)).error_code == 0
-
-    asyncio.run(test())
+        store.transact = counted
+        wanted = [creatable(f"t{i}", 1 + i % 3) for i in range(50)]
+        bad = [
+            (creatable("old"), ErrorCode.TOPIC_ALREADY_EXISTS),
+            (creatable("no/name"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (creatable("none", 0), ErrorCode.INVALID_PARTITIONS),
+            (creatable("odd", config={"no.such": "1"}), ErrorCode.INVALID_CONFIG),
+            (creatable("a_b"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ]
+        special = creatable("a.b", config={"retention.ms": "77"})
+        results = await create(broker, *wanted[:25], special, *(topic for topic, _ in bad), *wanted[25:])
+        assert calls == [51]
+        assert [result.error_code for result in results] == [0] * 26 + [code for _, code in bad] + [0] * 25
+        for topic, result in zip(wanted, results[:25] + results[31:], strict=True):
+            image = broker.context.metadata.topic(topic.name)
+            assert (result.name, result.topic_id) == (topic.name, image.topic_id)
+            assert result.num_partitions == image.partition_count == topic.num_partitions
+            assert {c.name: c.value for c in result.configs}["retention.ms"] == "604800000"
+        assert {c.name: c.value for c in results[25].configs}["retention.ms"] == "77"
+        assert broker.context.metadata.topic("odd") is None
+    async with direct_broker(tmp_path) as broker:
+        assert len(broker.context.metadata.topics()) >= 52
+        assert (await broker.produce("t2", [b"x"], partition=2)).error_code == 0
 
 
 KAFKAS_TOPIC_CONFIGS = """cleanup.policy compression.gzip.level compression.lz4.level compression.type
@@ -397,51 +360,45 @@ retention.bytes retention.ms segment.bytes segment.index.bytes segment.jitter.ms
 unclean.leader.election.enable"""
 
 
-def test_the_topic_configurations_are_those_of_kafka_4_3(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t")
-            _, entries = await described(broker, TOPIC, "t", include_documentation=True)
-            assert {*KAFKAS_TOPIC_CONFIGS.split(), "durability"} == set(entries)
-            for name, entry in entries.items():  # its own default is always accepted
-                assert entry.documentation
-                assert await alter(broker, (name, SET, entry.value)) == 0, name
-            _, of_broker = await described(broker, BROKER, "0")
-            for name in entries:
-                synonym = broker.context.config.topic_synonym(name)
-                assert synonym == name or synonym in of_broker
-
-    asyncio.run(test())
+async def test_the_topic_configurations_are_those_of_kafka_4_3(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        _, entries = await described(broker, TOPIC, "t", include_documentation=True)
+        assert {*KAFKAS_TOPIC_CONFIGS.split(), "durability"} == set(entries)
+        for name, entry in entries.items():  # its own default is always accepted
+            assert entry.documentation
+            assert await alter(broker, (name, SET, entry.value)) == 0, name
+        _, of_broker = await described(broker, BROKER, "0")
+        for name in entries:
+            synonym = broker.context.config.topic_synonym(name)
+            assert synonym == name or synonym in of_broker
 
 
-def test_describe_configs_gives_every_configuration_with_its_source(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path, {"log.segment.bytes": "5000000"}) as broker:
-            await broker.create_topic("t", retention_ms="77")
-            for version in range(1, 5):
-                code, entries = await described(broker, TOPIC, "t", version=version, include_synonyms=True)
-                assert code == 0
-                assert set(entries) == set(broker.context.metadata.topic_configs.log_keys)
-                seen = {name: (entries[name].value, entries[name].config_source) for name in entries}
-                assert seen["retention.ms"] == ("77", 1)
-                assert seen["segment.bytes"] == ("5000000", 4)
-                assert seen["cleanup.policy"] == ("delete", 5)
-                assert [s.source for s in entries["segment.bytes"].synonyms] == [4, 5]
-            assert entries["retention.ms"].config_type == 5
-            _, entries = await described(broker, TOPIC, "t", ["retention.ms"], include_documentation=True)
-            assert list(entries) == ["retention.ms"]
-            assert entries["retention.ms"].documentation
-            for name in ("", "0"):
-                code, entries = await described(broker, BROKER, name)
-                assert code == 0
-                assert entries["log.segment.bytes"].value == "5000000"
-                assert entries["node.id"].read_only
-                assert not entries["log.segment.bytes"].read_only
-            assert (await described(broker, BROKER, "9"))[0] == ErrorCode.INVALID_REQUEST
-            assert (await described(broker, 8, "0"))[0] == ErrorCode.INVALID_REQUEST
-            assert (await described(broker, TOPIC, "missing"))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    asyncio.run(test())
+async def test_describe_configs_gives_every_configuration_with_its_source(tmp_path) -> None:
+    async with direct_broker(tmp_path, {"log.segment.bytes": "5000000"}) as broker:
+        await broker.create_topic("t", retention_ms="77")
+        for version in range(1, 5):
+            code, entries = await described(broker, TOPIC, "t", version=version, include_synonyms=True)
+            assert code == 0
+            assert set(entries) == set(broker.context.metadata.topic_configs.log_keys)
+            seen = {name: (entries[name].value, entries[name].config_source) for name in entries}
+            assert seen["retention.ms"] == ("77", 1)
+            assert seen["segment.bytes"] == ("5000000", 4)
+            assert seen["cleanup.policy"] == ("delete", 5)
+            assert [s.source for s in entries["segment.bytes"].synonyms] == [4, 5]
+        assert entries["retention.ms"].config_type == 5
+        _, entries = await described(broker, TOPIC, "t", ["retention.ms"], include_documentation=True)
+        assert list(entries) == ["retention.ms"]
+        assert entries["retention.ms"].documentation
+        for name in ("", "0"):
+            code, entries = await described(broker, BROKER, name)
+            assert code == 0
+            assert entries["log.segment.bytes"].value == "5000000"
+            assert entries["node.id"].read_only
+            assert not entries["log.segment.bytes"].read_only
+        assert (await described(broker, BROKER, "9"))[0] == ErrorCode.INVALID_REQUEST
+        assert (await described(broker, 8, "0"))[0] == ErrorCode.INVALID_REQUEST
+        assert (await described(broker, TOPIC, "missing"))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def alter(broker: DirectBroker, *operations, name: str = "t", kind: int = TOPIC, **options) -> int:
@@ -451,25 +408,22 @@ async def alter(broker: DirectBroker, *operations, name: str = "t", kind: int = 
     return response.responses[0].error_code
 
 
-def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", retention_ms="77", segment_bytes="1000")
-            await broker.produce("t", [b"x"])
-            log = broker.context.partition("t", 0).log
-            assert await alter(broker, ("retention.ms", SET, "88"), validate_only=True) == 0
-            assert log.config.retention_ms == 77
-            assert await alter(broker, ("retention.ms", SET, "88"), ("segment.bytes", DELETE, None)) == 0
-            assert (log.config.retention_ms, log.config.segment_bytes) == (88, 1 << 30)
-            assert await alter(broker, ("cleanup.policy", APPEND, "delete,compact")) == 0
-            assert log.config.cleanup_policy == ("delete", "compact")
-            assert await alter(broker, ("cleanup.policy", SUBTRACT, "delete")) == 0
-            assert log.config.cleanup_policy == ("compact",)
-        async with direct_broker(tmp_path) as broker:
-            assert broker.context.metadata.topic("t").config["retention.ms"] == "88"
-            assert "segment.bytes" not in broker.context.metadata.topic("t").config
-
-    asyncio.run(test())
+async def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", retention_ms="77", segment_bytes="1000")
+        await broker.produce("t", [b"x"])
+        log = broker.context.partition("t", 0).log
+        assert await alter(broker, ("retention.ms", SET, "88"), validate_only=True) == 0
+        assert log.config.retention_ms == 77
+        assert await alter(broker, ("retention.ms", SET, "88"), ("segment.bytes", DELETE, None)) == 0
+        assert (log.config.retention_ms, log.config.segment_bytes) == (88, 1 << 30)
+        assert await alter(broker, ("cleanup.policy", APPEND, "delete,compact")) == 0
+        assert log.config.cleanup_policy == ("delete", "compact")
+        assert await alter(broker, ("cleanup.policy", SUBTRACT, "delete")) == 0
+        assert log.config.cleanup_policy == ("compact",)
+    async with direct_broker(tmp_path) as broker:
+        assert broker.context.metadata.topic("t").config["retention.ms"] == "88"
+        assert "segment.bytes" not in broker.context.metadata.topic("t").config
 
 
 @pytest.mark.parametrize(
@@ -486,47 +440,38 @@ def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path) -> No
         ([("num.partitions", SET, "1")], {"name": "0", "kind": BROKER}, ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_refused_changes_change_nothing(tmp_path, operations, options, code) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", retention_ms="77")
-            changed = [*operations, ("segment.ms", SET, "99")]
-            assert await alter(broker, *changed, **options) == code
-            assert broker.context.metadata.topic("t").config == {"retention.ms": "77"}
-
-    asyncio.run(test())
+async def test_refused_changes_change_nothing(tmp_path, operations, options, code) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", retention_ms="77")
+        changed = [*operations, ("segment.ms", SET, "99")]
+        assert await alter(broker, *changed, **options) == code
+        assert broker.context.metadata.topic("t").config == {"retention.ms": "77"}
 
 
-def test_alter_configs_replaces_everything(tmp_path) -> None:
-    async def test() -> None:
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", retention_ms="77", segment_bytes="1000")
-            resource = ReplacedResource(
-                resource_type=TOPIC,
-                resource_name="t",
-                configs=[ReplacedConfig(name="flush.messages", value="5")],
-            )
-            response = await broker.send(AlterConfigsRequest(resources=[resource]))
-            assert response.responses[0].error_code == 0
-            assert broker.context.metadata.topic("t").config == {"flush.messages": "5"}
-
-    asyncio.run(test())
+async def test_alter_configs_replaces_everything(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", retention_ms="77", segment_bytes="1000")
+        resource = ReplacedResource(
+            resource_type=TOPIC,
+            resource_name="t",
+            configs=[ReplacedConfig(name="flush.messages", value="5")],
+        )
+        response = await broker.send(AlterConfigsRequest(resources=[resource]))
+        assert response.responses[0].error_code == 0
+        assert broker.context.metadata.topic("t").config == {"flush.messages": "5"}
 
 
 # -- producer ids ----------------------------------------------------------------------------------------
 
 
-def test_a_producer_id_is_never_given_twice(tmp_path) -> None:
-    async def test() -> None:
-        seen = []
-        for _ in range(3):
-            async with direct_broker(tmp_path) as broker:
-                answers = await asyncio.gather(
-                    *(broker.send(InitProducerIdRequest(transactional_id=None), v) for v in range(6))
-                )
-                assert {(a.error_code, a.producer_epoch) for a in answers} == {(0, 0)}
-                seen += [a.producer_id for a in answers]
-        assert len(set(seen)) == len(seen) == 18
-        assert min(seen) >= 0
-
-    asyncio.run(test())
+async def test_a_producer_id_is_never_given_twice(tmp_path) -> None:
+    seen = []
+    for _ in range(3):
+        async with direct_broker(tmp_path) as broker:
+            answers = await asyncio.gather(
+                *(broker.send(InitProducerIdRequest(transactional_id=None), v) for v in range(6))
+            )
+            assert {(a.error_code, a.producer_epoch) for a in answers} == {(0, 0)}
+            seen += [a.producer_id for a in answers]
+    assert len(set(seen)) == len(seen) == 18
+    assert min(seen) >= 0

@@ -52,126 +52,106 @@ def keys(broker: DirectBroker, topic: str) -> str:
     return "".join(key.decode() for _, _, key, _ in records_of(broker.context.partition(topic, 0).log))
 
 
-def test_c1_the_dirtiest_is_compacted_first_and_what_was_done_is_kept(tmp_path) -> None:
-    async def test() -> None:
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            await compacted(broker, "a", "b")
-            await broker.create_topic("plain", segment_bytes="100")
-            for topic in ("a", "b", "plain"):
-                write(broker, topic, "xxxy")
-            assert await cleaner.clean_one()
-            assert await cleaner.clean_one()
-            assert not await cleaner.clean_one(), "nothing is dirty now"
-            assert [keys(broker, topic) for topic in ("a", "b", "plain")] == ["xy", "xy", "xxxy"]
-            write(broker, "a", "x")
-            write(broker, "b", "xxxxxx")
-            assert await cleaner.clean_one()
-            assert (keys(broker, "a"), len(keys(broker, "b"))) == ("xyx", 3)
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            write(broker, "a", "z")
-            assert await cleaner.clean_one()
-            assert keys(broker, "a") == "yxz"
-            assert not await cleaner.clean_one(), "what was cleaned before the restart is clean"
-
-    asyncio.run(test())
+async def test_c1_the_dirtiest_is_compacted_first_and_what_was_done_is_kept(tmp_path) -> None:
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        await compacted(broker, "a", "b")
+        await broker.create_topic("plain", segment_bytes="100")
+        for topic in ("a", "b", "plain"):
+            write(broker, topic, "xxxy")
+        assert await cleaner.clean_one()
+        assert await cleaner.clean_one()
+        assert not await cleaner.clean_one(), "nothing is dirty now"
+        assert [keys(broker, topic) for topic in ("a", "b", "plain")] == ["xy", "xy", "xxxy"]
+        write(broker, "a", "x")
+        write(broker, "b", "xxxxxx")
+        assert await cleaner.clean_one()
+        assert (keys(broker, "a"), len(keys(broker, "b"))) == ("xyx", 3)
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        write(broker, "a", "z")
+        assert await cleaner.clean_one()
+        assert keys(broker, "a") == "yxz"
+        assert not await cleaner.clean_one(), "what was cleaned before the restart is clean"
 
 
-def test_c2_what_an_open_transaction_has_written_is_not_compacted(tmp_path) -> None:
-    async def test() -> None:
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            await compacted(broker, "a")
-            write(broker, "a", "xx")
-            mine = {"producer_id": 7, "producer_epoch": 0, "attributes": 0x10}
-            write(broker, "a", "x", **mine, base_sequence=0)
-            write(broker, "a", "xy")
-            assert await cleaner.clean_one()
-            assert keys(broker, "a") == "xxxy", "the second, the one of the transaction, and what follows it"
-
-    asyncio.run(test())
+async def test_c2_what_an_open_transaction_has_written_is_not_compacted(tmp_path) -> None:
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        await compacted(broker, "a")
+        write(broker, "a", "xx")
+        mine = {"producer_id": 7, "producer_epoch": 0, "attributes": 0x10}
+        write(broker, "a", "x", **mine, base_sequence=0)
+        write(broker, "a", "xy")
+        assert await cleaner.clean_one()
+        assert keys(broker, "a") == "xxxy", "the second, the one of the transaction, and what follows it"
 
 
-def test_a_topic_that_is_made_again_is_dirty_from_its_beginning(tmp_path) -> None:
-    async def test() -> None:
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            await compacted(broker, "a")
-            write(broker, "a", "xxxy")
-            assert await cleaner.clean_one()
-            await broker.context.metadata.delete_topic("a")
-            cleaner.forget_topic("a")
-            await compacted(broker, "a")
-            write(broker, "a", "xxyz")
-            assert await cleaner.clean_one()
-            assert keys(broker, "a") == "xyz"
-
-    asyncio.run(test())
+async def test_a_topic_that_is_made_again_is_dirty_from_its_beginning(tmp_path) -> None:
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        await compacted(broker, "a")
+        write(broker, "a", "xxxy")
+        assert await cleaner.clean_one()
+        await broker.context.metadata.delete_topic("a")
+        cleaner.forget_topic("a")
+        await compacted(broker, "a")
+        write(broker, "a", "xxyz")
+        assert await cleaner.clean_one()
+        assert keys(broker, "a") == "xyz"
 
 
-def test_one_that_cannot_be_compacted_is_reported_once_and_keeps_no_other_from_it(tmp_path, caplog) -> None:
-    async def test() -> None:
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            await compacted(broker, "a", "damaged")
-            write(broker, "a", "xxy")
-            write(broker, "damaged", "xxxxxxxy")
-            segment = broker.context.partition("damaged", 0).log._segments[1].path
-            content = bytearray(segment.read_bytes())
-            content[16] = 9  # no such format
-            segment.write_bytes(content)
-            assert [await cleaner.clean_one() for _ in range(3)].count(True) == 1
-            assert keys(broker, "a") == "xy"
-            assert caplog.text.count("damaged-0 is not compacted until the next start") == 1
-            segment.unlink()
+async def test_one_that_cannot_be_compacted_is_reported_once_and_keeps_no_other_from_it(
+    tmp_path, caplog
+) -> None:
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        await compacted(broker, "a", "damaged")
+        write(broker, "a", "xxy")
+        write(broker, "damaged", "xxxxxxxy")
+        segment = broker.context.partition("damaged", 0).log._segments[1].path
+        content = bytearray(segment.read_bytes())
+        content[16] = 9  # no such format
+        segment.write_bytes(content)
+        assert [await cleaner.clean_one() for _ in range(3)].count(True) == 1
+        assert keys(broker, "a") == "xy"
+        assert caplog.text.count("damaged-0 is not compacted until the next start") == 1
+        segment.unlink()
 
-    asyncio.run(test())
 
-
-def test_a_full_disk_is_no_reason_to_give_up(tmp_path, monkeypatch) -> None:
-    async def test() -> None:
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            await compacted(broker, "a")
-            write(broker, "a", "xxxy")
-            with monkeypatch.context() as full:
-                full.setattr("os.pwritev", no_space)
-                assert not await cleaner.clean_one()
-            assert await cleaner.clean_one()
-            assert keys(broker, "a") == "xy"
-
-    asyncio.run(test())
+async def test_a_full_disk_is_no_reason_to_give_up(tmp_path, monkeypatch) -> None:
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        await compacted(broker, "a")
+        write(broker, "a", "xxxy")
+        with monkeypatch.context() as full:
+            full.setattr("os.pwritev", no_space)
+            assert not await cleaner.clean_one()
+        assert await cleaner.clean_one()
+        assert keys(broker, "a") == "xy"
 
 
 def no_space(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_partition_that_is_deleted_meanwhile_is_left_and_no_error(tmp_path, caplog) -> None:
-    async def test() -> None:
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            await compacted(broker, "a")
-            write(broker, "a", "xy" * 400)
-            cleaning = asyncio.create_task(cleaner.clean_one())
-            while not cleaning.done() and broker.context.metadata.topic("a") is not None:
-                await asyncio.sleep(0)
-                if list(tmp_path.glob("a-0/*.cleaned")):
-                    await broker.context.metadata.delete_topic("a")
-            assert not await cleaning
-        assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-    asyncio.run(test())
+async def test_a_partition_that_is_deleted_meanwhile_is_left_and_no_error(tmp_path, caplog) -> None:
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        await compacted(broker, "a")
+        write(broker, "a", "xy" * 400)
+        cleaning = asyncio.create_task(cleaner.clean_one())
+        while not cleaning.done() and broker.context.metadata.topic("a") is not None:
+            await asyncio.sleep(0)
+            if list(tmp_path.glob("a-0/*.cleaned")):
+                await broker.context.metadata.delete_topic("a")
+        assert not await cleaning
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize("text", ["1\n0\n", "0\n2\na 0 1\n", "0\n1\na 0\n", "0\n1\na 0 x\n"])
-def test_a_checkpoint_that_cannot_be_read_costs_time_and_nothing_else(tmp_path, text) -> None:
+async def test_a_checkpoint_that_cannot_be_read_costs_time_and_nothing_else(tmp_path, text) -> None:
     with pytest.raises(ValueError):
         decode_checkpoint(text.encode())
-
-    async def test() -> None:
-        (tmp_path / CHECKPOINT_NAME).write_text(text)
-        async with cleaned_broker(tmp_path) as (broker, cleaner):
-            await compacted(broker, "a")
-            write(broker, "a", "xxxy")
-            assert await cleaner.clean_one()
-            assert decode_checkpoint((tmp_path / CHECKPOINT_NAME).read_bytes()) == {("a", 0): 3}
-
-    asyncio.run(test())
+    (tmp_path / CHECKPOINT_NAME).write_text(text)
+    async with cleaned_broker(tmp_path) as (broker, cleaner):
+        await compacted(broker, "a")
+        write(broker, "a", "xxxy")
+        assert await cleaner.clean_one()
+        assert decode_checkpoint((tmp_path / CHECKPOINT_NAME).read_bytes()) == {("a", 0): 3}
 
 
 def test_the_checkpoint_is_kafkas() -> None:

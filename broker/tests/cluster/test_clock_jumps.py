@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,31 +23,25 @@ class JumpingClock(StillClock):
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, YEARS_MS, -HOUR_MS, -YEARS_MS])
-def test_d7_a_jump_deletes_no_segment_early_and_forgets_no_producer(tmp_path, jump_ms) -> None:
+async def test_d7_a_jump_deletes_no_segment_early_and_forgets_no_producer(tmp_path, jump_ms) -> None:
     clock = JumpingClock()
-
-    async def test() -> None:
-        async with direct_broker(tmp_path, clock=clock) as broker:
-            await broker.create_topic("t", retention_ms=str(HOUR_MS // 2), segment_bytes="100")
-            for number in range(3):
-                await broker.produce(
-                    "t", [b"%d" % number], producer_id=5, producer_epoch=0, base_sequence=number
-                )
-            partition = broker.context.partition("t", 0)
-            ages = broker.context.ages
-            clock.now_ms += jump_ms
-            assert partition.apply_retention(ages.time_ms()) == 0
-            clock.sleep(60)
-            assert partition.apply_retention(ages.time_ms()) == 0
-            again = await broker.produce("t", [b"2"], producer_id=5, producer_epoch=0, base_sequence=2)
-            assert (again.error_code, again.base_offset) == (0, 2), "its producer is not forgotten"
-            for offset in range(3):
-                assert values_of((await broker.fetch("t", offset)).records) == [(offset, b"%d" % offset)]
-            clock.now_ms -= jump_ms
-            clock.sleep(3600)
-            assert partition.apply_retention(ages.time_ms()) == 3, "in its time it goes"
-
-    asyncio.run(test())
+    async with direct_broker(tmp_path, clock=clock) as broker:
+        await broker.create_topic("t", retention_ms=str(HOUR_MS // 2), segment_bytes="100")
+        for number in range(3):
+            await broker.produce("t", [b"%d" % number], producer_id=5, producer_epoch=0, base_sequence=number)
+        partition = broker.context.partition("t", 0)
+        ages = broker.context.ages
+        clock.now_ms += jump_ms
+        assert partition.apply_retention(ages.time_ms()) == 0
+        clock.sleep(60)
+        assert partition.apply_retention(ages.time_ms()) == 0
+        again = await broker.produce("t", [b"2"], producer_id=5, producer_epoch=0, base_sequence=2)
+        assert (again.error_code, again.base_offset) == (0, 2), "its producer is not forgotten"
+        for offset in range(3):
+            assert values_of((await broker.fetch("t", offset)).records) == [(offset, b"%d" % offset)]
+        clock.now_ms -= jump_ms
+        clock.sleep(3600)
+        assert partition.apply_retention(ages.time_ms()) == 3, "in its time it goes"
 
 
 @given(

@@ -134,7 +134,9 @@ def test_a_removal_that_fails_is_told_and_keeps_no_other_from_its_own(tmp_path, 
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is_over(tmp_path, clean) -> None:
+async def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is_over(
+    tmp_path, clean
+) -> None:
     def waiting():
         return sorted(path.name for path in (tmp_path / "t-0").glob("*.deleted"))
 
@@ -145,26 +147,23 @@ def test_a_brokers_deleted_segments_outlive_a_restart_until_their_delay_is_over(
             await asyncio.sleep(0.01)
         raise AssertionError(waiting())
 
-    async def test() -> None:
-        config = {"log.segment.bytes": "200"}
-        async with direct_broker(tmp_path, config) as broker:
-            await broker.create_topic("t", file_delete_delay_ms=str(HOUR_MS))
-            for _ in range(4):
-                await broker.produce("t", [b"x" * 100])
-            partition = DeleteRecordsPartition(partition_index=0, offset=2)
-            topic = DeleteRecordsTopic(name="t", partitions=[partition])
-            answer = await broker.send(DeleteRecordsRequest(topics=[topic], timeout_ms=1000))
-            assert answer.topics[0].partitions[0].low_watermark == 2
-            assert len(waiting()) == 2
-        if not clean:
-            os.unlink(tmp_path / ".kafka_cleanshutdown")
-            os.unlink(tmp_path / "t-0" / CLEAN_NAME)
-        async with direct_broker(tmp_path, config) as broker:
-            assert (await broker.produce("t", [b"y"])).error_code == 0
-            assert len(waiting()) == 2
-            await broker.context.metadata.alter_config("t", {"file.delete.delay.ms": "0"})
-        async with direct_broker(tmp_path, config) as broker:
-            await gone()
-            assert broker.context.partition("t", 0).log.log_start_offset == 2
-
-    asyncio.run(test())
+    config = {"log.segment.bytes": "200"}
+    async with direct_broker(tmp_path, config) as broker:
+        await broker.create_topic("t", file_delete_delay_ms=str(HOUR_MS))
+        for _ in range(4):
+            await broker.produce("t", [b"x" * 100])
+        partition = DeleteRecordsPartition(partition_index=0, offset=2)
+        topic = DeleteRecordsTopic(name="t", partitions=[partition])
+        answer = await broker.send(DeleteRecordsRequest(topics=[topic], timeout_ms=1000))
+        assert answer.topics[0].partitions[0].low_watermark == 2
+        assert len(waiting()) == 2
+    if not clean:
+        os.unlink(tmp_path / ".kafka_cleanshutdown")
+        os.unlink(tmp_path / "t-0" / CLEAN_NAME)
+    async with direct_broker(tmp_path, config) as broker:
+        assert (await broker.produce("t", [b"y"])).error_code == 0
+        assert len(waiting()) == 2
+        await broker.context.metadata.alter_config("t", {"file.delete.delay.ms": "0"})
+    async with direct_broker(tmp_path, config) as broker:
+        await gone()
+        assert broker.context.partition("t", 0).log.log_start_offset == 2

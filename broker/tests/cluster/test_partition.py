@@ -51,57 +51,51 @@ def test_a_log_that_cannot_be_opened_is_tried_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_the_end_waits_for_a_flush_under_way(tmp_path, end) -> None:
-    async def test() -> None:
-        partition = partition_in(tmp_path)
+async def test_the_end_waits_for_a_flush_under_way(tmp_path, end) -> None:
+    partition = partition_in(tmp_path)
+    partition.append(BATCH, AppendOrigin.CLIENT)
+    begun, go_on = threading.Event(), threading.Event()
+    real = partition.log.flush
+
+    def slow() -> None:
+        begun.set()
+        go_on.wait(5)
+        real()
+
+    partition.log.flush = slow
+    with ThreadPoolExecutor(1) as executor:
+        flush = asyncio.ensure_future(partition.flush(executor))
+        await asyncio.sleep(0)
+        begun.wait(5)
+        flush.cancel()  # as when the broker stops
+        ending = asyncio.ensure_future(getattr(partition, end)())
+        await asyncio.sleep(0.02)
+        assert not ending.done()
+        partition.log.flush = real
+        go_on.set()
+        await ending
+    with pytest.raises(KafkaError) as caught:
         partition.append(BATCH, AppendOrigin.CLIENT)
-        begun, go_on = threading.Event(), threading.Event()
-        real = partition.log.flush
-
-        def slow() -> None:
-            begun.set()
-            go_on.wait(5)
-            real()
-
-        partition.log.flush = slow
-        with ThreadPoolExecutor(1) as executor:
-            flush = asyncio.ensure_future(partition.flush(executor))
-            await asyncio.sleep(0)
-            begun.wait(5)
-            flush.cancel()  # as when the broker stops
-            ending = asyncio.ensure_future(getattr(partition, end)())
-            await asyncio.sleep(0.02)
-            assert not ending.done()
-            partition.log.flush = real
-            go_on.set()
-            await ending
-        with pytest.raises(KafkaError) as caught:
-            partition.append(BATCH, AppendOrigin.CLIENT)
-        assert caught.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-    asyncio.run(test())
+    assert caught.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_waiting_for_the_high_watermark(tmp_path) -> None:
+async def test_waiting_for_the_high_watermark(tmp_path) -> None:
     class Holding:
         def high_watermark_candidate(self, offset: int) -> None:
             pass
 
-    async def test() -> None:
-        partition = partition_in(tmp_path)
-        partition.hooks = Holding()
-        partition.append(BATCH, AppendOrigin.EXTENSION)
-        assert not await partition.wait_for_high_watermark(1, 10)
-        waiting = asyncio.ensure_future(partition.wait_for_high_watermark(1, 5000))
-        await asyncio.sleep(0)
-        partition.publish_high_watermark(1)
-        assert await waiting
-        assert await partition.wait_for_high_watermark(1, 0)
-        waiting = asyncio.ensure_future(partition.wait_for_high_watermark(2, 5000))
-        await asyncio.sleep(0)
-        partition.fail("the test says so")
-        with pytest.raises(KafkaError, match="the test says so"):
-            await waiting
-        assert not partition._waiters
-
-    asyncio.run(test())
+    partition = partition_in(tmp_path)
+    partition.hooks = Holding()
+    partition.append(BATCH, AppendOrigin.EXTENSION)
+    assert not await partition.wait_for_high_watermark(1, 10)
+    waiting = asyncio.ensure_future(partition.wait_for_high_watermark(1, 5000))
+    await asyncio.sleep(0)
+    partition.publish_high_watermark(1)
+    assert await waiting
+    assert await partition.wait_for_high_watermark(1, 0)
+    waiting = asyncio.ensure_future(partition.wait_for_high_watermark(2, 5000))
+    await asyncio.sleep(0)
+    partition.fail("the test says so")
+    with pytest.raises(KafkaError, match="the test says so"):
+        await waiting
+    assert not partition._waiters

@@ -75,45 +75,39 @@ class TestSimulated(SharedStoreConformance):
             for store in opened:
                 await store.close()
 
-    def test_a_silent_session_ends_and_its_lease_has_ended_before(self) -> None:
-        async def test() -> None:
-            ensemble = SimulatedEnsemble(CLOCK, seed=1)
-            silent = await ensemble.connect(session_timeout_ms=300)
-            other = await ensemble.connect(session_timeout_ms=SESSION_MS)
-            await silent.transact([CreateNode("/leader", ephemeral=True)])
-            session = silent.session
-            ensemble.cut(silent)
-            with pytest.raises(StoreUnavailableError):
-                await silent.get("/leader")
-            with pytest.raises(StoreOutcomeUnknownError):
-                await silent.transact([CreateNode("/x")])
+    async def test_a_silent_session_ends_and_its_lease_has_ended_before(self) -> None:
+        ensemble = SimulatedEnsemble(CLOCK, seed=1)
+        silent = await ensemble.connect(session_timeout_ms=300)
+        other = await ensemble.connect(session_timeout_ms=SESSION_MS)
+        await silent.transact([CreateNode("/leader", ephemeral=True)])
+        session = silent.session
+        ensemble.cut(silent)
+        with pytest.raises(StoreUnavailableError):
+            await silent.get("/leader")
+        with pytest.raises(StoreOutcomeUnknownError):
+            await silent.transact([CreateNode("/x")])
 
-            async def gone() -> bool:
-                return await other.get("/leader") is None
+        async def gone() -> bool:
+            return await other.get("/leader") is None
 
-            await eventually(gone, "the node of a silent session is gone")
-            assert silent.lease_end() < CLOCK.monotonic()
-            ensemble.heal(silent)
-            assert silent.session != session
-            for store in (silent, other):
-                await store.close()
-
-        asyncio.run(test())
-
-    def test_a_session_that_was_given_up_is_told_to_every_watch(self) -> None:
-        async def test() -> None:
-            ensemble = SimulatedEnsemble(CLOCK, seed=1)
-            store = await ensemble.connect()
-            told = asyncio.Event()
-            store.watch("/controller", told.set)
-            before = store.session
-            ensemble.expire(store)
-            async with asyncio.timeout(DEADLINE):
-                await told.wait()
-            assert store.session != before
+        await eventually(gone, "the node of a silent session is gone")
+        assert silent.lease_end() < CLOCK.monotonic()
+        ensemble.heal(silent)
+        assert silent.session != session
+        for store in (silent, other):
             await store.close()
 
-        asyncio.run(test())
+    async def test_a_session_that_was_given_up_is_told_to_every_watch(self) -> None:
+        ensemble = SimulatedEnsemble(CLOCK, seed=1)
+        store = await ensemble.connect()
+        told = asyncio.Event()
+        store.watch("/controller", told.set)
+        before = store.session
+        ensemble.expire(store)
+        async with asyncio.timeout(DEADLINE):
+            await told.wait()
+        assert store.session != before
+        await store.close()
 
 
 @pytest.fixture(scope="module")
@@ -155,47 +149,41 @@ class TestZooKeeper(SharedStoreConformance):
 
         self.run(test)
 
-    def test_nobody_at_the_address_is_told(self) -> None:
-        async def test() -> None:
-            store = ZooKeeperStore("127.0.0.1:1", clock=CLOCK, connect_timeout_ms=300)
-            with pytest.raises(StoreUnavailableError, match=r"no ZooKeeper server answered at 127.0.0.1:1"):
-                await store.open()
+    async def test_nobody_at_the_address_is_told(self) -> None:
+        store = ZooKeeperStore("127.0.0.1:1", clock=CLOCK, connect_timeout_ms=300)
+        with pytest.raises(StoreUnavailableError, match=r"no ZooKeeper server answered at 127.0.0.1:1"):
+            await store.open()
 
-        asyncio.run(test())
-
-    def test_the_lease_ends_before_the_session_of_a_silent_ensemble_and_both_come_back(
+    async def test_the_lease_ends_before_the_session_of_a_silent_ensemble_and_both_come_back(
         self, tmp_path: Path
     ) -> None:
-        async def test() -> None:
-            with running_zookeeper(tmp_path / "zookeeper") as server:
-                store = ZooKeeperStore(f"{server.address}/h", clock=CLOCK, session_timeout_ms=SESSION_MS)
-                await store.open()
-                await store.transact([CreateNode("/leader", ephemeral=True), CreateNode("/stays")])
-                told = asyncio.Event()
-                store.watch("/leader", told.set)
-                assert CLOCK.monotonic() < store.lease_end() <= CLOCK.monotonic() + SESSION_MS / 1000
-                server.kill()
-                silent = CLOCK.monotonic()
+        with running_zookeeper(tmp_path / "zookeeper") as server:
+            store = ZooKeeperStore(f"{server.address}/h", clock=CLOCK, session_timeout_ms=SESSION_MS)
+            await store.open()
+            await store.transact([CreateNode("/leader", ephemeral=True), CreateNode("/stays")])
+            told = asyncio.Event()
+            store.watch("/leader", told.set)
+            assert CLOCK.monotonic() < store.lease_end() <= CLOCK.monotonic() + SESSION_MS / 1000
+            server.kill()
+            silent = CLOCK.monotonic()
 
-                async def lease_is_over() -> bool:
-                    return store.lease_end() <= CLOCK.monotonic()
+            async def lease_is_over() -> bool:
+                return store.lease_end() <= CLOCK.monotonic()
 
-                await eventually(lease_is_over, "the lease ends without an answer")
-                assert CLOCK.monotonic() - silent < SESSION_MS / 1000
-                with pytest.raises(StoreUnavailableError):
-                    await store.get("/leader")
-                with pytest.raises(StoreOutcomeUnknownError):
-                    await store.transact([CreateNode("/x")])
-                server.start()
+            await eventually(lease_is_over, "the lease ends without an answer")
+            assert CLOCK.monotonic() - silent < SESSION_MS / 1000
+            with pytest.raises(StoreUnavailableError):
+                await store.get("/leader")
+            with pytest.raises(StoreOutcomeUnknownError):
+                await store.transact([CreateNode("/x")])
+            server.start()
 
-                async def lease_is_back() -> bool:
-                    return store.lease_end() > CLOCK.monotonic()
+            async def lease_is_back() -> bool:
+                return store.lease_end() > CLOCK.monotonic()
 
-                told.clear()
-                await eventually(lease_is_back, "the lease is back")
-                async with asyncio.timeout(DEADLINE):
-                    await told.wait()
-                assert "stays" in await store.children("/")
-                await store.close()
-
-        asyncio.run(test())
+            told.clear()
+            await eventually(lease_is_back, "the lease is back")
+            async with asyncio.timeout(DEADLINE):
+                await told.wait()
+            assert "stays" in await store.children("/")
+            await store.close()

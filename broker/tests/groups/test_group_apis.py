@@ -147,26 +147,23 @@ async def stable(broker, instance_id=None, version=9):
 @pytest.mark.parametrize(
     "text", ["", "here", "é" * 2048, "x" * 4096], ids=["empty", "short", "wide", "longest"]
 )
-def test_metadata_strings_round_trip_in_every_version_and_over_a_restart(tmp_path, text):
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("t", 2)
-            for version in range(2, 11):
-                assert await commit(broker, version, text, version=version) == 0
-                for reader in range(1, 11):
-                    assert await committed(broker, reader) == (version, text)
-            assert await commit(broker, 99, None) == 0, "no string is an empty one"
-            assert await committed(broker) == (99, "")
-            assert await commit(broker, 7, text) == 0
-            assert await commit(broker, 8, text + "x" * 4097) == ErrorCode.OFFSET_METADATA_TOO_LARGE
-        async with direct_broker(tmp_path) as broker:
-            for _ in range(500):
-                if await heartbeat(broker, "x", 0) != 0:
-                    break
-                await asyncio.sleep(0.01)
-            assert await committed(broker) == (7, text)
-
-    asyncio.run(main())
+async def test_metadata_strings_round_trip_in_every_version_and_over_a_restart(tmp_path, text):
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t", 2)
+        for version in range(2, 11):
+            assert await commit(broker, version, text, version=version) == 0
+            for reader in range(1, 11):
+                assert await committed(broker, reader) == (version, text)
+        assert await commit(broker, 99, None) == 0, "no string is an empty one"
+        assert await committed(broker) == (99, "")
+        assert await commit(broker, 7, text) == 0
+        assert await commit(broker, 8, text + "x" * 4097) == ErrorCode.OFFSET_METADATA_TOO_LARGE
+    async with direct_broker(tmp_path) as broker:
+        for _ in range(500):
+            if await heartbeat(broker, "x", 0) != 0:
+                break
+            await asyncio.sleep(0.01)
+        assert await committed(broker) == (7, text)
 
 
 async def _many_groups(broker):

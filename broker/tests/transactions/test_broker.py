@@ -260,143 +260,128 @@ test_t6_e5_offsets_of_a_group_commit_with_the_transaction = scenario(_offsets)
     "late_at", ["before the first write", "between writes", "before the end", "after it"]
 )
 @pytest.mark.parametrize("commit", [True, False])
-def test_e4_version_2_nothing_that_arrives_late_touches_the_next_transaction(tmp_path, late_at, commit):
+async def test_e4_version_2_nothing_that_arrives_late_touches_the_next_transaction(tmp_path, late_at, commit):
     """Everything of a transaction is delivered again in the course of the next one, which is ended otherwise."""
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 2)
+        client, ghost = Client(broker, version=TV2), Client(broker, version=TV2)
+        await client.init()
+        ghost.identity = client.identity
+        await client.send([b"first"])
+        await client.commit_offsets("g", {("a", 0): 1})
+        assert await client.end(not commit) is ErrorCode.NONE
 
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 2)
-            client, ghost = Client(broker, version=TV2), Client(broker, version=TV2)
-            await client.init()
-            ghost.identity = client.identity
-            await client.send([b"first"])
-            await client.commit_offsets("g", {("a", 0): 1})
-            assert await client.end(not commit) is ErrorCode.NONE
+        async def late(at):
+            if at != late_at:
+                return
+            fenced = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
+            ghost.sequences = {}
+            # Its very batch is a repeat of one that was taken; it is not written again.
+            assert (await ghost.send([b"first"])).error_code in (*fenced, ErrorCode.NONE)
+            assert (await ghost.send([b"more"], sequence=1)).error_code in fenced
+            assert (await ghost.send([b"else"], partition=1)).error_code in fenced
+            assert await ghost.commit_offsets("g", {("a", 0): 9}) in [[code] for code in fenced]
+            assert await ghost.add(("a", 1)) in [[code] for code in fenced]
+            identity = ghost.identity
+            ended = await ghost.end(commit)
+            assert ended in (*fenced, ErrorCode.INVALID_TXN_STATE), "a late end was taken"
+            await ghost.end(not commit)  # a retry of the end that was: the same answer, or fenced
+            ghost.identity = identity
 
-            async def late(at):
-                if at != late_at:
-                    return
-                fenced = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
-                ghost.sequences = {}
-                # Its very batch is a repeat of one that was taken; it is not written again.
-                assert (await ghost.send([b"first"])).error_code in (*fenced, ErrorCode.NONE)
-                assert (await ghost.send([b"more"], sequence=1)).error_code in fenced
-                assert (await ghost.send([b"else"], partition=1)).error_code in fenced
-                assert await ghost.commit_offsets("g", {("a", 0): 9}) in [[code] for code in fenced]
-                assert await ghost.add(("a", 1)) in [[code] for code in fenced]
-                identity = ghost.identity
-                ended = await ghost.end(commit)
-                assert ended in (*fenced, ErrorCode.INVALID_TXN_STATE), "a late end was taken"
-                await ghost.end(not commit)  # a retry of the end that was: the same answer, or fenced
-                ghost.identity = identity
-
-            await late("before the first write")
-            await client.send([b"second"])
-            await late("between writes")
-            await client.send([b"third"], partition=1)
-            await client.commit_offsets("g", {("a", 0): 2})
-            await late("before the end")
-            assert await client.end(commit) is ErrorCode.NONE
-            await late("after it")
-            assert await committed_values(broker) == ([b"second"] if commit else [b"first"])
-            assert await committed_values(broker, partition=1) == ([b"third"] if commit else [])
-            assert await position(broker, stable=True) == (2 if commit else 1)
-
-    asyncio.run(main())
+        await late("before the first write")
+        await client.send([b"second"])
+        await late("between writes")
+        await client.send([b"third"], partition=1)
+        await client.commit_offsets("g", {("a", 0): 2})
+        await late("before the end")
+        assert await client.end(commit) is ErrorCode.NONE
+        await late("after it")
+        assert await committed_values(broker) == ([b"second"] if commit else [b"first"])
+        assert await committed_values(broker, partition=1) == ([b"third"] if commit else [])
+        assert await position(broker, stable=True) == (2 if commit else 1)
 
 
 @pytest.mark.parametrize("what", ["group", "partition", "topic"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_t6_what_is_deleted_no_open_transaction_brings_back(tmp_path, what, restarts):
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            for name in ("a", "b"):
-                await broker.create_topic(name, 2)
-            client = Client(broker)
-            await client.init()
-            await begin(client, ("b", 0))
-            await client.send([b"x"], "b")
-            await add_offsets(client)
-            await client.commit_offsets("g", {("a", 0): 7})
-            await add_offsets(client, "other")
-            await client.commit_offsets("other", {("b", 0): 8})
-            if what == "group":
-                deleted = await broker.send(DeleteGroupsRequest(groups_names=["g", "unknown"]))
-                codes = [result.error_code for result in deleted.results]
-                assert codes == [ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND]
-            elif what == "partition":
-                partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 1)]
-                topics = [OffsetDeleteRequestTopic(name="a", partitions=partitions)]
-                deleted = await broker.send(OffsetDeleteRequest(group_id="g", topics=topics), 0)
-                assert deleted.error_code == 0
-                assert [part.error_code for part in deleted.topics[0].partitions] == [0, 0]
-            else:
-                await broker.context.metadata.delete_topic("a")
-            assert await position(broker, stable=True) == -1
-            if not restarts:
-                assert await client.end(True) is ErrorCode.NONE
-        async with direct_broker(tmp_path) as broker:
-            client.broker = broker
-            await until(lambda: position(broker), loaded)
-            if restarts:
-                assert await until(lambda: client.end(True), loaded) is ErrorCode.NONE
-            assert await position(broker, stable=True) == -1
-            listed = await until(
-                lambda: broker.send(ListGroupsRequest()), lambda answer: not answer.error_code
-            )
-            assert [group.group_id for group in listed.groups] == ["other"]
-
-    asyncio.run(main())
+async def test_t6_what_is_deleted_no_open_transaction_brings_back(tmp_path, what, restarts):
+    async with direct_broker(tmp_path) as broker:
+        for name in ("a", "b"):
+            await broker.create_topic(name, 2)
+        client = Client(broker)
+        await client.init()
+        await begin(client, ("b", 0))
+        await client.send([b"x"], "b")
+        await add_offsets(client)
+        await client.commit_offsets("g", {("a", 0): 7})
+        await add_offsets(client, "other")
+        await client.commit_offsets("other", {("b", 0): 8})
+        if what == "group":
+            deleted = await broker.send(DeleteGroupsRequest(groups_names=["g", "unknown"]))
+            codes = [result.error_code for result in deleted.results]
+            assert codes == [ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND]
+        elif what == "partition":
+            partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 1)]
+            topics = [OffsetDeleteRequestTopic(name="a", partitions=partitions)]
+            deleted = await broker.send(OffsetDeleteRequest(group_id="g", topics=topics), 0)
+            assert deleted.error_code == 0
+            assert [part.error_code for part in deleted.topics[0].partitions] == [0, 0]
+        else:
+            await broker.context.metadata.delete_topic("a")
+        assert await position(broker, stable=True) == -1
+        if not restarts:
+            assert await client.end(True) is ErrorCode.NONE
+    async with direct_broker(tmp_path) as broker:
+        client.broker = broker
+        await until(lambda: position(broker), loaded)
+        if restarts:
+            assert await until(lambda: client.end(True), loaded) is ErrorCode.NONE
+        assert await position(broker, stable=True) == -1
+        listed = await until(lambda: broker.send(ListGroupsRequest()), lambda answer: not answer.error_code)
+        assert [group.group_id for group in listed.groups] == ["other"]
 
 
 @pytest.mark.parametrize("version", [TV1, TV2])
 @pytest.mark.parametrize("commit", [True, False])
-def test_e5_e7_an_open_transaction_goes_on_after_a_restart(tmp_path, version, commit):
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 2)
-            client = Client(broker, version=version)
-            await client.init()
-            plain = [OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
-            request = OffsetCommitRequest(
-                group_id="g", topics=[OffsetCommitRequestTopic(name="a", partitions=plain)]
-            )
-            await broker.send(request, 8)
-            await begin(client, ("a", 0), ("a", 1))
-            await client.send([b"x"])
-            await client.send([b"y"], partition=1)
-            await add_offsets(client)
-            await client.commit_offsets("g", {("a", 0): 7})
-        async with direct_broker(tmp_path) as broker:
-            client.broker = broker
-            await until(lambda: position(broker), loaded)
-            assert await position(broker, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
-            assert await position(broker) == 1
-            assert await committed_values(broker) == []
-            assert await until(lambda: client.end(commit), loaded) is ErrorCode.NONE
-        async with direct_broker(tmp_path) as broker:
-            await until(lambda: position(broker), loaded)
-            assert await position(broker, stable=True) == (7 if commit else 1)
-            assert await committed_values(broker) == ([b"x"] if commit else [])
-            assert await committed_values(broker, partition=1) == ([b"y"] if commit else [])
-
-    asyncio.run(main())
+async def test_e5_e7_an_open_transaction_goes_on_after_a_restart(tmp_path, version, commit):
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 2)
+        client = Client(broker, version=version)
+        await client.init()
+        plain = [OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
+        request = OffsetCommitRequest(
+            group_id="g", topics=[OffsetCommitRequestTopic(name="a", partitions=plain)]
+        )
+        await broker.send(request, 8)
+        await begin(client, ("a", 0), ("a", 1))
+        await client.send([b"x"])
+        await client.send([b"y"], partition=1)
+        await add_offsets(client)
+        await client.commit_offsets("g", {("a", 0): 7})
+    async with direct_broker(tmp_path) as broker:
+        client.broker = broker
+        await until(lambda: position(broker), loaded)
+        assert await position(broker, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
+        assert await position(broker) == 1
+        assert await committed_values(broker) == []
+        assert await until(lambda: client.end(commit), loaded) is ErrorCode.NONE
+    async with direct_broker(tmp_path) as broker:
+        await until(lambda: position(broker), loaded)
+        assert await position(broker, stable=True) == (7 if commit else 1)
+        assert await committed_values(broker) == ([b"x"] if commit else [])
+        assert await committed_values(broker, partition=1) == ([b"y"] if commit else [])
 
 
-def test_t4_a_transaction_that_hangs_is_aborted_by_its_timeout(tmp_path):
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 1)
-            client = Client(broker)
-            await client.init(timeout_ms=150)
-            await client.add(("a", 0))
-            await client.send([b"x"])
-            await until(lambda: latest(broker, 1), lambda offset: offset > 0)
-            assert await committed_values(broker) == []
-            assert (await client.send([b"y"])).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
-            assert await client.end(True) is ErrorCode.PRODUCER_FENCED
-
-    asyncio.run(main())
+async def test_t4_a_transaction_that_hangs_is_aborted_by_its_timeout(tmp_path):
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 1)
+        client = Client(broker)
+        await client.init(timeout_ms=150)
+        await client.add(("a", 0))
+        await client.send([b"x"])
+        await until(lambda: latest(broker, 1), lambda offset: offset > 0)
+        assert await committed_values(broker) == []
+        assert (await client.send([b"y"])).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+        assert await client.end(True) is ErrorCode.PRODUCER_FENCED
 
 
 def coordinator_of(broker):
@@ -407,45 +392,39 @@ def coordinator_of(broker):
     )
 
 
-def test_t4_a_transaction_that_hung_through_a_restart_is_aborted_by_its_timeout(tmp_path):
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 1)
-            client = Client(broker)
-            await client.init(timeout_ms=300)
-            await client.add(("a", 0))
-            await client.send([b"x"])
-        async with direct_broker(tmp_path) as broker:
-            await until(lambda: latest(broker, 1), lambda offset: offset > 0)
-            assert await committed_values(broker) == []
-
-    asyncio.run(main())
+async def test_t4_a_transaction_that_hung_through_a_restart_is_aborted_by_its_timeout(tmp_path):
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 1)
+        client = Client(broker)
+        await client.init(timeout_ms=300)
+        await client.add(("a", 0))
+        await client.send([b"x"])
+    async with direct_broker(tmp_path) as broker:
+        await until(lambda: latest(broker, 1), lambda offset: offset > 0)
+        assert await committed_values(broker) == []
 
 
 @pytest.mark.parametrize("version", [TV1, TV2])
-def test_e7_a_partition_that_was_deleted_meanwhile_does_not_keep_a_transaction_from_its_end(
+async def test_e7_a_partition_that_was_deleted_meanwhile_does_not_keep_a_transaction_from_its_end(
     tmp_path, version
 ):
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            for name in ("a", "gone"):
-                await broker.create_topic(name, 1)
-            client = Client(broker, version=version)
-            await client.init()
-            await begin(client, ("a", 0), ("gone", 0))
-            await client.send([b"x"])
-            await client.send([b"y"], "gone")
-            await broker.context.metadata.delete_topic("gone")
-            assert await client.end(True) is ErrorCode.NONE
-            assert await committed_values(broker) == [b"x"]
-            await begin(client, ("a", 0))
-            assert (await client.send([b"z"])).error_code == 0
-            assert await client.end(True) is ErrorCode.NONE
-
-    asyncio.run(main())
+    async with direct_broker(tmp_path) as broker:
+        for name in ("a", "gone"):
+            await broker.create_topic(name, 1)
+        client = Client(broker, version=version)
+        await client.init()
+        await begin(client, ("a", 0), ("gone", 0))
+        await client.send([b"x"])
+        await client.send([b"y"], "gone")
+        await broker.context.metadata.delete_topic("gone")
+        assert await client.end(True) is ErrorCode.NONE
+        assert await committed_values(broker) == [b"x"]
+        await begin(client, ("a", 0))
+        assert (await client.send([b"z"])).error_code == 0
+        assert await client.end(True) is ErrorCode.NONE
 
 
-def test_an_id_is_served_when_its_journal_is_read(tmp_path, monkeypatch):
+async def test_an_id_is_served_when_its_journal_is_read(tmp_path, monkeypatch):
     """Until then nobody knows whether it has an owner."""
     load, may_load = JournalTopic._load_all, asyncio.Event()
 
@@ -453,27 +432,24 @@ def test_an_id_is_served_when_its_journal_is_read(tmp_path, monkeypatch):
         await may_load.wait()
         await load(journal)
 
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 1)
-            client = Client(broker)
-            await client.init()
-            await client.add(("a", 0))
-        monkeypatch.setattr(JournalTopic, "_load_all", when_allowed)
-        async with direct_broker(tmp_path) as broker:
-            client.broker = broker
-            loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            assert await Client(broker).init() is loading
-            assert await client.add(("a", 0)) == [loading]
-            assert await client.end(True) is loading
-            assert (await client.send([b"x"])).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
-            may_load.set()
-            assert await until(lambda: client.end(True), loaded) is ErrorCode.NONE
-
-    asyncio.run(main())
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 1)
+        client = Client(broker)
+        await client.init()
+        await client.add(("a", 0))
+    monkeypatch.setattr(JournalTopic, "_load_all", when_allowed)
+    async with direct_broker(tmp_path) as broker:
+        client.broker = broker
+        loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert await Client(broker).init() is loading
+        assert await client.add(("a", 0)) == [loading]
+        assert await client.end(True) is loading
+        assert (await client.send([b"x"])).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        may_load.set()
+        assert await until(lambda: client.end(True), loaded) is ErrorCode.NONE
 
 
-def test_e7_offsets_are_ended_when_the_groups_of_their_partition_are_loaded(tmp_path, monkeypatch):
+async def test_e7_offsets_are_ended_when_the_groups_of_their_partition_are_loaded(tmp_path, monkeypatch):
     adopt, may_adopt = GroupCoordinator.adopt, asyncio.Event()
 
     has_read: list[int] = []
@@ -483,94 +459,81 @@ def test_e7_offsets_are_ended_when_the_groups_of_their_partition_are_loaded(tmp_
         await may_adopt.wait()
         await adopt(groups, index, read)
 
-    async def main():
-        config = {"offsets.topic.num.partitions": "1"}
-        async with direct_broker(tmp_path, config) as broker:
-            await broker.create_topic("a", 1)
-            client = Client(broker)
-            await client.init()
-            await add_offsets(client)
-            await client.commit_offsets("g", {("a", 0): 7})
-        monkeypatch.setattr(GroupCoordinator, "adopt", when_allowed)
-        async with direct_broker(tmp_path, config) as broker:
-            client.broker = broker
-            await until(lambda: asyncio.sleep(0, has_read), bool)
-            await until(lambda: client.end(True), loaded)
-            may_adopt.set()
-            await until(lambda: position(broker), loaded)
-            transaction = coordinator_of(broker).transactions["tx"]
-            transaction.deadline = 0  # it is tried again after a second
-            coordinator_of(broker)._tick("tx")
-            assert await position(broker, stable=True) == 7
-
-    asyncio.run(main())
+    config = {"offsets.topic.num.partitions": "1"}
+    async with direct_broker(tmp_path, config) as broker:
+        await broker.create_topic("a", 1)
+        client = Client(broker)
+        await client.init()
+        await add_offsets(client)
+        await client.commit_offsets("g", {("a", 0): 7})
+    monkeypatch.setattr(GroupCoordinator, "adopt", when_allowed)
+    async with direct_broker(tmp_path, config) as broker:
+        client.broker = broker
+        await until(lambda: asyncio.sleep(0, has_read), bool)
+        await until(lambda: client.end(True), loaded)
+        may_adopt.set()
+        await until(lambda: position(broker), loaded)
+        transaction = coordinator_of(broker).transactions["tx"]
+        transaction.deadline = 0  # it is tried again after a second
+        coordinator_of(broker)._tick("tx")
+        assert await position(broker, stable=True) == 7
 
 
-def test_markers_carry_the_epoch_of_the_coordinator_that_leads_now(tmp_path):
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 1)
-            client = Client(broker)
-            await client.init()
-        (tmp_path / ".kafka_cleanshutdown").unlink()  # as after a crash
-        async with direct_broker(tmp_path) as broker:
-            client.broker = broker
-            await until(lambda: client.add(("a", 0)), lambda errors: loaded(errors[0]))
-            await client.send([b"x"])
-            assert await client.end(True) is ErrorCode.NONE
-            wanted = DescribeProducersRequest(topics=[TopicRequest(name="a", partition_indexes=[0])])
-            (producer,) = (await broker.send(wanted)).topics[0].partitions[0].active_producers
-            assert producer.coordinator_epoch == broker.context.partition("a", 0).leader_epoch == 1
-
-    asyncio.run(main())
+async def test_markers_carry_the_epoch_of_the_coordinator_that_leads_now(tmp_path):
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 1)
+        client = Client(broker)
+        await client.init()
+    (tmp_path / ".kafka_cleanshutdown").unlink()  # as after a crash
+    async with direct_broker(tmp_path) as broker:
+        client.broker = broker
+        await until(lambda: client.add(("a", 0)), lambda errors: loaded(errors[0]))
+        await client.send([b"x"])
+        assert await client.end(True) is ErrorCode.NONE
+        wanted = DescribeProducersRequest(topics=[TopicRequest(name="a", partition_indexes=[0])])
+        (producer,) = (await broker.send(wanted)).topics[0].partitions[0].active_producers
+        assert producer.coordinator_epoch == broker.context.partition("a", 0).leader_epoch == 1
 
 
-def test_a_record_of_the_journal_that_cannot_be_read_takes_no_other_with_it(tmp_path, caplog):
-    async def main():
-        async with direct_broker(tmp_path, {"transaction.state.log.num.partitions": "1"}) as broker:
-            first, second = Client(broker, "first"), Client(broker, "second")
-            await first.init()
-            batch = build_batch([Record(b"\0\0\0\xffcut short", b"nonsense", (), 0)])
-            broker.context.partition("__transaction_state", 0).append(batch, AppendOrigin.COORDINATOR)
-            await second.init()
-        async with direct_broker(tmp_path) as broker:
-            for known in (first, second):
-                again = Client(broker, known.name)
-                await until(again.init, loaded)
-                assert again.identity == (known.identity[0], 1)
-        assert "cannot be read and is skipped" in caplog.text
-
-    asyncio.run(main())
+async def test_a_record_of_the_journal_that_cannot_be_read_takes_no_other_with_it(tmp_path, caplog):
+    async with direct_broker(tmp_path, {"transaction.state.log.num.partitions": "1"}) as broker:
+        first, second = Client(broker, "first"), Client(broker, "second")
+        await first.init()
+        batch = build_batch([Record(b"\0\0\0\xffcut short", b"nonsense", (), 0)])
+        broker.context.partition("__transaction_state", 0).append(batch, AppendOrigin.COORDINATOR)
+        await second.init()
+    async with direct_broker(tmp_path) as broker:
+        for known in (first, second):
+            again = Client(broker, known.name)
+            await until(again.init, loaded)
+            assert again.identity == (known.identity[0], 1)
+    assert "cannot be read and is skipped" in caplog.text
 
 
-def test_transactions_that_end_are_counted_once_by_how(tmp_path):
+async def test_transactions_that_end_are_counted_once_by_how(tmp_path):
     """Asked for again, ended by the timeout, or refused: the metric counts decisions that are stored."""
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 1)
 
-    async def main():
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 1)
+        async def ended():
+            found = (await broker.context.metrics.gather())["headrace_transactions_ended_total"]
+            return found[("commit",)], found[("abort",)]
 
-            async def ended():
-                found = (await broker.context.metrics.gather())["headrace_transactions_ended_total"]
-                return found[("commit",)], found[("abort",)]
-
-            client = Client(broker)
-            await client.init()
-            assert await ended() == (0, 0)
-            for commit, wanted in ((True, (1, 0)), (False, (1, 1)), (True, (2, 1))):
-                await client.add(("a", 0))
-                await client.send([b"x"])
-                assert await until(lambda commit=commit: client.end(commit), loaded) is ErrorCode.NONE
-                await until(lambda commit=commit: client.end(commit), lambda error: error is ErrorCode.NONE)
-                assert await ended() == wanted
-            assert await client.end(False) is ErrorCode.INVALID_TXN_STATE
-            other = Client(broker, "hangs")
-            await other.init(timeout_ms=100)
-            await other.add(("a", 0))
-            await until(ended, lambda counts: counts != (2, 1))
-            assert await ended() == (2, 2)
-
-    asyncio.run(main())
+        client = Client(broker)
+        await client.init()
+        assert await ended() == (0, 0)
+        for commit, wanted in ((True, (1, 0)), (False, (1, 1)), (True, (2, 1))):
+            await client.add(("a", 0))
+            await client.send([b"x"])
+            assert await until(lambda commit=commit: client.end(commit), loaded) is ErrorCode.NONE
+            await until(lambda commit=commit: client.end(commit), lambda error: error is ErrorCode.NONE)
+            assert await ended() == wanted
+        assert await client.end(False) is ErrorCode.INVALID_TXN_STATE
+        other = Client(broker, "hangs")
+        await other.init(timeout_ms=100)
+        await other.add(("a", 0))
+        await until(ended, lambda counts: counts != (2, 1))
+        assert await ended() == (2, 2)
 
 
 def test_many_partitions_are_ended_in_turns(tmp_path, monkeypatch):
@@ -607,138 +570,128 @@ def test_many_partitions_are_ended_in_turns(tmp_path, monkeypatch):
     ]
 
 
-def test_administrators_see_transactions_and_can_end_one_that_hangs(tmp_path):
-    async def main():
-        clock = StillClock()
-        async with direct_broker(tmp_path, clock=clock) as broker:
-            await broker.create_topic("a", 1)
-            client, other = Client(broker), Client(broker, "other")
-            await client.init()
-            await other.init()
-            await client.add(("a", 0))
-            await client.send([b"x", b"y"])
-            request = DescribeTransactionsRequest(transactional_ids=["tx", "other", "none", ""])
-            states = (await broker.send(request)).transaction_states
-            assert [s.error_code for s in states] == [
-                0,
-                0,
-                ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
-                ErrorCode.INVALID_REQUEST,
-            ]
-            assert (states[0].transaction_state, states[0].transaction_timeout_ms) == ("Ongoing", 60_000)
-            assert [(t.topic, t.partitions) for t in states[0].topics] == [("a", [0])]
-            assert states[1].transaction_state == "Empty"
+async def test_administrators_see_transactions_and_can_end_one_that_hangs(tmp_path):
+    clock = StillClock()
+    async with direct_broker(tmp_path, clock=clock) as broker:
+        await broker.create_topic("a", 1)
+        client, other = Client(broker), Client(broker, "other")
+        await client.init()
+        await other.init()
+        await client.add(("a", 0))
+        await client.send([b"x", b"y"])
+        request = DescribeTransactionsRequest(transactional_ids=["tx", "other", "none", ""])
+        states = (await broker.send(request)).transaction_states
+        assert [s.error_code for s in states] == [
+            0,
+            0,
+            ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+            ErrorCode.INVALID_REQUEST,
+        ]
+        assert (states[0].transaction_state, states[0].transaction_timeout_ms) == ("Ongoing", 60_000)
+        assert [(t.topic, t.partitions) for t in states[0].topics] == [("a", [0])]
+        assert states[1].transaction_state == "Empty"
 
-            async def listed(**filters):
-                answer = await broker.send(ListTransactionsRequest(**filters))
-                return {s.transactional_id: s.transaction_state for s in answer.transaction_states}
+        async def listed(**filters):
+            answer = await broker.send(ListTransactionsRequest(**filters))
+            return {s.transactional_id: s.transaction_state for s in answer.transaction_states}
 
-            clock.now_ms += 500
-            assert await listed() == {"tx": "Ongoing", "other": "Empty"}
-            assert await listed(state_filters=["Ongoing"]) == {"tx": "Ongoing"}
-            assert await listed(producer_id_filters=[other.identity[0]]) == {"other": "Empty"}
-            assert await listed(duration_filter=499) == {"tx": "Ongoing"}
-            assert await listed(duration_filter=500) == {}
-            assert await listed(transactional_id_pattern="o.*") == {"other": "Empty"}
-            assert await listed(transactional_id_pattern="(t+)+y") == {}
-            assert await listed(transactional_id_pattern="") == {"tx": "Ongoing", "other": "Empty"}
-            answer = await broker.send(ListTransactionsRequest(state_filters=["Nonsense"]))
-            assert (answer.unknown_state_filters, answer.transaction_states) == (["Nonsense"], [])
-            for bad in ("(", "(?=t)x"):  # the second one is Python's, but not RE2's
-                answer = await broker.send(ListTransactionsRequest(transactional_id_pattern=bad))
-                assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+        clock.now_ms += 500
+        assert await listed() == {"tx": "Ongoing", "other": "Empty"}
+        assert await listed(state_filters=["Ongoing"]) == {"tx": "Ongoing"}
+        assert await listed(producer_id_filters=[other.identity[0]]) == {"other": "Empty"}
+        assert await listed(duration_filter=499) == {"tx": "Ongoing"}
+        assert await listed(duration_filter=500) == {}
+        assert await listed(transactional_id_pattern="o.*") == {"other": "Empty"}
+        assert await listed(transactional_id_pattern="(t+)+y") == {}
+        assert await listed(transactional_id_pattern="") == {"tx": "Ongoing", "other": "Empty"}
+        answer = await broker.send(ListTransactionsRequest(state_filters=["Nonsense"]))
+        assert (answer.unknown_state_filters, answer.transaction_states) == (["Nonsense"], [])
+        for bad in ("(", "(?=t)x"):  # the second one is Python's, but not RE2's
+            answer = await broker.send(ListTransactionsRequest(transactional_id_pattern=bad))
+            assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
-            wanted = DescribeProducersRequest(topics=[TopicRequest(name="a", partition_indexes=[0, 5])])
-            partitions = (await broker.send(wanted)).topics[0].partitions
-            assert partitions[1].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            (producer,) = partitions[0].active_producers
-            assert (producer.producer_id, producer.last_sequence) == (client.identity[0], 1)
-            assert (producer.current_txn_start_offset, producer.coordinator_epoch) == (0, -1)
+        wanted = DescribeProducersRequest(topics=[TopicRequest(name="a", partition_indexes=[0, 5])])
+        partitions = (await broker.send(wanted)).topics[0].partitions
+        assert partitions[1].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        (producer,) = partitions[0].active_producers
+        assert (producer.producer_id, producer.last_sequence) == (client.identity[0], 1)
+        assert (producer.current_txn_start_offset, producer.coordinator_epoch) == (0, -1)
 
-            def abort(epoch, version=0):
-                topics = [WritableTxnMarkerTopic(name="a", partition_indexes=[0, 5])]
-                marker = WritableTxnMarker(
-                    producer_id=client.identity[0],
-                    producer_epoch=epoch,
-                    coordinator_epoch=0,
-                    transaction_version=version,
-                    topics=topics,
-                )
-                return broker.send(WriteTxnMarkersRequest(markers=[marker]), 2)
+        def abort(epoch, version=0):
+            topics = [WritableTxnMarkerTopic(name="a", partition_indexes=[0, 5])]
+            marker = WritableTxnMarker(
+                producer_id=client.identity[0],
+                producer_epoch=epoch,
+                coordinator_epoch=0,
+                transaction_version=version,
+                topics=topics,
+            )
+            return broker.send(WriteTxnMarkersRequest(markers=[marker]), 2)
 
-            late = await abort(0, version=2)
-            assert late.markers[0].topics[0].partitions[0].error_code == ErrorCode.INVALID_PRODUCER_EPOCH
-            codes = [p.error_code for p in (await abort(0)).markers[0].topics[0].partitions]
-            assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-            assert await latest(broker, 1) == 3
-            assert await committed_values(broker) == []
-
-    asyncio.run(main())
+        late = await abort(0, version=2)
+        assert late.markers[0].topics[0].partitions[0].error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+        codes = [p.error_code for p in (await abort(0)).markers[0].topics[0].partitions]
+        assert codes == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert await latest(broker, 1) == 3
+        assert await committed_values(broker) == []
 
 
-def test_ids_that_were_not_used_for_long_are_forgotten(tmp_path):
-    async def main():
-        clock = StillClock()
-        async with direct_broker(tmp_path, clock=clock) as broker:
-            client = Client(broker)
-            await client.init()
-            clock.now_ms += 7 * 86_400_000
-            clock.seconds += 7 * 86_400
-            await coordinator_of(broker).expiry.run()
-            answer = await broker.send(DescribeTransactionsRequest(transactional_ids=["tx"]))
-            assert answer.transaction_states[0].error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-        async with direct_broker(tmp_path, clock=clock) as broker:
-            client.broker = broker
-            await until(client.init, loaded)
-            assert client.identity == (1000, 0), "another id, of the next block"
-
-    asyncio.run(main())
+async def test_ids_that_were_not_used_for_long_are_forgotten(tmp_path):
+    clock = StillClock()
+    async with direct_broker(tmp_path, clock=clock) as broker:
+        client = Client(broker)
+        await client.init()
+        clock.now_ms += 7 * 86_400_000
+        clock.seconds += 7 * 86_400
+        await coordinator_of(broker).expiry.run()
+        answer = await broker.send(DescribeTransactionsRequest(transactional_ids=["tx"]))
+        assert answer.transaction_states[0].error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    async with direct_broker(tmp_path, clock=clock) as broker:
+        client.broker = broker
+        await until(client.init, loaded)
+        assert client.identity == (1000, 0), "another id, of the next block"
 
 
 @pytest.mark.parametrize("version", [TV1, TV2])
-def test_a_long_journal_is_rewritten_and_says_the_same(tmp_path, version, monkeypatch):
+async def test_a_long_journal_is_rewritten_and_says_the_same(tmp_path, version, monkeypatch):
     monkeypatch.setattr("broker.cluster.journal_topic.REWRITE_RECORDS_MIN", 20)
+    rng = random.Random(version)
+    expected, offset = [], -1
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("a", 1)
+        client, hanging = Client(broker, version=version), Client(broker, "hanging", version)
+        await client.init()
+        await hanging.init()
+        for number in range(40):
+            if number == 20:
+                await add_offsets(hanging, "g")
+                assert await hanging.commit_offsets("g", {("a", 0): 1000}) == [ErrorCode.NONE]
+            await begin(client, ("a", 0))
+            await client.send([b"%d" % number])
+            await add_offsets(client, "g")
+            await client.commit_offsets("g", {("a", 0): number})
+            commit = rng.random() < 0.6
+            if commit:
+                expected.append(b"%d" % number)
+                offset = number
+            assert await client.end(commit) is ErrorCode.NONE
+            await asyncio.sleep(0)
+        for topic in ("__transaction_state", "__consumer_offsets"):
+            partitions = broker.context.metadata.partitions(topic)
 
-    async def main():
-        rng = random.Random(version)
-        expected, offset = [], -1
-        async with direct_broker(tmp_path) as broker:
-            await broker.create_topic("a", 1)
-            client, hanging = Client(broker, version=version), Client(broker, "hanging", version)
-            await client.init()
-            await hanging.init()
-            for number in range(40):
-                if number == 20:
-                    await add_offsets(hanging, "g")
-                    assert await hanging.commit_offsets("g", {("a", 0): 1000}) == [ErrorCode.NONE]
-                await begin(client, ("a", 0))
-                await client.send([b"%d" % number])
-                await add_offsets(client, "g")
-                await client.commit_offsets("g", {("a", 0): number})
-                commit = rng.random() < 0.6
-                if commit:
-                    expected.append(b"%d" % number)
-                    offset = number
-                assert await client.end(commit) is ErrorCode.NONE
-                await asyncio.sleep(0)
-            for topic in ("__transaction_state", "__consumer_offsets"):
-                partitions = broker.context.metadata.partitions(topic)
+            async def was_rewritten(partitions=partitions) -> bool:
+                return any(partition.log.log_start_offset for partition in partitions)
 
-                async def was_rewritten(partitions=partitions) -> bool:
-                    return any(partition.log.log_start_offset for partition in partitions)
-
-                assert await until(was_rewritten, bool)
-        async with direct_broker(tmp_path) as broker:
-            client.broker = hanging.broker = broker
-            await until(lambda: position(broker), loaded)
-            assert await position(broker) == offset
-            assert await position(broker, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
-            assert await committed_values(broker) == expected
-            assert await until(lambda: hanging.end(True), loaded) is ErrorCode.NONE
-            assert await position(broker, stable=True) == 1000
-            assert await client.end(True, version=4 if version == TV1 else 5) in (
-                ErrorCode.NONE,
-                ErrorCode.INVALID_TXN_STATE,
-            )
-
-    asyncio.run(main())
+            assert await until(was_rewritten, bool)
+    async with direct_broker(tmp_path) as broker:
+        client.broker = hanging.broker = broker
+        await until(lambda: position(broker), loaded)
+        assert await position(broker) == offset
+        assert await position(broker, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
+        assert await committed_values(broker) == expected
+        assert await until(lambda: hanging.end(True), loaded) is ErrorCode.NONE
+        assert await position(broker, stable=True) == 1000
+        assert await client.end(True, version=4 if version == TV1 else 5) in (
+            ErrorCode.NONE,
+            ErrorCode.INVALID_TXN_STATE,
+        )

@@ -124,9 +124,7 @@ def test_kafka_python_agrees(kind, version):
 
 
 def test_nothing_falls_out_of_the_comparison():
-    """Fewer pairs mean that kafka-python does not know a message of ours any more, or that a skip was
-    added.
-    """
+    """Fewer pairs mean that kafka-python does not know a message of ours any more, or that a skip was added."""
     assert len(API_PAIRS) > 500
     # delegation tokens, UnregisterBroker, the consumer group protocol; kio and Kafka itself know them
     unknown_to_them = {38, 39, 40, 41, 64, 68, 69}

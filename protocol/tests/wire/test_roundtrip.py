@@ -1,6 +1,4 @@
-"""Every message in every version: what is encoded is decoded again, and what a version cannot say is
-refused.
-"""
+"""Every message in every version: what is encoded is decoded again, and what a version cannot say is refused."""
 
 import copy
 from uuid import UUID

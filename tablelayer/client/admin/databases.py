@@ -49,8 +49,7 @@ class DatabaseDescription:
 
 
 class AsyncAdmin:
-    """What changes or lists databases and tables. Any broker answers; errors are TableError with a code to
-    match on.
+    """What changes or lists databases and tables. Any broker answers; errors are TableError with a code to match on.
 
     A change whose answer is lost is not repeated (it might then fail because it had succeeded):
     OutcomeUnknown says that it may or may not have been carried out. With `if_not_exists` or `if_exists` it

@@ -73,9 +73,7 @@ _DEFINING = (
 
 
 def execute(admin: Definer, sql: str) -> None:
-    """Run all statements of a text. Nothing has been done if one of them cannot be understood or is no
-    DDL.
-    """
+    """Run all statements of a text. Nothing has been done if one of them cannot be understood or is no DDL."""
     statements = parse(sql)
     for statement in statements:
         if not isinstance(statement, _DEFINING):

@@ -160,9 +160,7 @@ class AsyncKafkaAdmin:
         return await self.describe_topic(name)
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its data; a table's topic is the table. KafkaError
-        UNKNOWN_TOPIC_OR_PARTITION.
-        """
+        """Delete a topic and its data; a table's topic is the table. KafkaError UNKNOWN_TOPIC_OR_PARTITION."""
         connection = await self._cluster.connection(None)
         request = DeleteTopicsRequest(timeout_ms=self._cluster.config.request_timeout_ms)
         if connection.version_for(DeleteTopicsRequest) >= _DELETE_BY_STATE_SINCE:
@@ -178,9 +176,7 @@ class AsyncKafkaAdmin:
         self._cluster.forget_routes(name)
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic with its explicit configuration. KafkaError UNKNOWN_TOPIC_OR_PARTITION at once if there is
-        none.
-        """
+        """A topic with its explicit configuration. KafkaError UNKNOWN_TOPIC_OR_PARTITION at once if there is none."""
         deadline = self._deadline()
         topics = (await self._cluster.metadata([name], deadline)).topics
         raise_for(topics[0].error_code, f"there is no topic {name}", doing="describe topic")
@@ -350,9 +346,7 @@ class AsyncKafkaAdmin:
         return sorted(listed, key=lambda listing: listing.group)
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """A group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if nobody has ever used
-        it.
-        """
+        """A group's members and committed positions. KafkaError GROUP_ID_NOT_FOUND if nobody has ever used it."""
 
         async def attempt(deadline: Deadline) -> GroupDescription:
             node_id = await find_coordinator(self._cluster, group, deadline)

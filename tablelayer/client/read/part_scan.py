@@ -232,7 +232,6 @@ class PartScan:
             state.move(offset)
 
     # -- the stream
-    # -------------------------------------------------------------------------------------------
 
     async def run(self) -> AsyncGenerator[ScanBatch, None]:
         """The batches; once. Ends at the end that was given, or `poll_timeout` seconds after the last row."""
@@ -348,9 +347,7 @@ class PartScan:
         return arrived, failure
 
     async def _start_fetches(self, deadline: Deadline) -> None:
-        """One request on its way to every leader of buckets that are not finished and not being asked
-        already.
-        """
+        """One request on its way to every leader of buckets that are not finished and not being asked already."""
         busy = {bucket for asked, _ in self._fetches.values() for bucket in asked}
         waiting = [
             bucket for bucket, state in self._buckets.items() if not state.fetched and bucket not in busy
@@ -440,9 +437,7 @@ class PartScan:
             position += read_header(records, position).size
 
     def _unpack(self, bucket: int, generation: int, offset: int, records: memoryview) -> list[_Arrived]:
-        """The batches of an answer, without rows before `offset` (a batch comes whole) and at or behind the
-        end.
-        """
+        """The batches of an answer, without rows before `offset` (a batch comes whole) and at or behind the end."""
         until = self._buckets[bucket].until
         pieces: list[_Arrived] = []
         position = 0

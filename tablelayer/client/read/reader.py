@@ -155,7 +155,6 @@ class Reader:
         self._routes = TableRoutes(cluster, definition)
 
     # -- asking buckets
-    # ---------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -243,7 +242,6 @@ class Reader:
         )
 
     # -- lookups
-    # ----------------------------------------------------------------------------------------------
 
     async def lookup(
         self, keys: pa.Table, columns: Sequence[str] | None, *, insert_if_absent: bool = False
@@ -402,7 +400,6 @@ class Reader:
         return nullable_schema(self._definition.schema.columns_by_ids(ids))
 
     # -- numbers and samples
-    # ----------------------------------------------------------------------------------
 
     async def limit(
         self, count: int, columns: Sequence[str] | None, condition: bytes | None = None
@@ -516,9 +513,7 @@ class Reader:
         return replace(found, rows=found.rows.select(list(dict.fromkeys(order))))
 
     async def offsets(self, at: str | int, buckets: Sequence[int]) -> dict[int, int]:
-        """ "earliest", "latest", or the first offset at or after a time in ms (the end offset if there is
-        none).
-        """
+        """ "earliest", "latest", or the first offset at or after a time in ms (the end offset if there is none)."""
         if at == "earliest":
             timestamp = EARLIEST
         elif at == "latest":

@@ -124,7 +124,6 @@ class Parts:
         self._listing = asyncio.Lock()
 
     # -- which there are
-    # --------------------------------------------------------------------------------------
 
     async def partitions(self) -> list[Partition]:
         """Those that reads see, in order of name. TableError NOT_PARTITIONED, TABLE_NOT_FOUND."""
@@ -252,7 +251,6 @@ class Parts:
         return definition.of_partition(name, known.table_id, known.bucket_count)
 
     # -- rows
-    # -------------------------------------------------------------------------------------------------
 
     async def split(self, rows: pa.Table) -> Split:
         """Rows, or keys, by part. DataError for a row without a partition."""
@@ -352,7 +350,6 @@ class Parts:
         return found
 
     # -- questions
-    # --------------------------------------------------------------------------------------------
 
     async def ask(
         self, name: str, question: Callable[[Part], Awaitable[T]], *, making: bool = False

@@ -128,7 +128,6 @@ class PartsScan:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- the stream
-    # -------------------------------------------------------------------------------------------
 
     async def run(self) -> AsyncGenerator[ScanBatch, None]:
         now = asyncio.get_running_loop().time

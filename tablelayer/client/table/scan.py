@@ -32,9 +32,7 @@ def check_as_of(as_of: object, start: Start, definition: TableDefinition) -> Non
 
 
 class AsyncScan:
-    """An asynchronous iterator of `ScanBatch`. Made by `AsyncTable.scan`; close it, or use it in `async
-    with`.
-    """
+    """An asynchronous iterator of `ScanBatch`. Made by `AsyncTable.scan`; close it, or use it in `async with`."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""One table, asynchronously: write, look up, scan. `tablelayer.client.blocking.Table` is the same without
-`await`.
+"""One table, asynchronously: write, look up, scan. `tablelayer.client.blocking.Table` is the same without `await`.
 
 A table is its partitions, or the one part that a table without partitions is (`tablelayer.client.table.parts`): rows
 go to their parts, questions to all that may have an answer.
@@ -127,7 +126,6 @@ class AsyncTable:
         await self._parts.close()
 
     # -- writing
-    # ----------------------------------------------------------------------------------------------
 
     async def append(self, data: Data) -> WriteResult:
         """Append rows to a log table.
@@ -302,7 +300,6 @@ class AsyncTable:
         return conform(rows, columns, table=str(self.path), fill_missing=False)
 
     # -- by key
-    # -----------------------------------------------------------------------------------------------
 
     async def lookup(
         self, keys: Data, columns: Sequence[str] | None = None, *, insert_if_absent: bool = False
@@ -423,7 +420,6 @@ class AsyncTable:
         return owner[order], rows.take(pa.array(order))
 
     # -- partitions
-    # -------------------------------------------------------------------------------------------
 
     async def partitions(self) -> list[Partition]:
         """The partitions that there are now, in order of name. TableError NOT_PARTITIONED for other tables."""
@@ -448,7 +444,6 @@ class AsyncTable:
         return AsyncTable(self._cluster, self.definition, Parts(self._cluster, self.definition, texts))
 
     # -- numbers and samples
-    # ----------------------------------------------------------------------------------
 
     def _condition(self, wanted: FilterLike) -> bytes | None:
         """A filter as it travels. Raises TableError(INVALID_FILTER)."""
@@ -536,7 +531,6 @@ class AsyncTable:
         return await self._parts.ask_all(lambda part: part.reader.offsets_as_of(moment, part.buckets))
 
     # -- scans
-    # ------------------------------------------------------------------------------------------------
 
     def scan(
         self,
@@ -742,7 +736,6 @@ class AsyncTable:
         return KeyBound(bytes(encode_ipc(row)), len(columns), inclusive)
 
     # -- committed positions
-    # ----------------------------------------------------------------------------------
 
     async def commit(self, group: str, positions: Mapping[int, int] | PartitionPositions) -> None:
         """Keep positions (`scan.positions`, or `scan.partition_positions`) on the server under a consumer group's

@@ -45,9 +45,7 @@ class _Slot:
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """`"host:port,host:port"` as addresses; the port defaults to 9092. Raises ValueError for anything
-    else.
-    """
+    """`"host:port,host:port"` as addresses; the port defaults to 9092. Raises ValueError for anything else."""
     addresses = []
     for part in text.split(","):
         part = part.strip()
@@ -157,8 +155,7 @@ class Cluster:
     ) -> ResponseT:
         """One attempt at a request. Raises what `BrokerConnection.request` raises.
 
-        `extra_wait_ms` is how long the server was allowed to hold the answer back, on top of its ordinary
-        patience.
+        `extra_wait_ms` is how long the server was allowed to hold the answer back, on top of its ordinary patience.
         """
         connection = await self.connection(node_id, channel)
         timeout_ms = min(self.config.request_timeout_ms + extra_wait_ms, max(deadline.remaining_ms, 1))
@@ -175,8 +172,7 @@ class Cluster:
         node_id: int | None = None,
         deadline: Deadline | None = None,
     ) -> ResponseT:
-        """A request that any broker (or one named) can answer, with retries; a top-level error code is
-        raised.
+        """A request that any broker (or one named) can answer, with retries; a top-level error code is raised.
 
         `doing` says in the error's text what was attempted, for example "create table db.t"; `repeatable` and
         `changes` are those of `retrying`.
@@ -202,8 +198,7 @@ class Cluster:
     async def routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
         """Leaders of a topic's partitions, from the cache or the cluster; one refresh at a time per topic.
 
-        Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or ConnectionFailed; one
-        attempt.
+        Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or ConnectionFailed; one attempt.
         """
         routes = self._routes.get(topic)
         now = asyncio.get_running_loop().time()
@@ -250,9 +245,7 @@ class Cluster:
         self._routes.pop(topic, None)
 
     async def leader(self, topic: str, partition: int, deadline: Deadline) -> int:
-        """The broker that leads a partition. One attempt; raises retriable KafkaErrors while there is
-        none.
-        """
+        """The broker that leads a partition. One attempt; raises retriable KafkaErrors while there is none."""
         routes = await self.routes(topic, deadline)
         leader = routes.leaders.get(partition)
         if leader is None:

@@ -1,10 +1,9 @@
 """One connection to one broker: frames, correlation ids, pipelining, version negotiation.
 
-The protocol object owns the socket's bytes. Small frames are cut out of a scratch buffer; a frame larger than
-what has arrived gets a buffer of its own size and the rest of it is received straight into place, so the
-records of a scan are copied by nobody. Answers are matched by correlation id. Every wait has a deadline: when
-one passes, the connection is closed, because what is behind a late answer on the same connection would be
-late too.
+The protocol object owns the socket's bytes. Small frames are cut out of a scratch buffer; a frame larger than what
+has arrived gets a buffer of its own size and the rest of it is received straight into place, so the records of a scan
+are copied by nobody. Answers are matched by correlation id. Every wait has a deadline: when one passes, the
+connection is closed, because what is behind a late answer on the same connection would be late too.
 
 A connection is for one event loop and is never reused after it has failed; `tablelayer.client.wire.cluster` makes
 a new one.
@@ -44,9 +43,7 @@ _NEWEST_BY_NAME = {
 
 
 class _Frames(asyncio.BufferedProtocol):
-    """Cuts the byte stream into frames and hands each to `on_frame`; tells `on_lost` once when the stream
-    ends.
-    """
+    """Cuts the byte stream into frames and hands each to `on_frame`; tells `on_lost` once when the stream ends."""
 
     def __init__(
         self, on_frame: Callable[[memoryview], None], on_lost: Callable[[Exception | None], None]

@@ -1,8 +1,7 @@
 """Deadlines, pauses between attempts, and the rule for what may be tried again.
 
-Every call of the client has one deadline for all of its attempts. Between attempts it waits a pause that
-doubles and is spread at random. A request whose outcome is unknown is tried again only if a second execution
-does no harm.
+Every call of the client has one deadline for all of its attempts. Between attempts it waits a pause that doubles and
+is spread at random. A request whose outcome is unknown is tried again only if a second execution does no harm.
 """
 
 from __future__ import annotations

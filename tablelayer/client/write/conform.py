@@ -1,5 +1,4 @@
-"""Turning what people have into what the table takes: one pa.Table with the schema's columns, types and
-order.
+"""Turning what people have into what the table takes: one pa.Table with the schema's columns, types and order.
 
 Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a pandas DataFrame, and anything with
 `__arrow_c_stream__` (polars, DuckDB relations). Rules, each with an error that names the column:
@@ -14,8 +13,7 @@ Accepted: pa.Table, pa.RecordBatch, a mapping or a sequence of mappings, a panda
 - a timestamp with a time zone is an instant and fits TIMESTAMP_LTZ; without one, TIMESTAMP (naive values
   given for TIMESTAMP_LTZ are taken as UTC).
 
-Whole columns at a time; single rows are looked at only to find the first offender after a column has been
-refused.
+Whole columns at a time; single rows are looked at only to find the first offender after a column has been refused.
 """
 
 from __future__ import annotations
@@ -89,9 +87,7 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
 
 
 def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
-    """The data as an Arrow table or, if it was mappings, a list of them. Raises DataError for anything
-    else.
-    """
+    """The data as an Arrow table or, if it was mappings, a list of them. Raises DataError for anything else."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -321,9 +317,7 @@ _ACCEPTED = {
 
 
 def _cast(array: Any, column: Column, table: str) -> Any:
-    """A chunked array in the column's type; raises DataError, its cause the Arrow error, if a value does not
-    fit.
-    """
+    """A chunked array in the column's type; raises DataError, its cause the Arrow error, if a value does not fit."""
     target = column.type.arrow()
     if array.type == target:
         return array

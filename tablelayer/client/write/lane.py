@@ -1,5 +1,4 @@
-"""The order of one bucket's writes: sequence numbers, what is in flight, what must go again. Pure: no I/O, no
-clock.
+"""The order of one bucket's writes: sequence numbers, what is in flight, what must go again. Pure: no I/O, no clock.
 
 A batch gets its sequence when it is sent for the first time and keeps it for every repetition, so that the
 server, which remembers a writer's last five batches per bucket, recognises it. Invariants:
@@ -108,9 +107,7 @@ class Lane:
         self.identity, self.next_sequence, self.needs_identity = identity, 0, False
 
     def next_to_send(self, now: float) -> Batch | None:
-        """The batch that may leave now, still in the queue; None if none may. It may need an identity
-        first.
-        """
+        """The batch that may leave now, still in the queue; None if none may. It may need an identity first."""
         while self.queue and self.queue[0].done.done():
             self._drop_head()
         if (
@@ -161,9 +158,7 @@ class Lane:
         self._settle()
 
     def failed(self, batch: Batch, verdict: Verdict) -> None:
-        """Take note of a failure. A REJECTED batch leaves the lane; the others go again once the lane is
-        quiet.
-        """
+        """Take note of a failure. A REJECTED batch leaves the lane; the others go again once the lane is quiet."""
         position = self.in_flight.index(batch)
         self.recovering = True
         if verdict is Verdict.REJECTED:

@@ -21,9 +21,7 @@ def buckets_of(definition: TableDefinition, rows: pa.RecordBatch) -> np.ndarray:
 
 
 def split_by_bucket(buckets: np.ndarray, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
-    """The rows of each bucket, in their order, as (bucket, rows); `buckets` is int32[n]. One gather for
-    all.
-    """
+    """The rows of each bucket, in their order, as (bucket, rows); `buckets` is int32[n]. One gather for all."""
     first = int(buckets[0]) if len(buckets) else 0
     if (buckets == first).all():
         return [(first, batch)] if batch.num_rows else []

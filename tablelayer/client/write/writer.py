@@ -202,7 +202,6 @@ class Writer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- preparing: in a worker thread
-    # ------------------------------------------------------------------------
 
     def _slabs(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         """Cut the rows into pieces that fill a batch of each bucket."""
@@ -233,7 +232,6 @@ class Writer:
         return split_by_bucket(buckets_of(definition, slab), slab)
 
     # -- sending
-    # ----------------------------------------------------------------------------------------------
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -346,9 +344,7 @@ class Writer:
                 batch.last_error = error
 
     async def _ready_by_leader(self) -> dict[tuple[int, WriteMode], list[Lane]]:
-        """Lanes whose head may leave, by leader and mode; identities are fetched for those without
-        one.
-        """
+        """Lanes whose head may leave, by leader and mode; identities are fetched for those without one."""
         ready: dict[tuple[int, WriteMode], list[Lane]] = {}
         sizes: dict[int, int] = {}
         deadline = Deadline(self._config.request_timeout_ms)

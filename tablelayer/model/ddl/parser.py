@@ -1,8 +1,7 @@
 """The statements' grammar, read by recursive descent over sqlglot's tokens.
 
-A grammar of our own because the words are Flink's and Fluss's, every error must point at its word, and
-literals must stay exact; sqlglot's syntax trees keep neither the places nor the types. Queries go to
-sqlglot whole.
+A grammar of our own because the words are Flink's and Fluss's, every error must point at its word, and literals must
+stay exact; sqlglot's syntax trees keep neither the places nor the types. Queries go to sqlglot whole.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ from tablelayer.model.types.values import Value
 def parse(sql: str, default_database: str = DEFAULT_DATABASE) -> list[Statement]:
     """The statements of a text, separated by ``;``.
 
-    Tables named without a database are in ``default_database``, or in the one that a USE before them names.
-    Raises DdlError for the first statement that cannot be understood; none of them has been carried out
-    then.
+    Tables named without a database are in ``default_database``, or in the one that a USE before them names. Raises
+    DdlError for the first statement that cannot be understood; none of them has been carried out then.
     """
     parser = Parser(TokenStream(sql), default_database)
     return parser.statements()

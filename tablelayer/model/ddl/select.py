@@ -57,10 +57,9 @@ class PastTable(msgspec.Struct, frozen=True):
 class Select(msgspec.Struct, frozen=True):
     """One query.
 
-    ``tables``: what it reads, ``database.table`` each, with suffixes such as ``$changelog`` as they are
-    written. Of a simple query: ``columns`` in order (None: all), ``equals`` the literals that columns must
-    equal, ``limit``, ``is_count`` for COUNT(*). ``alias`` names of columns are DuckDB's business: such a
-    query is not simple.
+    ``tables``: what it reads, ``database.table`` each, with suffixes such as ``$changelog`` as they are written. Of a
+    simple query: ``columns`` in order (None: all), ``equals`` the literals that columns must equal, ``limit``,
+    ``is_count`` for COUNT(*). ``alias`` names of columns are DuckDB's business: such a query is not simple.
     """
 
     sql: str

@@ -128,9 +128,7 @@ class ShowOptions(msgspec.Struct, frozen=True):
 
 
 class Insert(msgspec.Struct, frozen=True):
-    """``columns`` None: all columns of the table, in order. Every row has as many values as there are
-    columns.
-    """
+    """``columns`` None: all columns of the table, in order. Every row has as many values as there are columns."""
 
     path: TablePath
     columns: tuple[str, ...] | None

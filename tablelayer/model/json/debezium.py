@@ -2,8 +2,7 @@
 
 In: with or without the schema around it (`{"schema": ..., "payload": {...}}`). `c` (created), `u` (updated) and `r`
 (read by a snapshot) stand for the row in `after`, `d` (deleted) for the key in `before`. The other fields are not
-looked at.
-`t` (truncated) and `m` (message) are refused: connectors do not send them unless they are told to.
+looked at. `t` (truncated) and `m` (message) are refused: connectors do not send them unless they are told to.
 
 Values are those of `json_rows`, and what the connectors write: numbers for DATE (days), TIME and TIMESTAMP, in the
 unit that their `time.precision.mode` says, and base64 of the unscaled value for DECIMAL where their

@@ -22,9 +22,8 @@ null; of a field that comes twice the last counts.
 | MAP by CHAR, STRING | object | object; of a key that comes twice the last value counts |
 | other MAPs | array of pairs, as in [[1,"a"],[2,"b"]] | the same, or an object of the keys' texts |
 
-Nothing is rounded or cut: what does not fit is a ``RowError`` with the row's index, the column and the
-reason, and then nothing of the batch comes out. Rows of invalid UTF-8, and lone surrogates in a column's
-text, are refused too.
+Nothing is rounded or cut: what does not fit is a ``RowError`` with the row's index, the column and the reason, and
+then nothing of the batch comes out. Rows of invalid UTF-8, and lone surrogates in a column's text, are refused too.
 """
 
 from __future__ import annotations
@@ -71,11 +70,10 @@ def json_to_rows(
 ) -> pa.RecordBatch:
     """The rows of n JSON objects.
 
-    values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the
-    columns wanted, in order; fields of other names are ignored or, with ``unknown_fields`` FAIL, refused.
-    ``require_all`` refuses rows that lack a column. ``make_field``: what reads a column's values, `Field` if
-    nothing else is said. Gives a record batch of n rows. Raises RowError for the
-    first row that does not fit.
+    values: n binary or string values, UTF-8, or texts inside of a batch that was read before. schema: the columns
+    wanted, in order; fields of other names are ignored or, with ``unknown_fields`` FAIL, refused. ``require_all``
+    refuses rows that lack a column. ``make_field``: what reads a column's values, `Field` if nothing else is said.
+    Gives a record batch of n rows. Raises RowError for the first row that does not fit.
     """
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
     texts = values if isinstance(values, JsonTexts) else JsonTexts.of(values)
@@ -234,9 +232,7 @@ def warm() -> None:
 
 
 def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """A writable copy of the values' bytes, and int64 offsets into it. Refuses null values and invalid
-    UTF-8.
-    """
+    """A writable copy of the values' bytes, and int64 offsets into it. Refuses null values and invalid UTF-8."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if values.null_count:

@@ -1,10 +1,9 @@
 """Where the wanted values are in a batch of JSON objects: one strict pass over the bytes, compiled.
 
-``scan`` walks every record once (RFC 8259, nothing looser), checks all of it, and notes for each wanted
-field where its value begins, how long it is and what it is. Fields that nobody wants are checked and
-skipped. When a field comes twice the last one counts, as in Python's and Jackson's parsers. Escapes are
-resolved in place, in the caller's scratch copy: the resolved text is never longer than the escaped one, so
-positions stay what they were.
+``scan`` walks every record once (RFC 8259, nothing looser), checks all of it, and notes for each wanted field where
+its value begins, how long it is and what it is. Fields that nobody wants are checked and skipped. When a field comes
+twice the last one counts, as in Python's and Jackson's parsers. Escapes are resolved in place, in the caller's
+scratch copy: the resolved text is never longer than the escaped one, so positions stay what they were.
 
 UTF-8 is not checked here (Arrow does that faster, for the whole batch at once).
 """
@@ -295,9 +294,7 @@ def _escapes_are_sound(base: int, start: int, end: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _container_end(base: int, position: int, end: int, stack: Bytes) -> tuple[int, int]:
-    """The end of the object or array at a position, checked whole. Returns (end or -code, where it went
-    wrong).
-    """
+    """The end of the object or array at a position, checked whole. Returns (end or -code, where it went wrong)."""
     depth = 0
     state = 0  # 0: a value must come; 1: a key must come; 2: a value just ended
     may_close = False  # an empty container may end here

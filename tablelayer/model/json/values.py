@@ -1,9 +1,8 @@
 """From the text of JSON values to column values: exact, vectorised, compiled.
 
-Each kernel takes what ``json_scan.scan`` found of one field (``starts, lengths, kinds``: one entry per row)
-and fills the value array of one column; rows that are null or missing are skipped. It returns the first row
-that does not fit, with the reason's code in ``failure[0]``, or -1. No decimal and no integer ever passes
-through a float.
+Each kernel takes what ``json_scan.scan`` found of one field (``starts, lengths, kinds``: one entry per row) and fills
+the value array of one column; rows that are null or missing are skipped. It returns the first row that does not fit,
+with the reason's code in ``failure[0]``, or -1. No decimal and no integer ever passes through a float.
 """
 
 from __future__ import annotations
@@ -476,8 +475,7 @@ def timestamps(
     values: Array,
     failure: Array,
 ) -> int:
-    """values: int64[n] in the column's unit since 1970-01-01T00:00:00 (UTC when ``zoned``), of ISO 8601
-    strings.
+    """values: int64[n] in the column's unit since 1970-01-01T00:00:00 (UTC when ``zoned``), of ISO 8601 strings.
 
     A zone must be there for an instant (``zoned``). For a timestamp without zone it may only be Z or +00:00.
     """
@@ -579,8 +577,7 @@ def decode_base64(
     out: Bytes,
     failure: Array,
 ) -> int:
-    """Decode base64 strings (RFC 4648, padded) into out: uint8, offsets: int64[n + 1]; size: exact bytes,
-    or -1.
+    """Decode base64 strings (RFC 4648, padded) into out: uint8, offsets: int64[n + 1]; size: exact bytes, or -1.
 
     With an exact size, null rows take as many bytes too, left as they are.
     """

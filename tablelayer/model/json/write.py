@@ -1,5 +1,4 @@
-"""Rows to JSON text: one compiled pass that writes each row once, from the Arrow buffers into one output
-buffer.
+"""Rows to JSON text: one compiled pass that writes each row once, from the Arrow buffers into one output buffer.
 
 The formats are in json_rows. The kernel reads the columns through their addresses, because their number and
 types differ from table to table and it must not be compiled anew for each; the arrays are kept alive by the

@@ -1,9 +1,8 @@
 """The table extension's own messages: API keys from 10000 up, flexible from the start.
 
-They are declared in the vocabulary of Kafka's messages and travel on the same port with the same headers;
-clients of Kafka skip keys they do not know. Where a bucket's leader is, and offsets by time, are asked with
-Kafka's own Metadata and ListOffsets for the topic ``database.table``; committed positions with OffsetCommit
-and OffsetFetch.
+They are declared in the vocabulary of Kafka's messages and travel on the same port with the same headers; clients of
+Kafka skip keys they do not know. Where a bucket's leader is, and offsets by time, are asked with Kafka's own Metadata
+and ListOffsets for the topic ``database.table``; committed positions with OffsetCommit and OffsetFetch.
 
 Every response is a ``TableResponse``; error codes are Kafka's below 1000 and ``TableErrorCode`` from there. Rows
 travel as one Arrow IPC record batch message without a schema (``batches/ipc.py``), written under ``schema_id``; log

@@ -59,8 +59,7 @@ class PrefixLookupBucket(Struct):
 
 
 class PrefixLookupResult(BucketAnswer):
-    """``counts``: an int32, little endian, per prefix; ``rows``: theirs one after the other, each group in
-    key order.
+    """``counts``: an int32, little endian, per prefix; ``rows``: theirs one after the other, each group in key order.
 
     Since version 1 an answer that would be too large has the first prefixes only, as many as ``counts`` says, maybe
     none of a bucket's: the reader asks for the others. A ``cursor`` says that the last of these has more rows, and

@@ -104,9 +104,7 @@ def _longs(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _micros(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Values as microseconds: nanoseconds are rounded down, as Iceberg does for the hash of its own ns
-    types.
-    """
+    """Values as microseconds: nanoseconds are rounded down, as Iceberg does for the hash of its own ns types."""
     ticks = _longs(column.cast(pa.int32() if pa.types.is_time32(column.type) else pa.int64()))
     unit = column.type.unit
     if unit == "ns":

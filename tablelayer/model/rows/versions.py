@@ -123,8 +123,7 @@ class SchemaVersions:
         *,
         nullable: bool = False,
     ) -> Conversion:
-        """From a schema's batches to `target` (None: the latest), or to the columns of it at these
-        positions.
+        """From a schema's batches to `target` (None: the latest), or to the columns of it at these positions.
 
         Raises TableError(UNKNOWN_SCHEMA_ID).
         """

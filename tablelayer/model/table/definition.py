@@ -1,11 +1,10 @@
 """Tables: their paths and definitions, and what of a definition is in its topic's configuration.
 
-A ``TableDefinition`` that exists is valid: constructing one checks it (names, keys, options; semantics R5,
-R6, R16) and brings options into canonical writing. It is immutable: a changed table has a new one
-(``evolution.py``), whose ``history`` holds every schema before. Two forms go out: JSON (to clients, and back)
-and topic configuration (``table.schema`` in JSON, ``table.schema.history``, ``table.bucket-key``,
-``table.comment`` and the options; read in ``topic_config.py``), so that Kafka's own admin clients can create and
-describe tables.
+A ``TableDefinition`` that exists is valid: constructing one checks it (names, keys, options; semantics R5, R6, R16)
+and brings options into canonical writing. It is immutable: a changed table has a new one (``evolution.py``), whose
+``history`` holds every schema before. Two forms go out: JSON (to clients, and back) and topic configuration
+(``table.schema`` in JSON, ``table.schema.history``, ``table.bucket-key``, ``table.comment`` and the options; read in
+``topic_config.py``), so that Kafka's own admin clients can create and describe tables.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ RETENTION_CONFIG = "retention.ms"
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise TableError(INVALID_TABLE) unless ``name`` may name a database or a table; ``kind`` is the word
-    to say.
-    """
+    """Raise TableError(INVALID_TABLE) unless ``name`` may name a database or a table; ``kind`` is the word to say."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise _invalid(f"{kind} name '{name}': use 1 to {MAX_NAME_LENGTH} of the characters A-Z a-z 0-9 _ -")
     if name.startswith("__"):

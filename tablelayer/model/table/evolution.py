@@ -156,9 +156,7 @@ def _change_from_dict(entry: dict[str, Any]) -> Change:
 
 
 def widens(old: DataType, new: DataType) -> bool:
-    """Whether every value of a type is a value of another, in the ways a column may take (or they are the
-    same).
-    """
+    """Whether every value of a type is a value of another, in the ways a column may take (or they are the same)."""
     if old == new:
         return True
     if old.is_nested or new.is_nested:

@@ -90,9 +90,7 @@ class DatalakeFormat(StrEnum):
 
 
 class KafkaChangelog(StrEnum):
-    """What a Kafka consumer of a primary-key table sees: values and tombstones, or every image (semantics
-    R17).
-    """
+    """What a Kafka consumer of a primary-key table sees: values and tombstones, or every image (semantics R17)."""
 
     COMPACT = "compact"
     FULL = "full"
@@ -475,9 +473,7 @@ def complaint(options: Mapping[str, str]) -> str | None:
 
 
 def parse(name: str, value: str) -> Any:
-    """The typed value of a declared option. Raises TableError(INVALID_TABLE) naming the option and the
-    value.
-    """
+    """The typed value of a declared option. Raises TableError(INVALID_TABLE) naming the option and the value."""
     try:
         return find(name).value_type.parse(value)
     except ValueError as error:

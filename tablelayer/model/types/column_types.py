@@ -1,13 +1,11 @@
 """Column types of tables: their DDL words, and the Arrow types that hold them.
 
-A type is a value: frozen, compared by content, printed as DDL and parsed back (``parse_type(str(t)) ==
-t``). Defaults of omitted parameters are Flink's and Fluss's: DECIMAL(10, 0), CHAR(1), BINARY(1), TIME(0),
-TIMESTAMP(6).
+A type is a value: frozen, compared by content, printed as DDL and parsed back (``parse_type(str(t)) == t``). Defaults
+of omitted parameters are Flink's and Fluss's: DECIMAL(10, 0), CHAR(1), BINARY(1), TIME(0), TIMESTAMP(6).
 
 ARRAY<t>, MAP<k, v> and ROW<name t 'comment', ...> nest, MAX_NESTING_DEPTH deep. Inside of them NOT NULL may stand
-behind a type; the keys of a MAP are never null, and not nested themselves. Arrow's types say that everything
-inside may be null, whatever the column says, because a null ROW has fields too; `nested.py` checks what was
-promised.
+behind a type; the keys of a MAP are never null, and not nested themselves. Arrow's types say that everything inside
+may be null, whatever the column says, because a null ROW has fields too; `nested.py` checks what was promised.
 """
 
 from __future__ import annotations
@@ -318,8 +316,7 @@ _UNIT_PRECISION = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 def from_arrow(arrow_type: pa.DataType) -> DataType:
     """The column type for data of an Arrow type. Raises TableError for Arrow types no column can hold.
 
-    Several column types share an Arrow type (CHAR and STRING; TIMESTAMP(4) and TIMESTAMP(6)): the widest is
-    given.
+    Several column types share an Arrow type (CHAR and STRING; TIMESTAMP(4) and TIMESTAMP(6)): the widest is given.
     """
     plain = {
         pa.bool_(): BOOLEAN, pa.int8(): TINYINT, pa.int16(): SMALLINT, pa.int32(): INT, pa.int64(): BIGINT,

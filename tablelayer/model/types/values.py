@@ -1,8 +1,7 @@
 """Texts that stand for values of a type, exactly: column defaults, and the literals of statements.
 
-A column's default is kept as such a text in one canonical writing, so that it can be stored, compared and
-shown: `canonical` and `normal` make it, `scalar` gives the Arrow value, `literal_sql` the words that a
-statement has for it.
+A column's default is kept as such a text in one canonical writing, so that it can be stored, compared and shown:
+`canonical` and `normal` make it, `scalar` gives the Arrow value, `literal_sql` the words that a statement has for it.
 
 | type | canonical text |
 |---|---|

@@ -7,9 +7,8 @@ tombstone; with `table.kafka.changelog=full` every image has its row as value an
 A batch of which nothing is shown becomes an empty batch over the same offsets, so that consumers advance.
 
 In: a record's value is a row, which is appended or upserted; a null value deletes the row of the record's key
-(primary-key tables only). The key of a delete is a JSON object of the key columns or, when the key is one
-column, also that column's bare value; a text need not be quoted. The key of an upsert is not looked at: the
-row has it.
+(primary-key tables only). The key of a delete is a JSON object of the key columns or, when the key is one column,
+also that column's bare value; a text need not be quoted. The key of an upsert is not looked at: the row has it.
 
 Pure: no clock, no log. What does not fit is a `RowError` with the index of the record.
 """

@@ -8,9 +8,8 @@ Layout: `ROOT/<table id>/<writer>/<batch>/<attempt>.<bucket>`, writers by the ha
 table `<attempt>.<partition id>.<bucket>`, under the id of the whole table. A chunk is
 `int32 length of what follows, int32 CRC-32C of it, int16 number of target columns (-1: all), int32 each, batch`.
 
-A chunk that is stored durably survives a power cut with its file's name and those of the folders above it, up to
-the area's `base`, which was there before.
-Blocking: called in executor threads, for one attempt by one thread at a time.
+A chunk that is stored durably survives a power cut with its file's name and those of the folders above it, up to the
+area's `base`, which was there before. Blocking: called in executor threads, for one attempt by one thread at a time.
 """
 
 from __future__ import annotations

@@ -234,84 +234,76 @@ def test_a_scan_to_the_end_reads_every_partition(new: Any) -> None:
         assert table.partition_committed("readers") == positions
 
 
-def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_meanwhile(
+async def test_a_write_goes_on_when_its_partition_is_found_to_be_another_one_meanwhile(
     server_address: str, new: Any
 ) -> None:
     """Somebody else's listing closes the partition's writer, with a batch of this one's in it."""
     name = str(new(PK).path)
+    async with await connect_async(server_address) as connection, asyncio.timeout(30):
+        table = await connection.table(name)
+        await table.upsert([{"dt": "a", "id": 1, "v": 1}])
+        parts = table._parts
+        part = parts._known["a"]
+        put, forgetting = part.writer._enqueue, []
 
-    async def body() -> None:
-        async with await connect_async(server_address) as connection, asyncio.timeout(30):
-            table = await connection.table(name)
-            await table.upsert([{"dt": "a", "id": 1, "v": 1}])
-            parts = table._parts
-            part = parts._known["a"]
-            put, forgetting = part.writer._enqueue, []
+        def enqueue(batch: Any) -> None:
+            put(batch)
+            forgetting.append(asyncio.ensure_future(parts.forget(part)))
 
-            def enqueue(batch: Any) -> None:
-                put(batch)
-                forgetting.append(asyncio.ensure_future(parts.forget(part)))
-
-            part.writer._enqueue = enqueue
-            await connection.admin.drop_partition(name, {"dt": "a"})
-            await table.upsert([{"dt": "a", "id": 2, "v": 2}])
-            assert forgetting
-            assert (await table.to_arrow()).to_pylist() == [{"dt": "a", "id": 2, "v": 2}]
-
-    asyncio.run(body())
+        part.writer._enqueue = enqueue
+        await connection.admin.drop_partition(name, {"dt": "a"})
+        await table.upsert([{"dt": "a", "id": 2, "v": 2}])
+        assert forgetting
+        assert (await table.to_arrow()).to_pylist() == [{"dt": "a", "id": 2, "v": 2}]
 
 
-def test_r18_3_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(
+async def test_r18_3_an_endless_scan_sees_new_partitions_and_ends_dropped_ones(
     server_address: str, new: Any
 ) -> None:
     """No row twice, none missing, whatever comes and goes; and names that come again are new."""
     name = str(new(PK).path)
+    config = ClientConfig(partition_discovery_ms=50)
+    async with await connect_async(server_address, config) as connection, asyncio.timeout(30):
+        table = await connection.table(name)
+        await table.upsert([{"dt": "a", "id": 1, "v": 1}])
+        seen: list[tuple[str, int, int]] = []
 
-    async def body() -> None:
-        config = ClientConfig(partition_discovery_ms=50)
-        async with await connect_async(server_address, config) as connection, asyncio.timeout(30):
-            table = await connection.table(name)
-            await table.upsert([{"dt": "a", "id": 1, "v": 1}])
-            seen: list[tuple[str, int, int]] = []
+        async def until(count: int) -> None:
+            while len(seen) < count:
+                batch = await anext(scan)
+                for change, row in zip(batch.change_types, batch.batch.to_pylist(), strict=True):
+                    if change != ChangeType.UPDATE_BEFORE:
+                        seen.append((row["dt"], row["id"], row["v"]))
 
-            async def until(count: int) -> None:
-                while len(seen) < count:
-                    batch = await anext(scan)
-                    for change, row in zip(batch.change_types, batch.batch.to_pylist(), strict=True):
-                        if change != ChangeType.UPDATE_BEFORE:
-                            seen.append((row["dt"], row["id"], row["v"]))
-
+        async with table.scan() as scan:
+            await until(1)
+            await table.upsert([{"dt": "b", "id": 1, "v": 2}])
+            await until(2)
+            await connection.admin.drop_partition(name, {"dt": "a"})
+            await table.upsert([{"dt": "b", "id": 1, "v": 3}])
+            await until(3)
+            await table.upsert([{"dt": "a", "id": 1, "v": 4}, {"dt": "c", "id": 1, "v": 5}])
+            await until(5)
+            while True:
+                before = scan.partition_positions
+                if "c" in before:
+                    break
+                await asyncio.sleep(0.01)
+            await table.upsert([{"dt": "c", "id": 1, "v": 6}])
+            await until(6)
+            scan.seek({"c": before["c"]})
+            await until(7)
+        assert seen[:3] == [("a", 1, 1), ("b", 1, 2), ("b", 1, 3)]
+        assert sorted(seen[3:5]) == [("a", 1, 4), ("c", 1, 5)]
+        assert seen[5:] == [("c", 1, 6)] * 2
+        async with table.scan(poll_timeout=0.2) as scan:
+            rows = [row async for batch in scan for row in batch.batch.to_pylist()]
+        assert len(rows) == 3
+        await connection.admin.drop_table(name)
+        with pytest.raises(TableError) as caught:
             async with table.scan() as scan:
-                await until(1)
-                await table.upsert([{"dt": "b", "id": 1, "v": 2}])
-                await until(2)
-                await connection.admin.drop_partition(name, {"dt": "a"})
-                await table.upsert([{"dt": "b", "id": 1, "v": 3}])
-                await until(3)
-                await table.upsert([{"dt": "a", "id": 1, "v": 4}, {"dt": "c", "id": 1, "v": 5}])
-                await until(5)
-                while True:
-                    before = scan.partition_positions
-                    if "c" in before:
-                        break
-                    await asyncio.sleep(0.01)
-                await table.upsert([{"dt": "c", "id": 1, "v": 6}])
-                await until(6)
-                scan.seek({"c": before["c"]})
-                await until(7)
-            assert seen[:3] == [("a", 1, 1), ("b", 1, 2), ("b", 1, 3)]
-            assert sorted(seen[3:5]) == [("a", 1, 4), ("c", 1, 5)]
-            assert seen[5:] == [("c", 1, 6)] * 2
-            async with table.scan(poll_timeout=0.2) as scan:
-                rows = [row async for batch in scan for row in batch.batch.to_pylist()]
-            assert len(rows) == 3
-            await connection.admin.drop_table(name)
-            with pytest.raises(TableError) as caught:
-                async with table.scan() as scan:
-                    await anext(scan)
-            assert caught.value.code is TableErrorCode.TABLE_NOT_FOUND
-
-    asyncio.run(body())
+                await anext(scan)
+        assert caught.value.code is TableErrorCode.TABLE_NOT_FOUND
 
 
 def test_what_is_by_bucket_needs_to_know_the_partition(new: Any) -> None:

@@ -413,19 +413,15 @@ def test_the_kafka_face_has_the_same_rows_at_the_same_offsets(connection, make_t
 # -- connections ---------------------------------------------------------------------------------------------------
 
 
-def test_the_asynchronous_client_is_the_same(server_address, make_table):
+async def test_the_asynchronous_client_is_the_same(server_address, make_table):
     table_name = str(make_table(FRUIT).path)
-
-    async def scenario():
-        async with await connect_async(server_address) as connection:
-            table = await connection.table(table_name)
-            await asyncio.gather(*(table.upsert([{"id": i, "name": "x", "price": None}]) for i in range(50)))
-            assert await table.count() == 50
-            assert await table.lookup_one(3) == {"id": 3, "name": "x", "price": None}
-            async with table.scan(until="latest") as scan:
-                assert sum([batch.row_count async for batch in scan]) == 50
-
-    asyncio.run(scenario())
+    async with await connect_async(server_address) as connection:
+        table = await connection.table(table_name)
+        await asyncio.gather(*(table.upsert([{"id": i, "name": "x", "price": None}]) for i in range(50)))
+        assert await table.count() == 50
+        assert await table.lookup_one(3) == {"id": 3, "name": "x", "price": None}
+        async with table.scan(until="latest") as scan:
+            assert sum([batch.row_count async for batch in scan]) == 50
 
 
 def test_a_reference_travels_to_other_processes(server_address, make_table):

@@ -46,30 +46,27 @@ def test_a_batch_that_is_none_is_the_clients_mistake_and_no_error_of_the_server(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_parts_of_a_request_are_begun_a_few_in_each_turn_of_the_loop() -> None:
-    async def work() -> None:
-        begun, most, turns = 0, 0, 0
+async def test_parts_of_a_request_are_begun_a_few_in_each_turn_of_the_loop() -> None:
+    begun, most, turns = 0, 0, 0
 
-        async def part(number: int) -> int:
-            nonlocal begun
-            begun += 1
+    async def part(number: int) -> int:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0)
+        return number
+
+    async def innocent() -> None:
+        nonlocal most, turns
+        while True:
+            before = begun
             await asyncio.sleep(0)
-            return number
+            most, turns = max(most, begun - before), turns + 1
 
-        async def innocent() -> None:
-            nonlocal most, turns
-            while True:
-                before = begun
-                await asyncio.sleep(0)
-                most, turns = max(most, begun - before), turns + 1
-
-        other = asyncio.ensure_future(innocent())
-        assert await each_part(part, range(2000)) == list(range(2000))
-        other.cancel()
-        assert turns > 100
-        assert most <= 32
-
-    asyncio.run(work())
+    other = asyncio.ensure_future(innocent())
+    assert await each_part(part, range(2000)) == list(range(2000))
+    other.cancel()
+    assert turns > 100
+    assert most <= 32
 
 
 @pytest.mark.parametrize(
@@ -91,40 +88,37 @@ def test_parts_of_a_request_are_begun_a_few_in_each_turn_of_the_loop() -> None:
         None,
     ],
 )
-def test_a_change_of_a_table_with_a_value_of_another_type_is_refused(tmp_path: Path, change: Any) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT, s STRING")
-            answer = await table.alter_answer(json.dumps([change]))
-            assert answer.error_code == TableErrorCode.INVALID_TABLE
-            assert "not a list of changes" in answer.error_message
-            assert (await table.latest()).schema == table.definition.schema
+async def test_a_change_of_a_table_with_a_value_of_another_type_is_refused(
+    tmp_path: Path, change: Any
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, s STRING")
+        answer = await table.alter_answer(json.dumps([change]))
+        assert answer.error_code == TableErrorCode.INVALID_TABLE
+        assert "not a list of changes" in answer.error_message
+        assert (await table.latest()).schema == table.definition.schema
 
-    run(work)
 
-
-def test_a_write_without_an_answer_that_is_refused_as_a_whole_closes_the_connection(tmp_path: Path) -> None:
+async def test_a_write_without_an_answer_that_is_refused_as_a_whole_closes_the_connection(
+    tmp_path: Path,
+) -> None:
     """Its client does not look for an answer: it would take this one for that to its next request."""
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            log = await all_tables.create("id INT", name="log")
-            keyed = await all_tables.create("id INT, PRIMARY KEY (id) NOT ENFORCED", name="keyed")
-            row = log.batch([{"id": 1}])
-            for request in (
-                m.AppendRowsRequest(table_id=UUID(int=5), buckets=[m.WriteBucket(bucket=0, batch=row)]),
-                m.AppendRowsRequest(table_id=keyed.table_id, buckets=[m.WriteBucket(bucket=0, batch=row)]),
-                m.PutRowsRequest(table_id=log.table_id, buckets=[m.WriteBucket(bucket=0, batch=row)]),
-                m.PutRowsRequest(
-                    table_id=keyed.table_id, write_mode=7, buckets=[m.WriteBucket(bucket=0, batch=row)]
-                ),
-            ):
-                assert (await all_tables.broker.send(request)).error_code != 0
-                request.acks = 0
-                with pytest.raises(CloseConnection, match="acks=0"):
-                    await all_tables.broker.send(request)
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        log = await all_tables.create("id INT", name="log")
+        keyed = await all_tables.create("id INT, PRIMARY KEY (id) NOT ENFORCED", name="keyed")
+        row = log.batch([{"id": 1}])
+        for request in (
+            m.AppendRowsRequest(table_id=UUID(int=5), buckets=[m.WriteBucket(bucket=0, batch=row)]),
+            m.AppendRowsRequest(table_id=keyed.table_id, buckets=[m.WriteBucket(bucket=0, batch=row)]),
+            m.PutRowsRequest(table_id=log.table_id, buckets=[m.WriteBucket(bucket=0, batch=row)]),
+            m.PutRowsRequest(
+                table_id=keyed.table_id, write_mode=7, buckets=[m.WriteBucket(bucket=0, batch=row)]
+            ),
+        ):
+            assert (await all_tables.broker.send(request)).error_code != 0
+            request.acks = 0
+            with pytest.raises(CloseConnection, match="acks=0"):
+                await all_tables.broker.send(request)
 
 
 def test_the_names_of_reset_options_are_a_list() -> None:
@@ -133,40 +127,33 @@ def test_the_names_of_reset_options_are_a_list() -> None:
 
 
 @pytest.mark.parametrize("zone", ["1", "Nowhere/At_all", "", "..", "/etc/passwd", "a" * 300, "\0", "Europe"])
-def test_a_time_zone_that_there_is_not_is_refused(tmp_path: Path, zone: str) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            definition = {
-                "database": "default", "table": "t", "options": {"table.auto-partition.time-zone": zone},
-                "schema": {"schema_id": 1, "columns": [{"id": 0, "name": "id", "type": "INT"}], "primary_key": []},
-            }  # fmt: skip
-            answer = await all_tables.broker.send(m.CreateTableRequest(definition=json.dumps(definition)))
-            assert answer.error_code == TableErrorCode.INVALID_TABLE
-            assert "time zone" in answer.error_message
-
-    run(work)
+async def test_a_time_zone_that_there_is_not_is_refused(tmp_path: Path, zone: str) -> None:
+    async with tables(tmp_path) as all_tables:
+        definition = {
+            "database": "default", "table": "t", "options": {"table.auto-partition.time-zone": zone},
+            "schema": {"schema_id": 1, "columns": [{"id": 0, "name": "id", "type": "INT"}], "primary_key": []},
+        }  # fmt: skip
+        answer = await all_tables.broker.send(m.CreateTableRequest(definition=json.dumps(definition)))
+        assert answer.error_code == TableErrorCode.INVALID_TABLE
+        assert "time zone" in answer.error_message
 
 
-def test_a_commit_names_all_that_its_attempts_have_staged_and_each_once(tmp_path: Path) -> None:
+async def test_a_commit_names_all_that_its_attempts_have_staged_and_each_once(tmp_path: Path) -> None:
     """Else the batch would be decided and could never be written, and no later one of its writer."""
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT", buckets=2)
-            chunks = {0: [chunk_of(1)], 1: [chunk_of(2)]}
-            assert (await stage(table, 0, "a", chunks)).error_code == 0
-            for named in ({0: [chunk_of(1)]}, {0: [chunk_of(1)], 1: []}, {}):
-                answer = await commit(table, 0, {"a": named})
-                assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
-                assert await logged(table, 2) == []
-            counts = [m.StagedCount(bucket=0, count=1), m.StagedCount(bucket=1, count=1)]
-            twice = m.CommitStagedRequest(
-                table_id=table.table_id, writer="w", batch_id=0,
-                attempts=[m.StagedAttempt(attempt="a", chunks=counts)] * 2,
-            )  # fmt: skip
-            answer = await table.broker.send(twice)
-            assert "named twice" in answer.error_message
-            assert (await commit(table, 0, {"a": chunks})).error_code == 0
-            assert sorted(await logged(table, 2)) == [1, 2]
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT", buckets=2)
+        chunks = {0: [chunk_of(1)], 1: [chunk_of(2)]}
+        assert (await stage(table, 0, "a", chunks)).error_code == 0
+        for named in ({0: [chunk_of(1)]}, {0: [chunk_of(1)], 1: []}, {}):
+            answer = await commit(table, 0, {"a": named})
+            assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+            assert await logged(table, 2) == []
+        counts = [m.StagedCount(bucket=0, count=1), m.StagedCount(bucket=1, count=1)]
+        twice = m.CommitStagedRequest(
+            table_id=table.table_id, writer="w", batch_id=0,
+            attempts=[m.StagedAttempt(attempt="a", chunks=counts)] * 2,
+        )  # fmt: skip
+        answer = await table.broker.send(twice)
+        assert "named twice" in answer.error_message
+        assert (await commit(table, 0, {"a": chunks})).error_code == 0
+        assert sorted(await logged(table, 2)) == [1, 2]

@@ -25,7 +25,7 @@ from tablelayer.server.store.kv import (
     StalledStoreError,
     is_damage,
 )
-from tablelayer.tests.server.tables import run, tables
+from tablelayer.tests.server.tables import tables
 
 NO_SPACE = Exception("IO error: No space left on device: While appending to file: 000009.sst")
 
@@ -158,7 +158,7 @@ def test_a_store_that_finds_no_room_at_its_start_is_not_taken_for_damaged(
     assert not is_damage(caught.value)
 
 
-def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
+async def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is logged already is not stored yet; what comes then is refused without an effect."""
@@ -167,33 +167,30 @@ def test_a_full_disk_is_told_at_once_and_rows_go_on_when_it_has_space(
     def full(*_: object) -> None:
         raise DiskFullError("No space left on device")
 
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
-            partition = table.partition
-            first = table.batch([{"k": 1, "v": 1}], [ChangeType.UPDATE_AFTER], producer_id=5, base_sequence=0,
-                                producer_epoch=0)  # fmt: skip
-            second = table.batch([{"k": 1, "v": 2}], [ChangeType.UPDATE_AFTER])
-            with monkeypatch.context() as patched:
-                patched.setattr(KeyValueStore, "write", full)
-                async with asyncio.timeout(4):  # the requests themselves would wait for 5 s
-                    for _ in range(2):
-                        answer = await table.put_batch(first)
-                        assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
-                        assert "not stored yet: the disk is full" in str(answer.error_message)
-                        assert partition.log.log_end_offset == 1
-                    answer = await table.put_batch(second)
-                    assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-                    assert "the disk is full; free space" in str(answer.error_message)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
+        partition = table.partition
+        first = table.batch([{"k": 1, "v": 1}], [ChangeType.UPDATE_AFTER], producer_id=5, base_sequence=0,
+                            producer_epoch=0)  # fmt: skip
+        second = table.batch([{"k": 1, "v": 2}], [ChangeType.UPDATE_AFTER])
+        with monkeypatch.context() as patched:
+            patched.setattr(KeyValueStore, "write", full)
+            async with asyncio.timeout(4):  # the requests themselves would wait for 5 s
+                for _ in range(2):
+                    answer = await table.put_batch(first)
+                    assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT
+                    assert "not stored yet: the disk is full" in str(answer.error_message)
                     assert partition.log.log_end_offset == 1
-                    assert await table.lookup({"k": 1}) == [None]
-            assert await partition.wait_for_high_watermark(1, 30_000)
-            assert await table.lookup({"k": 1}) == [{"k": 1, "v": 1}]
-            assert (await table.put_batch(first)).error_code == 0
-            assert (await table.put_batch(second)).error_code == 0
-            assert await table.lookup({"k": 1}) == [{"k": 1, "v": 2}]
-
-    run(scenario)
+                answer = await table.put_batch(second)
+                assert answer.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+                assert "the disk is full; free space" in str(answer.error_message)
+                assert partition.log.log_end_offset == 1
+                assert await table.lookup({"k": 1}) == [None]
+        assert await partition.wait_for_high_watermark(1, 30_000)
+        assert await table.lookup({"k": 1}) == [{"k": 1, "v": 1}]
+        assert (await table.put_batch(first)).error_code == 0
+        assert (await table.put_batch(second)).error_code == 0
+        assert await table.lookup({"k": 1}) == [{"k": 1, "v": 2}]
 
 
 def test_a_store_that_is_held_back_waits_where_others_can_work(tmp_path: Path) -> None:

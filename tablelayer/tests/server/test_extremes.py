@@ -20,7 +20,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
 from tablelayer.server.merge import writes
 from tablelayer.server.read import extremes as server_extremes
-from tablelayer.tests.server.tables import Table, run, tables
+from tablelayer.tests.server.tables import Table, tables
 
 COLUMNS = (
     "id INT, big BIGINT, f FLOAT, d DOUBLE, dec DECIMAL(30, 5), s STRING, b BOOLEAN, day DATE, at TIMESTAMP(6),"
@@ -139,7 +139,7 @@ def _plain(scalar: pa.Scalar) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_log_tables_with_and_without_statistics(
+async def test_of_log_tables_with_and_without_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -151,99 +151,82 @@ def test_of_log_tables_with_and_without_statistics(
         return rows_of(*args)
 
     monkeypatch.setattr(server_extremes.BatchColumns, "rows", counting)
-
-    async def work() -> None:
-        async with tables(tmp_path) as server:
-            table = await server.create(COLUMNS, statistics_columns="*" if seed else "id, d, s, b")
-            schema = table.definition.schema.arrow()
-            parts = [random_rows(rng, schema, rng.randrange(1, 30)) for _ in range(12)]
-            for number, part in enumerate(parts):
-                monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1 if number % 4 else 1000)
-                await append(table, part)
-            every = pa.Table.from_batches(parts)
-            check(table, await ask(table, schema.names), every)
-            read[0] = 0
-            await ask(table, ["id", "b"])
-            assert read[0] == 3  # the batches without statistics, and no other
-            for condition in (
-                pc.field("id") > pa.scalar(0, pa.int32()),
-                pc.field("b"),
-                pc.field("id").is_null(),
-            ):
-                check(table, await ask(table, schema.names, condition), every.filter(condition))
-            cut = rng.randrange(every.num_rows)
-            table.broker.context.partition("default.t", 0).delete_records(cut)
-            check(table, await ask(table, schema.names), every.slice(cut))
-
-    run(work)
+    async with tables(tmp_path) as server:
+        table = await server.create(COLUMNS, statistics_columns="*" if seed else "id, d, s, b")
+        schema = table.definition.schema.arrow()
+        parts = [random_rows(rng, schema, rng.randrange(1, 30)) for _ in range(12)]
+        for number, part in enumerate(parts):
+            monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1 if number % 4 else 1000)
+            await append(table, part)
+        every = pa.Table.from_batches(parts)
+        check(table, await ask(table, schema.names), every)
+        read[0] = 0
+        await ask(table, ["id", "b"])
+        assert read[0] == 3  # the batches without statistics, and no other
+        for condition in (
+            pc.field("id") > pa.scalar(0, pa.int32()),
+            pc.field("b"),
+            pc.field("id").is_null(),
+        ):
+            check(table, await ask(table, schema.names, condition), every.filter(condition))
+        cut = rng.randrange(every.num_rows)
+        table.broker.context.partition("default.t", 0).delete_records(cut)
+        check(table, await ask(table, schema.names), every.slice(cut))
 
 
-def test_texts_of_which_statistics_know_a_part_are_read(
+async def test_texts_of_which_statistics_know_a_part_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1)
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            for name, texts in (
-                ("high", ["a", "z" * 99]),
-                ("low", ["a" * 99, "z"]),
-                ("both", ["a" * 99, "z" * 99]),
-            ):
-                table = await all_tables.create("s STRING", name=name, statistics_columns="*")
-                rows = pa.record_batch([pa.array(texts)], schema=table.definition.schema.arrow())
-                await append(table, rows)
-                check(table, await ask(table, ["s"]), pa.Table.from_batches([rows]))
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        for name, texts in (
+            ("high", ["a", "z" * 99]),
+            ("low", ["a" * 99, "z"]),
+            ("both", ["a" * 99, "z" * 99]),
+        ):
+            table = await all_tables.create("s STRING", name=name, statistics_columns="*")
+            rows = pa.record_batch([pa.array(texts)], schema=table.definition.schema.arrow())
+            await append(table, rows)
+            check(table, await ask(table, ["s"]), pa.Table.from_batches([rows]))
 
 
-def test_of_a_primary_key_table_they_are_of_its_rows_and_of_an_empty_one_null(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as server:
-            table = await server.create("k INT, d DOUBLE, PRIMARY KEY (k) NOT ENFORCED")
-            schema = pa.schema([("k", pa.int32()), ("d", pa.float64())])
-            empty = await ask(table, ["k", "d"])
-            assert (empty.count, list(empty.value_counts)) == (0, [0, 0])
-            assert decode_ipc(empty.extremes, schema).to_pylist() == [{"k": None, "d": None}] * 2
-            await table.put(*(("+", {"k": k, "d": float(k)}) for k in range(-5, 6)))
-            await table.put(("+", {"k": 5, "d": None}), ("-", {"k": -5, "d": None}))
-            found = await ask(table, ["k", "d"])
-            assert decode_ipc(found.extremes, schema).to_pylist() == [
-                {"k": -4, "d": -4.0},
-                {"k": 5, "d": 4.0},
-            ]
-            assert (found.count, list(found.value_counts)) == (10, [10, 9])
-            found = await ask(table, ["d"], pc.field("k") < pa.scalar(0, pa.int32()))
-            assert decode_ipc(found.extremes, schema.remove(0)).to_pylist() == [{"d": -4.0}, {"d": -1.0}]
-
-    run(work)
+async def test_of_a_primary_key_table_they_are_of_its_rows_and_of_an_empty_one_null(tmp_path: Path) -> None:
+    async with tables(tmp_path) as server:
+        table = await server.create("k INT, d DOUBLE, PRIMARY KEY (k) NOT ENFORCED")
+        schema = pa.schema([("k", pa.int32()), ("d", pa.float64())])
+        empty = await ask(table, ["k", "d"])
+        assert (empty.count, list(empty.value_counts)) == (0, [0, 0])
+        assert decode_ipc(empty.extremes, schema).to_pylist() == [{"k": None, "d": None}] * 2
+        await table.put(*(("+", {"k": k, "d": float(k)}) for k in range(-5, 6)))
+        await table.put(("+", {"k": 5, "d": None}), ("-", {"k": -5, "d": None}))
+        found = await ask(table, ["k", "d"])
+        assert decode_ipc(found.extremes, schema).to_pylist() == [
+            {"k": -4, "d": -4.0},
+            {"k": 5, "d": 4.0},
+        ]
+        assert (found.count, list(found.value_counts)) == (10, [10, 9])
+        found = await ask(table, ["d"], pc.field("k") < pa.scalar(0, pa.int32()))
+        assert decode_ipc(found.extremes, schema.remove(0)).to_pylist() == [{"d": -4.0}, {"d": -1.0}]
 
 
-def test_columns_of_other_schemas_have_their_values_there(
+async def test_columns_of_other_schemas_have_their_values_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1)
-
-    async def work() -> None:
-        async with tables(tmp_path) as server:
-            old = await server.create("a INT, b FLOAT")
-            rows = {"a": pa.array([3, -7], pa.int32()), "b": pa.array([0.5, None], pa.float32())}
-            await append(old, pa.record_batch(rows))
-            new = await old.alter("MODIFY a BIGINT, MODIFY b DOUBLE, ADD c INT DEFAULT 9")
-            found = await ask(new, ["a", "b", "c"])
-            schema = pa.schema([("a", pa.int64()), ("b", pa.float64()), ("c", pa.int32())])
-            assert decode_ipc(found.extremes, schema).to_pylist() == [
-                {"a": -7, "b": 0.5, "c": 9},
-                {"a": 3, "b": 0.5, "c": 9},
-            ]
-            assert list(found.value_counts) == [2, 1, 2]
-            answer = await new.broker.send(
-                m.CountRowsRequest(table_id=new.table_id, buckets=[0], extremes=[99])
-            )
-            assert answer.error_code == TableErrorCode.INVALID_PROJECTION
-
-    run(work)
+    async with tables(tmp_path) as server:
+        old = await server.create("a INT, b FLOAT")
+        rows = {"a": pa.array([3, -7], pa.int32()), "b": pa.array([0.5, None], pa.float32())}
+        await append(old, pa.record_batch(rows))
+        new = await old.alter("MODIFY a BIGINT, MODIFY b DOUBLE, ADD c INT DEFAULT 9")
+        found = await ask(new, ["a", "b", "c"])
+        schema = pa.schema([("a", pa.int64()), ("b", pa.float64()), ("c", pa.int32())])
+        assert decode_ipc(found.extremes, schema).to_pylist() == [
+            {"a": -7, "b": 0.5, "c": 9},
+            {"a": 3, "b": 0.5, "c": 9},
+        ]
+        assert list(found.value_counts) == [2, 1, 2]
+        answer = await new.broker.send(m.CountRowsRequest(table_id=new.table_id, buckets=[0], extremes=[99]))
+        assert answer.error_code == TableErrorCode.INVALID_PROJECTION
 
 
 def test_extremes_of_extremes_are_those_of_all_rows() -> None:

@@ -210,34 +210,29 @@ async def limited(table: Table, expression: pc.Expression, limit: int) -> list[d
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_changelogs_and_states_of_key_tables_give_what_matches(tmp_path: Path, seed: int) -> None:
-    async def work() -> None:
-        rng = random.Random(seed)
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(
-                f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", statistics_columns="id,n,s"
+async def test_changelogs_and_states_of_key_tables_give_what_matches(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(
+            f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", statistics_columns="id,n,s"
+        )
+        for around in [*range(0, 60, 4), *range(0, 60, 9)]:
+            await table.put(*((rng.choice("+++-"), row) for row in random_rows(rng, around)))
+        all_rows = await found_rows(table, None)
+        state = [(0, "", row) for row in await table.state()]
+        schema = table.definition.schema
+        for _ in range(10):
+            expression = random_condition(rng)
+            assert repr(await found_rows(table, expression)) == repr(matching(all_rows, table, expression))
+            expected = [row for _, _, row in matching(state, table, expression)]
+            assert repr(await filtered_state(table, expression)) == repr(expected)
+            assert repr(await limited(table, expression, 3)) == repr(expected[:3])
+            counted = await table.broker.send(
+                m.CountRowsRequest(
+                    table_id=table.table_id, buckets=[0], filter=encode_filter(expression, schema)
+                )
             )
-            for around in [*range(0, 60, 4), *range(0, 60, 9)]:
-                await table.put(*((rng.choice("+++-"), row) for row in random_rows(rng, around)))
-            all_rows = await found_rows(table, None)
-            state = [(0, "", row) for row in await table.state()]
-            schema = table.definition.schema
-            for _ in range(10):
-                expression = random_condition(rng)
-                assert repr(await found_rows(table, expression)) == repr(
-                    matching(all_rows, table, expression)
-                )
-                expected = [row for _, _, row in matching(state, table, expression)]
-                assert repr(await filtered_state(table, expression)) == repr(expected)
-                assert repr(await limited(table, expression, 3)) == repr(expected[:3])
-                counted = await table.broker.send(
-                    m.CountRowsRequest(
-                        table_id=table.table_id, buckets=[0], filter=encode_filter(expression, schema)
-                    )
-                )
-                assert counted.buckets[0].count == len(expected)
-
-    run(work)
+            assert counted.buckets[0].count == len(expected)
 
 
 async def filtered_state(table: Table, expression: pc.Expression) -> list[dict[str, Any]]:
@@ -256,7 +251,9 @@ async def filtered_state(table: Table, expression: pc.Expression) -> list[dict[s
     return rows
 
 
-def test_batches_that_cannot_match_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_that_cannot_match_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked_into = []
     mask = batch_filter.BatchFilter.mask
     monkeypatch.setattr(
@@ -266,56 +263,49 @@ def test_batches_that_cannot_match_are_not_read(tmp_path: Path, monkeypatch: pyt
             looked_into.append(header.base_offset) or mask(self, region, position, header)
         ),
     )
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            for first in range(0, 100, 10):
-                await table.append([{"id": first + n, "s": "x"} for n in range(10)])
-            expression = pc.field("id") == pa.scalar(42, pa.int32())
-            assert [at for at, _, _ in await found_rows(table, expression)] == [42]
-            assert looked_into == [40]
-            # A condition that all of a batch meets needs no look either.
-            del looked_into[:]
-            assert len(await found_rows(table, pc.field("id") >= pa.scalar(50, pa.int32()))) == 50
-            assert looked_into == []
-            # Without row_filter whole batches come.
-            batches = [
-                batch.header.base_offset
-                async for result in answers(table, 0, expression, ["s"], rows=False)
-                for batch in parts(result)
-            ]
-            assert (batches, looked_into) == ([40], [])
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        for first in range(0, 100, 10):
+            await table.append([{"id": first + n, "s": "x"} for n in range(10)])
+        expression = pc.field("id") == pa.scalar(42, pa.int32())
+        assert [at for at, _, _ in await found_rows(table, expression)] == [42]
+        assert looked_into == [40]
+        # A condition that all of a batch meets needs no look either.
+        del looked_into[:]
+        assert len(await found_rows(table, pc.field("id") >= pa.scalar(50, pa.int32()))) == 50
+        assert looked_into == []
+        # Without row_filter whole batches come.
+        batches = [
+            batch.header.base_offset
+            async for result in answers(table, 0, expression, ["s"], rows=False)
+            for batch in parts(result)
+        ]
+        assert (batches, looked_into) == ([40], [])
 
 
-def test_a_writer_cannot_hide_rows_by_wrong_statistics(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.append([{"id": 1}])
-            (stored,) = await table.scan()
-            lies = bytes(stored.statistics)
-            batch = with_statistics(table.batch([{"id": 77}]), lies)
-            from protocol.records.header import write_crc
+async def test_a_writer_cannot_hide_rows_by_wrong_statistics(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.append([{"id": 1}])
+        (stored,) = await table.scan()
+        lies = bytes(stored.statistics)
+        batch = with_statistics(table.batch([{"id": 77}]), lies)
+        from protocol.records.header import write_crc
 
-            write_crc(batch)
-            answer = await table.broker.send(
-                m.AppendRowsRequest(
-                    table_id=table.table_id, timeout_ms=5000,
-                    buckets=[m.WriteBucket(bucket=0, batch=bytes(batch))],
-                )
-            )  # fmt: skip
-            assert answer.buckets[0].error_code == 0
-            found = await found_rows(table, pc.field("id") == pa.scalar(77, pa.int32()))
-            assert [at for at, _, _ in found] == [1]
-
-    run(work)
+        write_crc(batch)
+        answer = await table.broker.send(
+            m.AppendRowsRequest(
+                table_id=table.table_id, timeout_ms=5000,
+                buckets=[m.WriteBucket(bucket=0, batch=bytes(batch))],
+            )
+        )  # fmt: skip
+        assert answer.buckets[0].error_code == 0
+        found = await found_rows(table, pc.field("id") == pa.scalar(77, pa.int32()))
+        assert [at for at, _, _ in found] == [1]
 
 
 @pytest.mark.parametrize("compression", list(ArrowCompression))
-def test_filters_projections_and_counts_are_the_same_after_a_kill(
+async def test_filters_projections_and_counts_are_the_same_after_a_kill(
     tmp_path: Path, compression: ArrowCompression
 ) -> None:
     """Of a log table and of a changelog, whatever their buffers are compressed with."""
@@ -334,97 +324,80 @@ def test_filters_projections_and_counts_are_the_same_after_a_kill(
                 found.append(repr(await limited(table, expression, 3)))
         return found
 
-    async def work() -> None:
-        option = {"table.log.arrow.compression.type": compression.value}
-        async with tables(tmp_path / "first") as all_tables:
-            log = await all_tables.create(COLUMNS, name="log", given=option)
-            keyed = await all_tables.create(
-                f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", name="keyed", given=option
-            )
-            for around in range(0, 60, 6):
-                await log.append(random_rows(rng, around), compression=compression)
-                await keyed.put(*((rng.choice("+++-"), row) for row in random_rows(rng, around)))
-            before = await given(all_tables)
-            assert set(before[0]) == {compression}
-            copy_as_killed(tmp_path / "first", tmp_path / "killed")
-        async with tables(tmp_path / "killed") as all_tables:
-            assert await given(all_tables) == before
-
-    run(work)
+    option = {"table.log.arrow.compression.type": compression.value}
+    async with tables(tmp_path / "first") as all_tables:
+        log = await all_tables.create(COLUMNS, name="log", given=option)
+        keyed = await all_tables.create(
+            f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", name="keyed", given=option
+        )
+        for around in range(0, 60, 6):
+            await log.append(random_rows(rng, around), compression=compression)
+            await keyed.put(*((rng.choice("+++-"), row) for row in random_rows(rng, around)))
+        before = await given(all_tables)
+        assert set(before[0]) == {compression}
+        copy_as_killed(tmp_path / "first", tmp_path / "killed")
+    async with tables(tmp_path / "killed") as all_tables:
+        assert await given(all_tables) == before
 
 
-def test_old_batches_without_statistics_are_looked_into(
+async def test_old_batches_without_statistics_are_looked_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1 << 30)
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.append([{"id": n} for n in range(10)])
-            (stored,) = await table.scan()
-            assert len(stored.statistics) == 0
-            found = await found_rows(table, pc.field("id") == pa.scalar(7, pa.int32()))
-            assert [at for at, _, _ in found] == [7]
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.append([{"id": n} for n in range(10)])
+        (stored,) = await table.scan()
+        assert len(stored.statistics) == 0
+        found = await found_rows(table, pc.field("id") == pa.scalar(7, pa.int32()))
+        assert [at for at, _, _ in found] == [7]
 
 
-def test_readers_of_few_rows_get_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readers_of_few_rows_get_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer tells how far it looked, within bounds, and at once when it passed over something."""
     monkeypatch.setattr(scan_log, "_LOOK_BYTES", 1)
     monkeypatch.setattr(scan_log, "_LOOK_STEP_BYTES", 1)
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            for n in range(5):
-                await table.append([{"id": n}])
-            nothing = pc.field("id") == pa.scalar(99, pa.int32())
-            async with asyncio.timeout(20):
-                ends = [
-                    result.filtered_end_offset
-                    async for result in answers(table, 0, nothing, None, max_bytes=1)
-                ]
-            assert ends == [1, 2, 3, 4, 5]
-        monkeypatch.undo()
-        monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1)
-        async with tables(tmp_path / "waiting") as all_tables:
-            table = await all_tables.create(COLUMNS)
-            waiting = asyncio.ensure_future(
-                anext(
-                    answers(table, 0, pc.field("id") == pa.scalar(50, pa.int32()), None, max_wait_ms=20_000)
-                )
-            )
-            for n in (6, 7, 50):  # what does not match is no reason to answer
-                await asyncio.sleep(0.05)
-                await table.append([{"id": n}])
-            result = await waiting
-            assert result.filtered_end_offset == 3
-            assert [each.header.base_offset for each in parts(result)] == [2]
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        for n in range(5):
+            await table.append([{"id": n}])
+        nothing = pc.field("id") == pa.scalar(99, pa.int32())
+        async with asyncio.timeout(20):
+            ends = [
+                result.filtered_end_offset async for result in answers(table, 0, nothing, None, max_bytes=1)
+            ]
+        assert ends == [1, 2, 3, 4, 5]
+    monkeypatch.undo()
+    monkeypatch.setattr(writes, "STATISTICS_FROM_ROWS", 1)
+    async with tables(tmp_path / "waiting") as all_tables:
+        table = await all_tables.create(COLUMNS)
+        waiting = asyncio.ensure_future(
+            anext(answers(table, 0, pc.field("id") == pa.scalar(50, pa.int32()), None, max_wait_ms=20_000))
+        )
+        for n in (6, 7, 50):  # what does not match is no reason to answer
+            await asyncio.sleep(0.05)
+            await table.append([{"id": n}])
+        result = await waiting
+        assert result.filtered_end_offset == 3
+        assert [each.header.base_offset for each in parts(result)] == [2]
 
 
-def test_bad_filters_are_refused_by_name(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            keyed = await all_tables.create("id INT, PRIMARY KEY (id) NOT ENFORCED", name="k")
-            for request in (
-                m.ScanLogRequest(table_id=table.table_id, buckets=[], filter=b"rubbish"),
-                m.LimitScanRequest(table_id=table.table_id, limit=1, buckets=[0], filter=b"rubbish"),
-                m.CountRowsRequest(table_id=table.table_id, buckets=[0], filter=b""),
-                m.ScanSnapshotRequest(table_id=keyed.table_id, filter=b"\x00"),
-            ):
-                answer = await all_tables.broker.send(request)
-                assert answer.error_code == TableErrorCode.INVALID_FILTER
-                assert "filter" in answer.error_message
-
-    run(work)
+async def test_bad_filters_are_refused_by_name(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        keyed = await all_tables.create("id INT, PRIMARY KEY (id) NOT ENFORCED", name="k")
+        for request in (
+            m.ScanLogRequest(table_id=table.table_id, buckets=[], filter=b"rubbish"),
+            m.LimitScanRequest(table_id=table.table_id, limit=1, buckets=[0], filter=b"rubbish"),
+            m.CountRowsRequest(table_id=table.table_id, buckets=[0], filter=b""),
+            m.ScanSnapshotRequest(table_id=keyed.table_id, filter=b"\x00"),
+        ):
+            answer = await all_tables.broker.send(request)
+            assert answer.error_code == TableErrorCode.INVALID_FILTER
+            assert "filter" in answer.error_message
 
 
-def test_a_filter_of_20_000_values_is_read_off_the_loop_and_answered(
+async def test_a_filter_of_20_000_values_is_read_off_the_loop_and_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
@@ -434,95 +407,83 @@ def test_a_filter_of_20_000_values_is_read_off_the_loop_and_answered(
         "parse",
         lambda data, schema: threads.append(threading.current_thread()) or parse(data, schema),
     )
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            expression = pc.field("id").isin(pa.array(range(0, 60_000, 3), pa.int32()))
-            log = await all_tables.create(COLUMNS)
-            await log.append([{"id": id_} for id_ in (1, 3, 59_997, 60_000)])
-            assert [row["id"] for _, _, row in await found_rows(log, expression)] == [3, 59_997]
-            assert [row["id"] for row in await limited(log, expression, 9)] == [3, 59_997]
-            keyed = await all_tables.create(f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", name="k")
-            await keyed.put(*(("+", {"id": id_}) for id_ in (1, 3, 59_997, 60_000)))
-            assert [row["id"] for row in await filtered_state(keyed, expression)] == [3, 59_997]
-            counted = await keyed.broker.send(
-                m.CountRowsRequest(
-                    table_id=keyed.table_id, buckets=[0],
-                    filter=encode_filter(expression, keyed.definition.schema),
-                )
-            )  # fmt: skip
-            assert counted.buckets[0].count == 2
-            assert threads
-            assert threading.main_thread() not in threads
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        expression = pc.field("id").isin(pa.array(range(0, 60_000, 3), pa.int32()))
+        log = await all_tables.create(COLUMNS)
+        await log.append([{"id": id_} for id_ in (1, 3, 59_997, 60_000)])
+        assert [row["id"] for _, _, row in await found_rows(log, expression)] == [3, 59_997]
+        assert [row["id"] for row in await limited(log, expression, 9)] == [3, 59_997]
+        keyed = await all_tables.create(f"{COLUMNS}, PRIMARY KEY (id) NOT ENFORCED", name="k")
+        await keyed.put(*(("+", {"id": id_}) for id_ in (1, 3, 59_997, 60_000)))
+        assert [row["id"] for row in await filtered_state(keyed, expression)] == [3, 59_997]
+        counted = await keyed.broker.send(
+            m.CountRowsRequest(
+                table_id=keyed.table_id, buckets=[0],
+                filter=encode_filter(expression, keyed.definition.schema),
+            )
+        )  # fmt: skip
+        assert counted.buckets[0].count == 2
+        assert threads
+        assert threading.main_thread() not in threads
 
 
-def test_r20_6_a_nested_column_has_no_statistics_and_is_refused_by_name_in_a_filter(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT, l ARRAY<INT>, r ROW<id INT>", statistics_columns="*")
-            await table.append([{"id": 1, "l": [1], "r": {"id": 5}}, {"id": 2, "l": None, "r": None}])
-            (batch,) = await table.scan()
-            assert list(statistics.decode(batch.statistics, table.definition.schema, 2)) == [
-                table.definition.schema.column("id").id
-            ]
-            for name, expression in {
-                "l": pc.field("l").is_null(),
-                "r": (pc.field("id") == 1) & pc.field("r").is_valid(),
-            }.items():
-                data = encode_filter(expression, table.definition.schema)
-                for request in (
-                    m.ScanLogRequest(table_id=table.table_id, buckets=[], filter=data),
-                    m.CountRowsRequest(table_id=table.table_id, buckets=[0], filter=data),
-                    m.LimitScanRequest(table_id=table.table_id, limit=1, buckets=[0], filter=data),
-                ):
-                    answer = await all_tables.broker.send(request)
-                    assert answer.error_code == TableErrorCode.INVALID_FILTER
-                    assert f"column '{name}' is nested" in answer.error_message
-
-    run(work)
-
-
-def test_statistics_of_an_old_schema_say_what_its_batches_have_in_a_new_one(tmp_path: Path) -> None:
-    """A column that was added has its default there, or null; BINARY(n) that became longer has zeros at its end."""
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            old = await all_tables.create("id INT, b BINARY(2)", statistics_columns="*")
-            await old.append([{"id": 1, "b": b"\1\2"}, {"id": 2, "b": b"\1\2"}])
-            table = await old.alter("ADD c INT DEFAULT 5, ADD d INT, MODIFY b BINARY(4), MODIFY id BIGINT")
-            await table.append([{"id": 3, "b": b"\1\2\0\1", "c": 6, "d": 7}])
-            for expression, ids in (
-                (pc.field("c") == 5, [1, 2]),
-                (pc.field("c") > 5, [3]),
-                (pc.field("c").is_null(), []),
-                (pc.field("d").is_null(), [1, 2]),
-                (pc.field("d") == 7, [3]),
-                (pc.field("b") == pa.scalar(b"\1\2\0\0", pa.binary(4)), [1, 2]),
-                (pc.field("b") > pa.scalar(b"\1\2\0\0", pa.binary(4)), [3]),
-                (pc.field("id") < pa.scalar(2, pa.int64()), [1]),
+async def test_r20_6_a_nested_column_has_no_statistics_and_is_refused_by_name_in_a_filter(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, l ARRAY<INT>, r ROW<id INT>", statistics_columns="*")
+        await table.append([{"id": 1, "l": [1], "r": {"id": 5}}, {"id": 2, "l": None, "r": None}])
+        (batch,) = await table.scan()
+        assert list(statistics.decode(batch.statistics, table.definition.schema, 2)) == [
+            table.definition.schema.column("id").id
+        ]
+        for name, expression in {
+            "l": pc.field("l").is_null(),
+            "r": (pc.field("id") == 1) & pc.field("r").is_valid(),
+        }.items():
+            data = encode_filter(expression, table.definition.schema)
+            for request in (
+                m.ScanLogRequest(table_id=table.table_id, buckets=[], filter=data),
+                m.CountRowsRequest(table_id=table.table_id, buckets=[0], filter=data),
+                m.LimitScanRequest(table_id=table.table_id, limit=1, buckets=[0], filter=data),
             ):
-                found = await found_rows(table, expression)
-                assert [row["id"] for _, _, row in found] == ids, str(expression)
+                answer = await all_tables.broker.send(request)
+                assert answer.error_code == TableErrorCode.INVALID_FILTER
+                assert f"column '{name}' is nested" in answer.error_message
 
-    run(work)
+
+async def test_statistics_of_an_old_schema_say_what_its_batches_have_in_a_new_one(tmp_path: Path) -> None:
+    """A column that was added has its default there, or null; BINARY(n) that became longer has zeros at its end."""
+    async with tables(tmp_path) as all_tables:
+        old = await all_tables.create("id INT, b BINARY(2)", statistics_columns="*")
+        await old.append([{"id": 1, "b": b"\1\2"}, {"id": 2, "b": b"\1\2"}])
+        table = await old.alter("ADD c INT DEFAULT 5, ADD d INT, MODIFY b BINARY(4), MODIFY id BIGINT")
+        await table.append([{"id": 3, "b": b"\1\2\0\1", "c": 6, "d": 7}])
+        for expression, ids in (
+            (pc.field("c") == 5, [1, 2]),
+            (pc.field("c") > 5, [3]),
+            (pc.field("c").is_null(), []),
+            (pc.field("d").is_null(), [1, 2]),
+            (pc.field("d") == 7, [3]),
+            (pc.field("b") == pa.scalar(b"\1\2\0\0", pa.binary(4)), [1, 2]),
+            (pc.field("b") > pa.scalar(b"\1\2\0\0", pa.binary(4)), [3]),
+            (pc.field("id") < pa.scalar(2, pa.int64()), [1]),
+        ):
+            found = await found_rows(table, expression)
+            assert [row["id"] for _, _, row in found] == ids, str(expression)
 
 
-def test_a_filtered_scan_misses_no_batch_where_its_answers_are_small(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            for number in range(12):
-                await table.append([{"id": number}, {"id": 100 + number}])
-            offset, ids, count = 0, [], 0
-            async for result in answers(table, 0, pc.field("id") < 100, None, max_bytes=400):
-                for batch in parts(result):
-                    ids += batch.to_record_batch(table.definition.schema.arrow()).column("id").to_pylist()
-                count += 1
-                assert result.filtered_end_offset > offset
-                offset = result.filtered_end_offset
-            assert ids == list(range(12))
-            assert count > 3
-
-    run(work)
+async def test_a_filtered_scan_misses_no_batch_where_its_answers_are_small(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        for number in range(12):
+            await table.append([{"id": number}, {"id": 100 + number}])
+        offset, ids, count = 0, [], 0
+        async for result in answers(table, 0, pc.field("id") < 100, None, max_bytes=400):
+            for batch in parts(result):
+                ids += batch.to_record_batch(table.definition.schema.arrow()).column("id").to_pylist()
+            count += 1
+            assert result.filtered_end_offset > offset
+            offset = result.filtered_end_offset
+        assert ids == list(range(12))
+        assert count > 3

@@ -33,7 +33,7 @@ from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
 from tablelayer.tests.model.random_rows import array_of
-from tablelayer.tests.server.tables import Table, run, tables
+from tablelayer.tests.server.tables import Table, tables
 
 COLUMNS = (
     "id INT NOT NULL, b BOOLEAN, s STRING, c CHAR(4), y BYTES, f BINARY(3), d DECIMAL(9, 2), x DOUBLE, t TIME(3), "
@@ -201,44 +201,36 @@ async def state(table: Table) -> list[str]:
 SEED = random.Random().getrandbits(32)
 
 
-def test_r1_7_a_mutated_append_is_refused_or_read_by_everybody(tmp_path: Path) -> None:
+async def test_r1_7_a_mutated_append_is_refused_or_read_by_everybody(tmp_path: Path) -> None:
     print("seed", SEED)
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            taken, refused = await attack(table, np.random.default_rng(SEED), put=False, times=250)
-            assert taken
-            assert refused > 50
-            honest = encode_arrow_batch(
-                filled(table, 3), schema_id=table.definition.schema.schema_id, change_types=None
-            )
-            assert (await send(table, bytes(honest))).error_code == 0
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        taken, refused = await attack(table, np.random.default_rng(SEED), put=False, times=250)
+        assert taken
+        assert refused > 50
+        honest = encode_arrow_batch(
+            filled(table, 3), schema_id=table.definition.schema.schema_id, change_types=None
+        )
+        assert (await send(table, bytes(honest))).error_code == 0
 
 
-def test_r1_7_a_mutated_put_is_refused_or_read_by_everybody_and_replayed(tmp_path: Path) -> None:
+async def test_r1_7_a_mutated_put_is_refused_or_read_by_everybody_and_replayed(tmp_path: Path) -> None:
     print("seed", SEED)
-
-    async def work() -> None:
-        async with tables(tmp_path / "a") as all_tables:
-            table = await all_tables.create(KEYED)
-            taken, refused = await attack(table, np.random.default_rng(SEED + 1), put=True, times=120)
-            assert taken
-            assert refused > 25
-            before = await state(table)
-            log = await read_by_everybody(table, 0)
-            copy_as_killed(tmp_path / "a", tmp_path / "b")
-        for store in (tmp_path / "b").rglob("CURRENT"):  # without its files a store is replayed from the log
-            for each in store.parent.iterdir():
-                each.unlink()
-        async with tables(tmp_path / "b") as all_tables:
-            table = await all_tables.open()
-            assert await state(table) == before
-            assert await read_by_everybody(table, 0) == log
-
-    run(work)
+    async with tables(tmp_path / "a") as all_tables:
+        table = await all_tables.create(KEYED)
+        taken, refused = await attack(table, np.random.default_rng(SEED + 1), put=True, times=120)
+        assert taken
+        assert refused > 25
+        before = await state(table)
+        log = await read_by_everybody(table, 0)
+        copy_as_killed(tmp_path / "a", tmp_path / "b")
+    for store in (tmp_path / "b").rglob("CURRENT"):  # without its files a store is replayed from the log
+        for each in store.parent.iterdir():
+            each.unlink()
+    async with tables(tmp_path / "b") as all_tables:
+        table = await all_tables.open()
+        assert await state(table) == before
+        assert await read_by_everybody(table, 0) == log
 
 
 async def refused(
@@ -254,111 +246,96 @@ async def refused(
 
 
 @pytest.mark.parametrize("compression", [ArrowCompression.ZSTD, ArrowCompression.LZ4_FRAME])
-def test_compression_buys_no_more_bytes_than_a_request_can_carry(
+async def test_compression_buys_no_more_bytes_than_a_request_can_carry(
     tmp_path: Path, compression: ArrowCompression
 ) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            log = await all_tables.create("y BYTES", name="log")
-            keyed = await all_tables.create("id INT, y BYTES, PRIMARY KEY (id) NOT ENFORCED", name="keyed")
-            for table, put in ((log, False), (keyed, True)):
-                row = {"id": 1, "y": b"y" * 64} if put else {"y": b"y" * 64}
-                honest = table.batch([row], [3] if put else None, compression=compression)
-                message = Message(ArrowBatch.parse(honest).message)
-                size = BYTES_PER_MESSAGE_MAX + 1
-                message.buffers[-1] = bomb(message.codec, size)
-                await refused(table, framed(honest, message.encoded()), "without compression", put=put)
-                # The same check stands in front of the staging area.
-                with pytest.raises(Exception, match="without compression"):
-                    table.partition.hooks.check_write(memoryview(framed(honest, message.encoded())), None)
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        log = await all_tables.create("y BYTES", name="log")
+        keyed = await all_tables.create("id INT, y BYTES, PRIMARY KEY (id) NOT ENFORCED", name="keyed")
+        for table, put in ((log, False), (keyed, True)):
+            row = {"id": 1, "y": b"y" * 64} if put else {"y": b"y" * 64}
+            honest = table.batch([row], [3] if put else None, compression=compression)
+            message = Message(ArrowBatch.parse(honest).message)
+            size = BYTES_PER_MESSAGE_MAX + 1
+            message.buffers[-1] = bomb(message.codec, size)
+            await refused(table, framed(honest, message.encoded()), "without compression", put=put)
+            # The same check stands in front of the staging area.
+            with pytest.raises(Exception, match="without compression"):
+                table.partition.hooks.check_write(memoryview(framed(honest, message.encoded())), None)
 
 
-def test_r1_7_rows_of_a_bit_each_are_bounded_too(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("b BOOLEAN")
-            honest = table.batch([{"b": True}], compression=ArrowCompression.ZSTD)
-            for count in (ROWS_PER_MESSAGE_MAX + 1, 300_000_000):
-                message = Message(ArrowBatch.parse(honest).message)
-                message.row_count, message.nodes = count, [[count, 0]]
-                message.buffers[-1] = bomb(message.codec, (count + 7) // 8)
-                batch = with_field(framed(honest, message.encoded()), 57, ">i", count)
-                batch = with_field(batch, 23, ">i", count - 1)
-                assert len(batch) < 4000
-                await refused(table, batch, f"{count} rows", str(ROWS_PER_MESSAGE_MAX))
-
-    run(work)
+async def test_r1_7_rows_of_a_bit_each_are_bounded_too(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("b BOOLEAN")
+        honest = table.batch([{"b": True}], compression=ArrowCompression.ZSTD)
+        for count in (ROWS_PER_MESSAGE_MAX + 1, 300_000_000):
+            message = Message(ArrowBatch.parse(honest).message)
+            message.row_count, message.nodes = count, [[count, 0]]
+            message.buffers[-1] = bomb(message.codec, (count + 7) // 8)
+            batch = with_field(framed(honest, message.encoded()), 57, ">i", count)
+            batch = with_field(batch, 23, ">i", count - 1)
+            assert len(batch) < 4000
+            await refused(table, batch, f"{count} rows", str(ROWS_PER_MESSAGE_MAX))
 
 
-def test_r1_7_entries_of_nested_values_count_too(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("l ARRAY<BOOLEAN>")
-            honest = table.batch([{"l": [True]}], compression=ArrowCompression.ZSTD)
-            message, count = Message(ArrowBatch.parse(honest).message), BYTES_PER_MESSAGE_MAX
-            message.nodes = [[1, 0], [count, 0]]
-            message.buffers[1] = struct.pack("<qii", -1, 0, count)
-            message.buffers[-1] = bomb(message.codec, count // 8)
-            await refused(table, framed(honest, message.encoded()), f"{count + 1} values")
-
-    run(work)
+async def test_r1_7_entries_of_nested_values_count_too(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("l ARRAY<BOOLEAN>")
+        honest = table.batch([{"l": [True]}], compression=ArrowCompression.ZSTD)
+        message, count = Message(ArrowBatch.parse(honest).message), BYTES_PER_MESSAGE_MAX
+        message.nodes = [[1, 0], [count, 0]]
+        message.buffers[1] = struct.pack("<qii", -1, 0, count)
+        message.buffers[-1] = bomb(message.codec, count // 8)
+        await refused(table, framed(honest, message.encoded()), f"{count + 1} values")
 
 
-def test_a_batch_as_large_as_it_may_be_is_taken_and_read(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("b BOOLEAN")
-            full = pa.record_batch([pa.repeat(pa.scalar(True), ROWS_PER_MESSAGE_MAX)], ["b"])
-            schema_id = table.definition.schema.schema_id
-            batch = encode_arrow_batch(
-                full, schema_id=schema_id, change_types=None, compression=ArrowCompression.ZSTD
-            )
-            assert (await send(table, bytes(batch))).error_code == 0
-            (stored,) = await table.scan()
-            assert stored.to_record_batch(table.definition.schema.arrow()).equals(full)
-
-    run(work)
+async def test_a_batch_as_large_as_it_may_be_is_taken_and_read(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("b BOOLEAN")
+        full = pa.record_batch([pa.repeat(pa.scalar(True), ROWS_PER_MESSAGE_MAX)], ["b"])
+        schema_id = table.definition.schema.schema_id
+        batch = encode_arrow_batch(
+            full, schema_id=schema_id, change_types=None, compression=ArrowCompression.ZSTD
+        )
+        assert (await send(table, bytes(batch))).error_code == 0
+        (stored,) = await table.scan()
+        assert stored.to_record_batch(table.definition.schema.arrow()).equals(full)
 
 
-def test_a_surplus_column_and_buffers_that_are_not_their_own(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT NOT NULL, s STRING")
-            honest = table.batch([{"id": n, "s": "x" * 9} for n in range(5)])
-            original = ArrowBatch.parse(honest).message
+async def test_a_surplus_column_and_buffers_that_are_not_their_own(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT NOT NULL, s STRING")
+        honest = table.batch([{"id": n, "s": "x" * 9} for n in range(5)])
+        original = ArrowBatch.parse(honest).message
 
-            def changed(edit: Any) -> bytes:
-                message = Message(original)
-                places, body = message.placed()
-                size = edit(message, places)
-                return framed(honest, message.encoded(places, body, size))
+        def changed(edit: Any) -> bytes:
+            message = Message(original)
+            places, body = message.placed()
+            size = edit(message, places)
+            return framed(honest, message.encoded(places, body, size))
 
-            def surplus(message: Message, places: list[list[int]]) -> None:
-                message.nodes.append([5, 0])
-                places += [[0, 0], [0, 20]]
+        def surplus(message: Message, places: list[list[int]]) -> None:
+            message.nodes.append([5, 0])
+            places += [[0, 0], [0, 20]]
 
-            def behind(message: Message, places: list[list[int]]) -> int:
-                return places[-1][0]  # the last buffer lies behind the body that is declared
+        def behind(message: Message, places: list[list[int]]) -> int:
+            return places[-1][0]  # the last buffer lies behind the body that is declared
 
-            def shared(message: Message, places: list[list[int]]) -> None:
-                places[3] = list(places[1])
+        def shared(message: Message, places: list[list[int]]) -> None:
+            places[3] = list(places[1])
 
-            def unaligned(message: Message, places: list[list[int]]) -> None:
-                places[-1] = [places[-1][0] + 1, places[-1][1]]
+        def unaligned(message: Message, places: list[list[int]]) -> None:
+            places[-1] = [places[-1][0] + 1, places[-1][1]]
 
-            await refused(table, changed(surplus), "its schema has 2")
-            await refused(table, changed(behind), "body")
-            await refused(table, changed(shared), "one behind the other")
-            await refused(table, changed(unaligned), "multiples of 8")
-            view = pa.record_batch(
-                [pa.array([1], pa.int32()), pa.array(["x" * 30], pa.string_view())], ["id", "s"]
-            )
-            await refused(table, framed(table.batch([{"id": 1}]), bytes(encode_ipc(view))), "buffers")
-            assert await scanned(table, 0, "s") == []
-
-    run(work)
+        await refused(table, changed(surplus), "its schema has 2")
+        await refused(table, changed(behind), "body")
+        await refused(table, changed(shared), "one behind the other")
+        await refused(table, changed(unaligned), "multiples of 8")
+        view = pa.record_batch(
+            [pa.array([1], pa.int32()), pa.array(["x" * 30], pa.string_view())], ["id", "s"]
+        )
+        await refused(table, framed(table.batch([{"id": 1}]), bytes(encode_ipc(view))), "buffers")
+        assert await scanned(table, 0, "s") == []
 
 
 @pytest.mark.parametrize(
@@ -376,94 +353,81 @@ def test_a_surplus_column_and_buffers_that_are_not_their_own(tmp_path: Path) -> 
         (73, ">i", -1, "statistics"),
     ],
 )
-def test_header_fields_that_lie(tmp_path: Path, position: int, form: str, value: int, word: str) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT NOT NULL")
-            batch = with_field(table.batch([{"id": 1}, {"id": 2}]), position, form, value)
-            answer = await send(table, batch)
-            assert answer.error_code not in (0, _UNKNOWN)
-            assert word in answer.error_message
-            assert table.partition.log.log_end_offset == 0
-
-    run(work)
-
-
-def test_statistics_of_a_client_are_not_believed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT NOT NULL, s STRING")
-            batch = table.batch([{"id": 1, "s": "a"}], statistics=b"\x01" + bytes(range(40)))
-            assert (await send(table, batch)).error_code == 0
-            found = await scanned(table, 0, None, pc.field("id") == pa.scalar(1, pa.int32()))
-            assert len(found) == 1
-
-    run(work)
+async def test_header_fields_that_lie(
+    tmp_path: Path, position: int, form: str, value: int, word: str
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT NOT NULL")
+        batch = with_field(table.batch([{"id": 1}, {"id": 2}]), position, form, value)
+        answer = await send(table, batch)
+        assert answer.error_code not in (0, _UNKNOWN)
+        assert word in answer.error_message
+        assert table.partition.log.log_end_offset == 0
 
 
-def test_what_a_write_takes_from_the_budget_is_its_size_without_compression(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            for columns, put in (("s STRING", False), ("s STRING, PRIMARY KEY (s) NOT ENFORCED", True)):
-                table = await all_tables.create(columns, name=f"t{put}")
-                reserved = []
-                budget = table.partition.hooks.services.budget
-                reserve = budget.reserve
-
-                def noted(size: int, reserve: Any = reserve, reserved: list[int] = reserved) -> None:
-                    reserved.append(size)
-                    reserve(size)
-
-                budget.reserve = noted
-                batch = table.batch(
-                    [{"s": "s" * 1_000_000}], [3] if put else None, compression=ArrowCompression.ZSTD
-                )
-                assert len(batch) < 2000
-                assert (await send(table, batch, put=put)).error_code == 0
-                budget.reserve = reserve
-                assert 1_000_000 <= reserved[0] < 1_010_000
-                await asyncio.sleep(0)
-                assert budget.used == 0
-
-    run(work)
+async def test_statistics_of_a_client_are_not_believed(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT NOT NULL, s STRING")
+        batch = table.batch([{"id": 1, "s": "a"}], statistics=b"\x01" + bytes(range(40)))
+        assert (await send(table, batch)).error_code == 0
+        found = await scanned(table, 0, None, pc.field("id") == pa.scalar(1, pa.int32()))
+        assert len(found) == 1
 
 
-def test_r1_7_keys_are_bounded_before_they_are_decompressed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id STRING, n INT, PRIMARY KEY (id) NOT ENFORCED")
-            await table.put(("+", {"id": "a", "n": 1}))
-            key = pa.record_batch(
-                [pa.array(["a" * 64])], pa.schema([table.definition.schema.column("id").field()])
+async def test_what_a_write_takes_from_the_budget_is_its_size_without_compression(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        for columns, put in (("s STRING", False), ("s STRING, PRIMARY KEY (s) NOT ENFORCED", True)):
+            table = await all_tables.create(columns, name=f"t{put}")
+            reserved = []
+            budget = table.partition.hooks.services.budget
+            reserve = budget.reserve
+
+            def noted(size: int, reserve: Any = reserve, reserved: list[int] = reserved) -> None:
+                reserved.append(size)
+                reserve(size)
+
+            budget.reserve = noted
+            batch = table.batch(
+                [{"s": "s" * 1_000_000}], [3] if put else None, compression=ArrowCompression.ZSTD
             )
-            message = Message(bytes(encode_ipc(key, ArrowCompression.ZSTD)))
-            message.buffers[-1] = bomb(message.codec, BYTES_PER_MESSAGE_MAX + 1)
-            answer = await table.broker.send(
-                m.LookupRequest(
-                    table_id=table.table_id, buckets=[m.LookupBucket(bucket=0, keys=bytes(message.encoded()))]
-                )
+            assert len(batch) < 2000
+            assert (await send(table, batch, put=put)).error_code == 0
+            budget.reserve = reserve
+            assert 1_000_000 <= reserved[0] < 1_010_000
+            await asyncio.sleep(0)
+            assert budget.used == 0
+
+
+async def test_r1_7_keys_are_bounded_before_they_are_decompressed(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id STRING, n INT, PRIMARY KEY (id) NOT ENFORCED")
+        await table.put(("+", {"id": "a", "n": 1}))
+        key = pa.record_batch(
+            [pa.array(["a" * 64])], pa.schema([table.definition.schema.column("id").field()])
+        )
+        message = Message(bytes(encode_ipc(key, ArrowCompression.ZSTD)))
+        message.buffers[-1] = bomb(message.codec, BYTES_PER_MESSAGE_MAX + 1)
+        answer = await table.broker.send(
+            m.LookupRequest(
+                table_id=table.table_id, buckets=[m.LookupBucket(bucket=0, keys=bytes(message.encoded()))]
             )
-            (result,) = answer.buckets
-            assert result.error_code == TableErrorCode.INVALID_KEY
-            assert "without compression" in result.error_message
-            assert await table.lookup({"id": "a"}) == [{"id": "a", "n": 1}]
+        )
+        (result,) = answer.buckets
+        assert result.error_code == TableErrorCode.INVALID_KEY
+        assert "without compression" in result.error_message
+        assert await table.lookup({"id": "a"}) == [{"id": "a", "n": 1}]
 
-    run(work)
 
-
-def test_keys_that_are_larger_than_they_look_are_left_to_a_thread(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id STRING, PRIMARY KEY (id) NOT ENFORCED")
-            bucket, schema = table.partition.hooks, table.definition.schema
-            for size, is_quick in ((64, True), (100_000, False)):
-                key = pa.record_batch([pa.array(["a" * size])], schema.arrow())
-                keys = memoryview(bytes(encode_ipc(key, ArrowCompression.ZSTD)))
-                assert len(keys) < 400
-                wanted, room = reads.Wanted(schema, None), Room(1 << 20, schema.row_cost)
-                quick = reads.lookup_in_memory(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)
-                assert (quick is not None) is is_quick
-                found, _ = reads.lookup(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)
-                assert found == b"\0"
-
-    run(work)
+async def test_keys_that_are_larger_than_they_look_are_left_to_a_thread(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id STRING, PRIMARY KEY (id) NOT ENFORCED")
+        bucket, schema = table.partition.hooks, table.definition.schema
+        for size, is_quick in ((64, True), (100_000, False)):
+            key = pa.record_batch([pa.array(["a" * size])], schema.arrow())
+            keys = memoryview(bytes(encode_ipc(key, ArrowCompression.ZSTD)))
+            assert len(keys) < 400
+            wanted, room = reads.Wanted(schema, None), Room(1 << 20, schema.row_cost)
+            quick = reads.lookup_in_memory(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)
+            assert (quick is not None) is is_quick
+            found, _ = reads.lookup(bucket.tablet.kv, bucket.versions, keys, wanted, 10, room)
+            assert found == b"\0"

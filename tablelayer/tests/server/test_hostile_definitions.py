@@ -88,7 +88,9 @@ async def alter_topic(all_tables: Tables, name: str, value: str, topic: str = "d
     return answer.responses[0]
 
 
-def test_no_definition_is_read_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_definition_is_read_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through every door: the extension's and Kafka's, to create and to alter."""
     threads: list[str] = []
     begin = type_text._Reader.__init__
@@ -97,50 +99,44 @@ def test_no_definition_is_read_on_the_event_loop(tmp_path: Path, monkeypatch: py
         threads.append(threading.current_thread().name)
         begin(self, *arguments)
 
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            monkeypatch.setattr(type_text._Reader, "__init__", noting)
-            created = await create(all_tables, {"columns": [{"name": "a", "type": "ROW<x INT>"}]})
-            assert created.error_code == 0, created.error_message
-            assert (await create_topic(all_tables, "a INT, b STRING")).error_code == 0
-            change = [{"change": "add", "name": "n", "type": "ARRAY<INT>"}]
-            altered = await all_tables.broker.send(
-                m.AlterTableRequest(database="default", table="t", changes=json.dumps(change))
+    async with tables(tmp_path) as all_tables:
+        monkeypatch.setattr(type_text._Reader, "__init__", noting)
+        created = await create(all_tables, {"columns": [{"name": "a", "type": "ROW<x INT>"}]})
+        assert created.error_code == 0, created.error_message
+        assert (await create_topic(all_tables, "a INT, b STRING")).error_code == 0
+        change = [{"change": "add", "name": "n", "type": "ARRAY<INT>"}]
+        altered = await all_tables.broker.send(
+            m.AlterTableRequest(database="default", table="t", changes=json.dumps(change))
+        )
+        assert altered.error_code == 0, altered.error_message
+        assert (await alter_topic(all_tables, "table.log.ttl", "3 h")).error_code == 0
+        described = await all_tables.broker.send(m.DescribeTableRequest(database="default", table="t"))
+        assert "ARRAY<INT>" in described.definition
+        monkeypatch.setattr(type_text._Reader, "__init__", begin)
+        assert (await all_tables.open("k")).definition.settings.log_ttl_ms == 3 * 3_600_000
+        assert threads
+        assert threading.current_thread().name not in threads
+
+
+async def test_a_definition_has_a_size_before_it_is_read(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        comment = "x" * DEFINITION_BYTES_MAX
+        columns = {"columns": [{"name": "a", "type": "INT"}]}
+        answer = await create(all_tables, columns, comment=comment)
+        assert answer.error_code == TableErrorCode.INVALID_TABLE
+        assert answer.error_message.startswith("the definition has ")
+        with pytest.raises(CloseConnection, match="at most 32767 bytes"):  # of any text, as with Kafka
+            await create_topic(all_tables, f"a INT COMMENT '{comment}'")
+        assert (await create(all_tables, columns)).error_code == 0
+        for changes, words in (
+            (json.dumps([{"change": "comment", "comment": comment}]), "are the most"),
+            (json.dumps([{"change": "comment", "comment": "x"}] * 2001), "2001 changes"),
+        ):
+            answer = await all_tables.broker.send(
+                m.AlterTableRequest(database="default", table="t", changes=changes)
             )
-            assert altered.error_code == 0, altered.error_message
-            assert (await alter_topic(all_tables, "table.log.ttl", "3 h")).error_code == 0
-            described = await all_tables.broker.send(m.DescribeTableRequest(database="default", table="t"))
-            assert "ARRAY<INT>" in described.definition
-            monkeypatch.setattr(type_text._Reader, "__init__", begin)
-            assert (await all_tables.open("k")).definition.settings.log_ttl_ms == 3 * 3_600_000
-            assert threads
-            assert threading.current_thread().name not in threads
-
-    run(work)
-
-
-def test_a_definition_has_a_size_before_it_is_read(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            comment = "x" * DEFINITION_BYTES_MAX
-            columns = {"columns": [{"name": "a", "type": "INT"}]}
-            answer = await create(all_tables, columns, comment=comment)
             assert answer.error_code == TableErrorCode.INVALID_TABLE
-            assert answer.error_message.startswith("the definition has ")
-            with pytest.raises(CloseConnection, match="at most 32767 bytes"):  # of any text, as with Kafka
-                await create_topic(all_tables, f"a INT COMMENT '{comment}'")
-            assert (await create(all_tables, columns)).error_code == 0
-            for changes, words in (
-                (json.dumps([{"change": "comment", "comment": comment}]), "are the most"),
-                (json.dumps([{"change": "comment", "comment": "x"}] * 2001), "2001 changes"),
-            ):
-                answer = await all_tables.broker.send(
-                    m.AlterTableRequest(database="default", table="t", changes=changes)
-                )
-                assert answer.error_code == TableErrorCode.INVALID_TABLE
-                assert words in answer.error_message
-
-    run(work)
+            assert words in answer.error_message
 
 
 @pytest.mark.parametrize(

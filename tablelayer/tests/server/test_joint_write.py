@@ -123,191 +123,174 @@ def failing_append(monkeypatch: pytest.MonkeyPatch, number: int, error: Exceptio
 
 
 @pytest.mark.parametrize("sql", [HITS, DEBEZIUM, HITS_BY_DAY])
-def test_r17_3_an_overflow_in_one_bucket_leaves_the_others_as_they_were(tmp_path: Path, sql: str) -> None:
+async def test_r17_3_an_overflow_in_one_bucket_leaves_the_others_as_they_were(
+    tmp_path: Path, sql: str
+) -> None:
     """In whichever bucket it is, and to whichever the batch was sent."""
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            hits = await Hits.of(all_tables, sql)
-            full = [next(k for k in keys if k % 2 == index % 2) for index, keys in placed().items()]
-            others = [(key, 1) for key in KEYS if key not in full]
-            assert (await hits.produce([(key, 127 if key in full else 0) for key in KEYS])).error_code == 0
-            before = await hits.sums(), await hits.ends()
-            partitions = range(hits.table.definition.bucket_count)
-            for key in full:
-                for to in partitions:
-                    answer = await hits.produce([*others, (key, 1)], to, base_sequence=0, **WHO)
-                    assert answer.error_code == ErrorCode.INVALID_RECORD
-                    assert [each.batch_index for each in answer.record_errors] == [len(others)]
-                    assert "'n'" in answer.error_message
-                    assert (await hits.sums(), await hits.ends()) == before
+    async with tables(tmp_path) as all_tables:
+        hits = await Hits.of(all_tables, sql)
+        full = [next(k for k in keys if k % 2 == index % 2) for index, keys in placed().items()]
+        others = [(key, 1) for key in KEYS if key not in full]
+        assert (await hits.produce([(key, 127 if key in full else 0) for key in KEYS])).error_code == 0
+        before = await hits.sums(), await hits.ends()
+        partitions = range(hits.table.definition.bucket_count)
+        for key in full:
             for to in partitions:
-                for _ in range(2):
-                    answer = await hits.produce(others, to, base_sequence=0, **WHO)
-                    assert answer.error_code == 0, answer.error_message
-            expected = dict.fromkeys(KEYS, len(partitions)) | dict.fromkeys(full, 127)
-            assert await hits.sums() == expected
-
-    run(work)
+                answer = await hits.produce([*others, (key, 1)], to, base_sequence=0, **WHO)
+                assert answer.error_code == ErrorCode.INVALID_RECORD
+                assert [each.batch_index for each in answer.record_errors] == [len(others)]
+                assert "'n'" in answer.error_message
+                assert (await hits.sums(), await hits.ends()) == before
+        for to in partitions:
+            for _ in range(2):
+                answer = await hits.produce(others, to, base_sequence=0, **WHO)
+                assert answer.error_code == 0, answer.error_message
+        expected = dict.fromkeys(KEYS, len(partitions)) | dict.fromkeys(full, 127)
+        assert await hits.sums() == expected
 
 
 @pytest.mark.parametrize("sql", [HITS, HITS_BY_DAY, LOG])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_r17_3_what_breaks_off_between_two_appends_is_repaired_by_the_same_batch(
+async def test_r17_3_what_breaks_off_between_two_appends_is_repaired_by_the_same_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, restarts: bool
 ) -> None:
     """Wherever it breaks off; with `restarts` the server's state is that of a process that ended there."""
-
-    async def work() -> None:
-        rows = [(key, 1) for key in KEYS]
-        error = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
-        number, sequence, broken = 0, 0, True
-        while broken:
-            number += 1
+    rows = [(key, 1) for key in KEYS]
+    error = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
+    number, sequence, broken = 0, 0, True
+    while broken:
+        number += 1
+        async with tables(tmp_path) as all_tables:
+            hits = (
+                Hits(all_tables, await all_tables.open("hits"), sql)
+                if number > 1
+                else (await Hits.of(all_tables, sql))
+            )
+            if number == 1:
+                assert (await hits.produce([(key, 0) for key in KEYS])).error_code == 0
+            options = {"base_sequence": sequence, **WHO}
+            with failing_append(monkeypatch, number, error) as appended:
+                answer = await hits.produce(rows, **options)
+            broken = answer.error_code != 0
+            if broken:
+                assert len(appended) == number
+                assert ErrorCode(answer.error_code) is ErrorCode.KAFKA_STORAGE_ERROR, "clients repeat it"
+            if not restarts:
+                assert (await hits.produce(rows, **options)).error_code == 0
+                assert await hits.sums() == dict.fromkeys(KEYS, number)
+        if restarts:
             async with tables(tmp_path) as all_tables:
-                hits = (
-                    Hits(all_tables, await all_tables.open("hits"), sql)
-                    if number > 1
-                    else (await Hits.of(all_tables, sql))
-                )
-                if number == 1:
-                    assert (await hits.produce([(key, 0) for key in KEYS])).error_code == 0
-                options = {"base_sequence": sequence, **WHO}
-                with failing_append(monkeypatch, number, error) as appended:
-                    answer = await hits.produce(rows, **options)
-                broken = answer.error_code != 0
-                if broken:
-                    assert len(appended) == number
-                    assert ErrorCode(answer.error_code) is ErrorCode.KAFKA_STORAGE_ERROR, "clients repeat it"
-                if not restarts:
+                hits = Hits(all_tables, await all_tables.open("hits"), sql)
+                for _ in range(2):
                     assert (await hits.produce(rows, **options)).error_code == 0
-                    assert await hits.sums() == dict.fromkeys(KEYS, number)
-            if restarts:
-                async with tables(tmp_path) as all_tables:
-                    hits = Hits(all_tables, await all_tables.open("hits"), sql)
-                    for _ in range(2):
-                        assert (await hits.produce(rows, **options)).error_code == 0
-                    assert await hits.sums() == dict.fromkeys(KEYS, number)
-            sequence += len(rows)
-        assert number > 2
-
-    run(work)
+                assert await hits.sums() == dict.fromkeys(KEYS, number)
+        sequence += len(rows)
+    assert number > 2
 
 
-def test_r17_3_any_error_between_two_appends_is_one_that_clients_repeat(
+async def test_r17_3_any_error_between_two_appends_is_one_that_clients_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            hits = await Hits.of(all_tables, HITS)
-            rows = [(key, 1) for key in KEYS]
-            with failing_append(monkeypatch, 1, OSError("gone")):
-                answer = await hits.produce(rows, base_sequence=0, **WHO)
-            assert ErrorCode(answer.error_code).retriable
-            assert "1 of 3 buckets" in answer.error_message
-            with failing_append(monkeypatch, 0, KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, "old")):
-                answer = await hits.produce(rows, base_sequence=0, **WHO)
-            assert answer.error_code == ErrorCode.INVALID_PRODUCER_EPOCH, "nothing new was written"
-            assert (await hits.produce(rows, base_sequence=0, **WHO)).error_code == 0
-            assert await hits.sums() == dict.fromkeys(KEYS, 1)
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        hits = await Hits.of(all_tables, HITS)
+        rows = [(key, 1) for key in KEYS]
+        with failing_append(monkeypatch, 1, OSError("gone")):
+            answer = await hits.produce(rows, base_sequence=0, **WHO)
+        assert ErrorCode(answer.error_code).retriable
+        assert "1 of 3 buckets" in answer.error_message
+        with failing_append(monkeypatch, 0, KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, "old")):
+            answer = await hits.produce(rows, base_sequence=0, **WHO)
+        assert answer.error_code == ErrorCode.INVALID_PRODUCER_EPOCH, "nothing new was written"
+        assert (await hits.produce(rows, base_sequence=0, **WHO)).error_code == 0
+        assert await hits.sums() == dict.fromkeys(KEYS, 1)
 
 
 @pytest.mark.parametrize("sql", [HITS, HITS_BY_DAY, LOG])
-def test_r17_3_a_sequence_is_fsynced_after_the_rows_it_stands_for(
+async def test_r17_3_a_sequence_is_fsynced_after_the_rows_it_stands_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
 ) -> None:
     """Where an acknowledgement means the disk: else a power cut could keep the sequence and lose rows."""
+    async with tables(tmp_path, {"log.flush.interval.messages": "1"}) as all_tables:
+        hits = await Hits.of(all_tables, sql)
+        real = Partition.append
+        own: list[list[str]] = []
 
-    async def work() -> None:
-        async with tables(tmp_path, {"log.flush.interval.messages": "1"}) as all_tables:
-            hits = await Hits.of(all_tables, sql)
-            real = Partition.append
-            own: list[list[str]] = []
+        def append(self: Partition, batch: Any, *given: Any, **options: Any) -> AppendInfo:
+            producer_id = int.from_bytes(bytes(batch[43:51]), "big", signed=True)
+            if producer_id == WHO["producer_id"]:
+                own.append(
+                    [
+                        f"{part.definition.path} {bucket}"
+                        for part in parts
+                        for bucket in range(part.definition.bucket_count)
+                        for log in [part.broker.context.partition(part.definition.path.topic, bucket).log]
+                        if log.recovery_point < log.log_end_offset
+                    ]
+                )
+            return real(self, batch, *given, **options)
 
-            def append(self: Partition, batch: Any, *given: Any, **options: Any) -> AppendInfo:
-                producer_id = int.from_bytes(bytes(batch[43:51]), "big", signed=True)
-                if producer_id == WHO["producer_id"]:
-                    own.append(
-                        [
-                            f"{part.definition.path} {bucket}"
-                            for part in parts
-                            for bucket in range(part.definition.bucket_count)
-                            for log in [part.broker.context.partition(part.definition.path.topic, bucket).log]
-                            if log.recovery_point < log.log_end_offset
-                        ]
-                    )
-                return real(self, batch, *given, **options)
-
-            await hits.produce([(key, 0) for key in KEYS])
-            parts = await hits.parts()
-            assert parts[0].partition.log.config.flushes_by_count
-            monkeypatch.setattr(Partition, "append", append)
-            for partition in range(2):
-                for _ in range(2):
-                    answer = await hits.produce([(key, 1) for key in KEYS], partition, base_sequence=0, **WHO)
-                    assert answer.error_code == 0, answer.error_message
-            assert own == [[], []]
-            assert await hits.sums() == dict.fromkeys(KEYS, 2)
-
-    run(work)
+        await hits.produce([(key, 0) for key in KEYS])
+        parts = await hits.parts()
+        assert parts[0].partition.log.config.flushes_by_count
+        monkeypatch.setattr(Partition, "append", append)
+        for partition in range(2):
+            for _ in range(2):
+                answer = await hits.produce([(key, 1) for key in KEYS], partition, base_sequence=0, **WHO)
+                assert answer.error_code == 0, answer.error_message
+        assert own == [[], []]
+        assert await hits.sums() == dict.fromkeys(KEYS, 2)
 
 
-def test_r11_a_repetition_is_acknowledged_when_the_rows_of_all_buckets_are_visible(
+async def test_r11_a_repetition_is_acknowledged_when_the_rows_of_all_buckets_are_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            hits = await Hits.of(all_tables, HITS)
-            other = all_tables.broker.context.partition("default.hits", 1)
-            real = KeyBucket.high_watermark_candidate
-            held: list[int] = []
-            was_held = asyncio.Event()
+    async with tables(tmp_path) as all_tables:
+        hits = await Hits.of(all_tables, HITS)
+        other = all_tables.broker.context.partition("default.hits", 1)
+        real = KeyBucket.high_watermark_candidate
+        held: list[int] = []
+        was_held = asyncio.Event()
 
-            def candidate(self: KeyBucket, offset: int) -> None:
-                if self.partition is other:
-                    held.append(offset)
-                    was_held.set()
-                else:
-                    real(self, offset)
+        def candidate(self: KeyBucket, offset: int) -> None:
+            if self.partition is other:
+                held.append(offset)
+                was_held.set()
+            else:
+                real(self, offset)
 
-            rows = [(key, 1) for key in KEYS]
-            with monkeypatch.context() as patched:
-                patched.setattr(KeyBucket, "high_watermark_candidate", candidate)
-                first = asyncio.create_task(hits.produce(rows, base_sequence=0, **WHO))
-                await was_held.wait()
-                again = asyncio.create_task(hits.produce(rows, base_sequence=0, **WHO))
-                done, _ = await asyncio.wait([first, again], timeout=0.2)
-                assert not done
-            assert isinstance(other.hooks, KeyBucket)
-            real(other.hooks, held[-1])
-            assert [answer.error_code for answer in await asyncio.gather(first, again)] == [0, 0]
-            assert await hits.sums() == dict.fromkeys(KEYS, 1)
-
-    run(work)
+        rows = [(key, 1) for key in KEYS]
+        with monkeypatch.context() as patched:
+            patched.setattr(KeyBucket, "high_watermark_candidate", candidate)
+            first = asyncio.create_task(hits.produce(rows, base_sequence=0, **WHO))
+            await was_held.wait()
+            again = asyncio.create_task(hits.produce(rows, base_sequence=0, **WHO))
+            done, _ = await asyncio.wait([first, again], timeout=0.2)
+            assert not done
+        assert isinstance(other.hooks, KeyBucket)
+        real(other.hooks, held[-1])
+        assert [answer.error_code for answer in await asyncio.gather(first, again)] == [0, 0]
+        assert await hits.sums() == dict.fromkeys(KEYS, 1)
 
 
-def test_r1_6_a_batch_that_the_budget_has_no_room_for_has_no_effect_in_any_bucket(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path, limits=Limits(buffered_bytes_max=1000)) as all_tables:
-            hits = await Hits.of(all_tables, HITS)
-            budget = hits.table.partition.hooks.services.budget
-            budget.reserve(900)
-            answer = await hits.produce([(key, 1) for key in KEYS])
-            assert answer.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
-            assert await hits.ends() == [0] * BUCKETS
-            budget.release(900)
-            assert (await hits.produce([(key, 1) for key in KEYS])).error_code == 0
-            assert budget.used == 0
-            with pytest.MonkeyPatch.context() as patch, failing_append(patch, 1, OSError("gone")):
-                assert (await hits.produce([(key, 1) for key in KEYS])).error_code != 0
-            for bucket in range(BUCKETS):
-                partition = all_tables.broker.context.partition("default.hits", bucket)
-                assert await partition.wait_for_high_watermark(partition.log.log_end_offset, 30_000)
-            assert budget.used == 0
-
-    run(work)
+async def test_r1_6_a_batch_that_the_budget_has_no_room_for_has_no_effect_in_any_bucket(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path, limits=Limits(buffered_bytes_max=1000)) as all_tables:
+        hits = await Hits.of(all_tables, HITS)
+        budget = hits.table.partition.hooks.services.budget
+        budget.reserve(900)
+        answer = await hits.produce([(key, 1) for key in KEYS])
+        assert answer.error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+        assert await hits.ends() == [0] * BUCKETS
+        budget.release(900)
+        assert (await hits.produce([(key, 1) for key in KEYS])).error_code == 0
+        assert budget.used == 0
+        with pytest.MonkeyPatch.context() as patch, failing_append(patch, 1, OSError("gone")):
+            assert (await hits.produce([(key, 1) for key in KEYS])).error_code != 0
+        for bucket in range(BUCKETS):
+            partition = all_tables.broker.context.partition("default.hits", bucket)
+            assert await partition.wait_for_high_watermark(partition.log.log_end_offset, 30_000)
+        assert budget.used == 0
 
 
 def test_r17_3_random_faults_and_resends_of_several_producers_against_a_dict(

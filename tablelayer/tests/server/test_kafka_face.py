@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.records.decode import decode_records
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import iter_headers, verify_crc
-from tablelayer.tests.server.tables import Table, run, tables
+from tablelayer.tests.server.tables import Table, tables
 
 COLUMNS = "id INT, name STRING, price DECIMAL(10, 2), PRIMARY KEY (id) NOT ENFORCED"
 
@@ -59,104 +59,88 @@ async def produce(table: Table, *records: tuple[Any, Any], partition: int = 0, *
     )
 
 
-def test_a_batch_that_decompresses_to_more_than_allowed_is_refused(tmp_path) -> None:
-    async def test() -> None:
-        async with tables(tmp_path) as server:
-            table = await server.create(COLUMNS)
-            batch = build_batch([Record(b'{"id": 1}', b" " * (65 << 20))], compression=4)
-            answer = await table.broker.produce(table.definition.path.topic, batch)
-            assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
-            assert await consume(table) == []
-
-    run(test)
+async def test_a_batch_that_decompresses_to_more_than_allowed_is_refused(tmp_path) -> None:
+    async with tables(tmp_path) as server:
+        table = await server.create(COLUMNS)
+        batch = build_batch([Record(b'{"id": 1}', b" " * (65 << 20))], compression=4)
+        answer = await table.broker.produce(table.definition.path.topic, batch)
+        assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
+        assert await consume(table) == []
 
 
-def test_r17_1_a_keyed_table_looks_like_a_compacted_topic(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(("+", row(1, "a", "1.50")), ("+", row(2)))
-            await table.put(("+", row(1, "b")), ("-", row(2)))
-            a, b = b'{"id":1,"name":"a","price":1.50}', b'{"id":1,"name":"b","price":null}'
-            two = b'{"id":2,"name":null,"price":null}'
-            assert await consume(table) == [
-                (0, b'{"id":1}', a, []), (1, b'{"id":2}', two, []),
-                (3, b'{"id":1}', b, []), (4, b'{"id":2}', None, []),
-            ]  # fmt: skip
-            assert [each[0] for each in await consume(table, 3)] == [3, 4]
-
-    run(work)
+async def test_r17_1_a_keyed_table_looks_like_a_compacted_topic(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(("+", row(1, "a", "1.50")), ("+", row(2)))
+        await table.put(("+", row(1, "b")), ("-", row(2)))
+        a, b = b'{"id":1,"name":"a","price":1.50}', b'{"id":1,"name":"b","price":null}'
+        two = b'{"id":2,"name":null,"price":null}'
+        assert await consume(table) == [
+            (0, b'{"id":1}', a, []), (1, b'{"id":2}', two, []),
+            (3, b'{"id":1}', b, []), (4, b'{"id":2}', None, []),
+        ]  # fmt: skip
+        assert [each[0] for each in await consume(table, 3)] == [3, 4]
 
 
-def test_r17_1_full_keeps_every_image_with_its_change_type(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS, kafka_changelog="full")
-            await table.put(("+", row(1, "a")), ("+", row(1, "b")), ("-", row(1)))
-            found = await consume(table)
-            assert [each[3] for each in found] == [
-                [("change-type", change)] for change in (b"+I", b"-U", b"+U", b"-D")
-            ]
-            assert [json.loads(each[2] or b"")["name"] for each in found] == ["a", "a", "b", "b"]
-
-    run(work)
+async def test_r17_1_full_keeps_every_image_with_its_change_type(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS, kafka_changelog="full")
+        await table.put(("+", row(1, "a")), ("+", row(1, "b")), ("-", row(1)))
+        found = await consume(table)
+        assert [each[3] for each in found] == [
+            [("change-type", change)] for change in (b"+I", b"-U", b"+U", b"-D")
+        ]
+        assert [json.loads(each[2] or b"")["name"] for each in found] == ["a", "a", "b", "b"]
 
 
-def test_r17_1_a_batch_with_nothing_to_show_is_passed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(("-", row(1)))
-            await table.put(("+", row(1)))
-            answer = await table.broker.fetch("default.t", 0, partition_max_bytes=1)
-            headers = [header for _, header in iter_headers(answer.records)]
-            assert [(each.base_offset, each.last_offset_delta, each.record_count) for each in headers] == [
-                (0, 0, 0)
-            ]
-            assert [each[0] for each in await consume(table)] == [1]
-
-    run(work)
+async def test_r17_1_a_batch_with_nothing_to_show_is_passed(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(("-", row(1)))
+        await table.put(("+", row(1)))
+        answer = await table.broker.fetch("default.t", 0, partition_max_bytes=1)
+        headers = [header for _, header in iter_headers(answer.records)]
+        assert [(each.base_offset, each.last_offset_delta, each.record_count) for each in headers] == [
+            (0, 0, 0)
+        ]
+        assert [each[0] for each in await consume(table)] == [1]
 
 
-def test_r17_2_values_are_upserts_and_nulls_deletes_wherever_the_client_sends_them(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS, buckets=3)
-            values = [(None, {"id": key, "name": f"n{key}", "price": 0.25}) for key in range(20)]
-            answer = await produce(table, *values, partition=1)
-            assert answer.error_code == 0, answer.error_message
-            states = [await table.state(bucket) for bucket in range(3)]
-            assert sorted(each["id"] for state in states for each in state) == list(range(20))
-            assert all(states)
-            import pyarrow as pa
+async def test_r17_2_values_are_upserts_and_nulls_deletes_wherever_the_client_sends_them(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS, buckets=3)
+        values = [(None, {"id": key, "name": f"n{key}", "price": 0.25}) for key in range(20)]
+        answer = await produce(table, *values, partition=1)
+        assert answer.error_code == 0, answer.error_message
+        states = [await table.state(bucket) for bucket in range(3)]
+        assert sorted(each["id"] for state in states for each in state) == list(range(20))
+        assert all(states)
+        import pyarrow as pa
 
-            from tablelayer.model.rows.buckets import bucket_of
+        from tablelayer.model.rows.buckets import bucket_of
 
-            for bucket, state in enumerate(states):
-                rows = pa.RecordBatch.from_pylist(state, schema=table.definition.schema.arrow())
-                assert set(bucket_of(table.definition, rows).tolist()) == {bucket}
-            await produce(table, ({"id": 3}, None), (5, None), (None, {"id": 4, "name": "new"}), partition=2)
-            everything = {each["id"]: each for bucket in range(3) for each in await table.state(bucket)}
-            assert sorted(everything) == [key for key in range(20) if key not in (3, 5)]
-            assert everything[4] == row(4, "new")
-
-    run(work)
+        for bucket, state in enumerate(states):
+            rows = pa.RecordBatch.from_pylist(state, schema=table.definition.schema.arrow())
+            assert set(bucket_of(table.definition, rows).tolist()) == {bucket}
+        await produce(table, ({"id": 3}, None), (5, None), (None, {"id": 4, "name": "new"}), partition=2)
+        everything = {each["id"]: each for bucket in range(3) for each in await table.state(bucket)}
+        assert sorted(everything) == [key for key in range(20) if key not in (3, 5)]
+        assert everything[4] == row(4, "new")
 
 
-def test_r17_2_a_retry_of_a_forwarded_batch_has_no_second_effect(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT, name STRING", buckets=3, bucket_key=["id"])
-            who = {"producer_id": 9, "producer_epoch": 0}
-            values = [(None, {"id": key, "name": "x"}) for key in range(30)]
-            first = await produce(table, *values, base_sequence=0, **who)
-            second = await produce(table, *values, base_sequence=30, **who)
-            assert (first.error_code, second.error_code) == (0, 0)
-            again = await produce(table, *values, base_sequence=0, **who)
-            assert (again.error_code, again.base_offset) == (0, first.base_offset)
-            assert sum([await table.count(bucket) for bucket in range(3)]) == 60
-
-    run(work)
+async def test_r17_2_a_retry_of_a_forwarded_batch_has_no_second_effect(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, name STRING", buckets=3, bucket_key=["id"])
+        who = {"producer_id": 9, "producer_epoch": 0}
+        values = [(None, {"id": key, "name": "x"}) for key in range(30)]
+        first = await produce(table, *values, base_sequence=0, **who)
+        second = await produce(table, *values, base_sequence=30, **who)
+        assert (first.error_code, second.error_code) == (0, 0)
+        again = await produce(table, *values, base_sequence=0, **who)
+        assert (again.error_code, again.base_offset) == (0, first.base_offset)
+        assert sum([await table.count(bucket) for bucket in range(3)]) == 60
 
 
 BAD: Sequence[tuple[Any, Any, str]] = (
@@ -170,101 +154,81 @@ BAD: Sequence[tuple[Any, Any, str]] = (
 
 
 @pytest.mark.parametrize(("key", "value", "words"), BAD)
-def test_r17_3_a_bad_record_fails_its_batch_with_its_index_and_column(
+async def test_r17_3_a_bad_record_fails_its_batch_with_its_index_and_column(
     tmp_path: Path, key: Any, value: Any, words: str
 ) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS, buckets=2)
-            answer = await produce(
-                table, (None, {"id": 1}), (None, {"id": 2}), (key, value), (None, {"id": 3})
-            )
-            assert answer.error_code == ErrorCode.INVALID_RECORD
-            assert words in answer.error_message
-            assert [each.batch_index for each in answer.record_errors] == [2]
-            assert [await table.count(bucket) for bucket in (0, 1)] == [0, 0]
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS, buckets=2)
+        answer = await produce(table, (None, {"id": 1}), (None, {"id": 2}), (key, value), (None, {"id": 3}))
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert words in answer.error_message
+        assert [each.batch_index for each in answer.record_errors] == [2]
+        assert [await table.count(bucket) for bucket in (0, 1)] == [0, 0]
 
 
-def test_r17_3_nulls_and_unknown_fields_of_a_log_table(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT, name STRING")
-            await all_tables.broker.context.metadata.alter_config(
-                "default.t", {"table.kafka.unknown-fields": "fail"}
-            )
-            answer = await produce(table, (None, {"id": 1}), (None, None))
-            assert (answer.error_code, answer.record_errors[0].batch_index) == (ErrorCode.INVALID_RECORD, 1)
-            answer = await produce(table, (None, {"id": 1, "extra": 1}))
-            assert "extra" in answer.error_message
-            assert (await produce(table, (None, {"id": 1}))).error_code == 0
-            assert await consume(table) == [(0, None, b'{"id":1,"name":null}', [])]
-
-    run(work)
+async def test_r17_3_nulls_and_unknown_fields_of_a_log_table(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, name STRING")
+        await all_tables.broker.context.metadata.alter_config(
+            "default.t", {"table.kafka.unknown-fields": "fail"}
+        )
+        answer = await produce(table, (None, {"id": 1}), (None, None))
+        assert (answer.error_code, answer.record_errors[0].batch_index) == (ErrorCode.INVALID_RECORD, 1)
+        answer = await produce(table, (None, {"id": 1, "extra": 1}))
+        assert "extra" in answer.error_message
+        assert (await produce(table, (None, {"id": 1}))).error_code == 0
+        assert await consume(table) == [(0, None, b'{"id":1,"name":null}', [])]
 
 
-def test_r17_3_deletes_of_a_table_without_them(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS, delete_behavior="DISABLE")
-            answer = await produce(table, (None, {"id": 1}), (1, None))
-            assert (answer.error_code, answer.record_errors[0].batch_index) == (ErrorCode.INVALID_RECORD, 1)
-            assert await table.state() == []
-
-    run(work)
+async def test_r17_3_deletes_of_a_table_without_them(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS, delete_behavior="DISABLE")
+        answer = await produce(table, (None, {"id": 1}), (1, None))
+        assert (answer.error_code, answer.record_errors[0].batch_index) == (ErrorCode.INVALID_RECORD, 1)
+        assert await table.state() == []
 
 
-def test_r17_4_both_faces_see_the_same_rows_at_the_same_offsets(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id BIGINT, name STRING", bucket_key=["id"], buckets=2)
-            for start in range(0, 60, 20):
-                await produce(table, *((None, {"id": n, "name": f"ü{n}"}) for n in range(start, start + 20)))
-            for bucket in range(2):
-                seen = {
-                    at: json.loads(value or b"") for at, _, value, _ in await consume(table, partition=bucket)
-                }
-                scanned = {}
-                for part in await table.scan(bucket=bucket):
-                    rows = part.to_record_batch(table.definition.schema.arrow()).to_pylist()
-                    scanned.update(
-                        zip(range(part.header.base_offset, part.header.next_offset), rows, strict=False)
-                    )
-                assert seen == scanned
-                assert seen
-
-    run(work)
+async def test_r17_4_both_faces_see_the_same_rows_at_the_same_offsets(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id BIGINT, name STRING", bucket_key=["id"], buckets=2)
+        for start in range(0, 60, 20):
+            await produce(table, *((None, {"id": n, "name": f"ü{n}"}) for n in range(start, start + 20)))
+        for bucket in range(2):
+            seen = {
+                at: json.loads(value or b"") for at, _, value, _ in await consume(table, partition=bucket)
+            }
+            scanned = {}
+            for part in await table.scan(bucket=bucket):
+                rows = part.to_record_batch(table.definition.schema.arrow()).to_pylist()
+                scanned.update(
+                    zip(range(part.header.base_offset, part.header.next_offset), rows, strict=False)
+                )
+            assert seen == scanned
+            assert seen
 
 
-def test_ten_consumers_cost_one_transcoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        import asyncio
+async def test_ten_consumers_cost_one_transcoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
 
-        from tablelayer.server.kafka_face import pieces as kafka_pieces
+    from tablelayer.server.kafka_face import pieces as kafka_pieces
 
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(*(("+", row(n)) for n in range(100)))
-            calls = []
-            real = kafka_pieces.to_kafka
-            monkeypatch.setattr(kafka_pieces, "to_kafka", lambda *given: calls.append(1) or real(*given))
-            answers = await asyncio.gather(*(table.broker.fetch("default.t", 0) for _ in range(10)))
-            assert len({bytes(each.records) for each in answers}) == 1
-            assert len(calls) == 1
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(*(("+", row(n)) for n in range(100)))
+        calls = []
+        real = kafka_pieces.to_kafka
+        monkeypatch.setattr(kafka_pieces, "to_kafka", lambda *given: calls.append(1) or real(*given))
+        answers = await asyncio.gather(*(table.broker.fetch("default.t", 0) for _ in range(10)))
+        assert len({bytes(each.records) for each in answers}) == 1
+        assert len(calls) == 1
 
 
-def test_a_fetch_respects_its_limit_with_at_least_one_batch(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            for start in range(0, 500, 100):
-                await table.put(*(("+", row(n, "some text")) for n in range(start, start + 100)))
-            one = len((await table.broker.fetch("default.t", 0, partition_max_bytes=1)).records)
-            answer = await table.broker.fetch("default.t", 0, partition_max_bytes=3 * one)
-            assert 0 < len(answer.records) <= 3 * one
-            assert len(await consume(table)) == 500
-
-    run(work)
+async def test_a_fetch_respects_its_limit_with_at_least_one_batch(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        for start in range(0, 500, 100):
+            await table.put(*(("+", row(n, "some text")) for n in range(start, start + 100)))
+        one = len((await table.broker.fetch("default.t", 0, partition_max_bytes=1)).records)
+        answer = await table.broker.fetch("default.t", 0, partition_max_bytes=3 * one)
+        assert 0 < len(answer.records) <= 3 * one
+        assert len(await consume(table)) == 500

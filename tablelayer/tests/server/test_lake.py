@@ -67,33 +67,27 @@ def rounds(time: Time) -> LakeRounds:
     return LakeRounds(Store(), time, Timing(lease=10_000))
 
 
-def test_one_holder_until_the_lease_ends(rounds: LakeRounds, time: Time) -> None:
-    async def run() -> None:
-        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 1)
-        assert await rounds.begin("b", [orders()], force=True) is None
-        time.seconds += 9
+async def test_one_holder_until_the_lease_ends(rounds: LakeRounds, time: Time) -> None:
+    assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 1)
+    assert await rounds.begin("b", [orders()], force=True) is None
+    time.seconds += 9
+    rounds.heartbeat(ORDERS, 1)
+    time.seconds += 9
+    assert await rounds.begin("b", [orders()], force=True) is None
+    time.seconds += 2
+    assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
+    with pytest.raises(TableError, match="newest round is 2"):
         rounds.heartbeat(ORDERS, 1)
-        time.seconds += 9
-        assert await rounds.begin("b", [orders()], force=True) is None
-        time.seconds += 2
-        assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
-        with pytest.raises(TableError, match="newest round is 2"):
-            rounds.heartbeat(ORDERS, 1)
-        with pytest.raises(TableError, match="newest round is 2"):
-            await rounds.commit(ORDERS, 1, 7, {0: 5})
-
-    asyncio.run(run())
+    with pytest.raises(TableError, match="newest round is 2"):
+        await rounds.commit(ORDERS, 1, 7, {0: 5})
 
 
-def test_two_who_ask_at_once_do_not_both_get_it(rounds: LakeRounds) -> None:
-    async def run() -> None:
-        answers = await asyncio.gather(*(rounds.begin(worker, [orders()], force=True) for worker in "abc"))
-        assert sorted(map(str, answers)) == sorted(map(str, [(ORDERS, 1), None, None]))
-
-    asyncio.run(run())
+async def test_two_who_ask_at_once_do_not_both_get_it(rounds: LakeRounds) -> None:
+    answers = await asyncio.gather(*(rounds.begin(worker, [orders()], force=True) for worker in "abc"))
+    assert sorted(map(str, answers)) == sorted(map(str, [(ORDERS, 1), None, None]))
 
 
-def test_a_round_that_could_not_be_noted_was_not_given(time: Time) -> None:
+async def test_a_round_that_could_not_be_noted_was_not_given(time: Time) -> None:
     class FullStore(Store):
         full = True
 
@@ -102,95 +96,77 @@ def test_a_round_that_could_not_be_noted_was_not_given(time: Time) -> None:
                 raise OSError("the disk is full")
             await super().transact(operations)
 
-    async def run() -> None:
-        store = FullStore()
-        rounds = LakeRounds(store, time, Timing(lease=10_000))
-        with pytest.raises(OSError, match="the disk is full"):
-            await rounds.begin("a", [orders()], force=True)
-        store.full = False
-        granted = await rounds.begin("b", [orders()], force=True)
-        assert granted is not None, "nobody has it"
-        rounds.heartbeat(*granted)
-
-    asyncio.run(run())
-
-
-def test_the_same_worker_may_begin_again_and_fences_itself(rounds: LakeRounds) -> None:
-    async def run() -> None:
-        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 1)
-        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 2)
-        with pytest.raises(TableError):
-            rounds.heartbeat(ORDERS, 1)
-
-    asyncio.run(run())
-
-
-def test_a_commit_is_recorded_and_never_goes_back(rounds: LakeRounds, time: Time) -> None:
-    async def run() -> None:
+    store = FullStore()
+    rounds = LakeRounds(store, time, Timing(lease=10_000))
+    with pytest.raises(OSError, match="the disk is full"):
         await rounds.begin("a", [orders()], force=True)
-        await rounds.commit(ORDERS, 1, 99, {0: 10, 1: 4})
-        assert rounds.tiered_offset(ORDERS, 0) == 10
-        assert rounds.tiered_offset(ORDERS, 2) == 0
-        assert rounds.state(ORDERS).snapshot_id == 99
-        rounds.give_back(ORDERS, 1, None)
-        with pytest.raises(TableError, match="is over"):
-            await rounds.commit(ORDERS, 1, 99, {0: 11})
-        assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
-        with pytest.raises(TableError, match="10 before; 9 is behind"):
-            await rounds.commit(ORDERS, 2, 100, {0: 9})
-        await rounds.commit(ORDERS, 2, 100, {0: 12})
-        assert dict(rounds.state(ORDERS).offsets) == {0: 12, 1: 4}
-
-    asyncio.run(run())
+    store.full = False
+    granted = await rounds.begin("b", [orders()], force=True)
+    assert granted is not None, "nobody has it"
+    rounds.heartbeat(*granted)
 
 
-def test_freshness_decides_what_is_due_and_the_longest_waiting_goes_first(
+async def test_the_same_worker_may_begin_again_and_fences_itself(rounds: LakeRounds) -> None:
+    assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 1)
+    assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 2)
+    with pytest.raises(TableError):
+        rounds.heartbeat(ORDERS, 1)
+
+
+async def test_a_commit_is_recorded_and_never_goes_back(rounds: LakeRounds, time: Time) -> None:
+    await rounds.begin("a", [orders()], force=True)
+    await rounds.commit(ORDERS, 1, 99, {0: 10, 1: 4})
+    assert rounds.tiered_offset(ORDERS, 0) == 10
+    assert rounds.tiered_offset(ORDERS, 2) == 0
+    assert rounds.state(ORDERS).snapshot_id == 99
+    rounds.give_back(ORDERS, 1, None)
+    with pytest.raises(TableError, match="is over"):
+        await rounds.commit(ORDERS, 1, 99, {0: 11})
+    assert await rounds.begin("b", [orders()], force=True) == (ORDERS, 2)
+    with pytest.raises(TableError, match="10 before; 9 is behind"):
+        await rounds.commit(ORDERS, 2, 100, {0: 9})
+    await rounds.commit(ORDERS, 2, 100, {0: 12})
+    assert dict(rounds.state(ORDERS).offsets) == {0: 12, 1: 4}
+
+
+async def test_freshness_decides_what_is_due_and_the_longest_waiting_goes_first(
     rounds: LakeRounds, time: Time
 ) -> None:
-    async def run() -> None:
-        both = [orders(), Candidate(ITEMS, 5_000)]
-        first = await rounds.begin("a", both, force=False)
-        assert first == (ORDERS, 1)
-        await rounds.commit(ORDERS, 1, 1, {0: 1})
-        rounds.give_back(ORDERS, 1, None)
-        assert await rounds.begin("a", both, force=False) == (ITEMS, 1)
-        await rounds.commit(ITEMS, 1, 1, {0: 1})
-        rounds.give_back(ITEMS, 1, None)
-        assert await rounds.begin("a", both, force=False) is None
-        time.seconds += 5
-        assert await rounds.begin("a", both, force=False) == (ITEMS, 2)
-        assert await rounds.begin("a", [orders()], force=False) is None
-        assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 2)
-
-    asyncio.run(run())
+    both = [orders(), Candidate(ITEMS, 5_000)]
+    first = await rounds.begin("a", both, force=False)
+    assert first == (ORDERS, 1)
+    await rounds.commit(ORDERS, 1, 1, {0: 1})
+    rounds.give_back(ORDERS, 1, None)
+    assert await rounds.begin("a", both, force=False) == (ITEMS, 1)
+    await rounds.commit(ITEMS, 1, 1, {0: 1})
+    rounds.give_back(ITEMS, 1, None)
+    assert await rounds.begin("a", both, force=False) is None
+    time.seconds += 5
+    assert await rounds.begin("a", both, force=False) == (ITEMS, 2)
+    assert await rounds.begin("a", [orders()], force=False) is None
+    assert await rounds.begin("a", [orders()], force=True) == (ORDERS, 2)
 
 
-def test_epochs_and_offsets_survive_a_restart_and_leases_do_not(time: Time) -> None:
-    async def run() -> None:
-        store = Store()
-        before = LakeRounds(store, time)
-        await before.begin("a", [orders()], force=True)
-        await before.commit(ORDERS, 1, 5, {0: 3})
-        await before.begin("a", [orders()], force=True)
+async def test_epochs_and_offsets_survive_a_restart_and_leases_do_not(time: Time) -> None:
+    store = Store()
+    before = LakeRounds(store, time)
+    await before.begin("a", [orders()], force=True)
+    await before.commit(ORDERS, 1, 5, {0: 3})
+    await before.begin("a", [orders()], force=True)
 
-        after = LakeRounds(store, time)
-        await after.load()
-        assert after.tiered_offset(ORDERS, 0) == 3
-        with pytest.raises(TableError, match="is over"):
-            await after.commit(ORDERS, 2, 6, {0: 4})
-        assert await after.begin("b", [orders()], force=True) == (ORDERS, 3)
-
-    asyncio.run(run())
+    after = LakeRounds(store, time)
+    await after.load()
+    assert after.tiered_offset(ORDERS, 0) == 3
+    with pytest.raises(TableError, match="is over"):
+        await after.commit(ORDERS, 2, 6, {0: 4})
+    assert await after.begin("b", [orders()], force=True) == (ORDERS, 3)
 
 
-def test_a_dropped_table_is_forgotten(time: Time) -> None:
-    async def run() -> None:
-        store = Store()
-        rounds = LakeRounds(store, time)
-        await rounds.begin("a", [orders()], force=True)
-        await rounds.forget(ORDERS)
-        await rounds.forget(ORDERS)
-        assert store.nodes == {}
-        assert rounds.state(ORDERS).epoch == 0
-
-    asyncio.run(run())
+async def test_a_dropped_table_is_forgotten(time: Time) -> None:
+    store = Store()
+    rounds = LakeRounds(store, time)
+    await rounds.begin("a", [orders()], force=True)
+    await rounds.forget(ORDERS)
+    await rounds.forget(ORDERS)
+    assert store.nodes == {}
+    assert rounds.state(ORDERS).epoch == 0

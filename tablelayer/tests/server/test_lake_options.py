@@ -37,26 +37,23 @@ TAKEN = [
 ]
 
 
-def test_what_says_where_files_go_or_which_class_is_loaded_is_refused(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            lakes = {}
-            for lake in ("iceberg", "paimon"):
-                lakes[lake] = await all_tables.create("a INT", name=lake, datalake_format=lake)
-            for number, (lake, name, value) in enumerate(REFUSED):
-                with pytest.raises(AssertionError, match=name.replace(".", r"\.")):
-                    await all_tables.create("a INT", given={"table.datalake.format": lake, name: value})
-                config = {"table.schema": "a INT", "table.datalake.format": lake, name: value}
-                with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
-                    await all_tables.broker.context.metadata.create_topic(f"default.r{number}", 1, config)
-                with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
-                    await all_tables.broker.context.metadata.alter_config(f"default.{lake}", {name: value})
-            for number, (lake, name, value) in enumerate(TAKEN):
-                given = {"table.datalake.format": lake, name: value}
-                table = await all_tables.create("a INT", name=f"t{number}", given=given)
-                assert table.definition.options[name] == value
-
-    run(work)
+async def test_what_says_where_files_go_or_which_class_is_loaded_is_refused(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        lakes = {}
+        for lake in ("iceberg", "paimon"):
+            lakes[lake] = await all_tables.create("a INT", name=lake, datalake_format=lake)
+        for number, (lake, name, value) in enumerate(REFUSED):
+            with pytest.raises(AssertionError, match=name.replace(".", r"\.")):
+                await all_tables.create("a INT", given={"table.datalake.format": lake, name: value})
+            config = {"table.schema": "a INT", "table.datalake.format": lake, name: value}
+            with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
+                await all_tables.broker.context.metadata.create_topic(f"default.r{number}", 1, config)
+            with pytest.raises(KafkaError, match=name.replace(".", r"\.")):
+                await all_tables.broker.context.metadata.alter_config(f"default.{lake}", {name: value})
+        for number, (lake, name, value) in enumerate(TAKEN):
+            given = {"table.datalake.format": lake, name: value}
+            table = await all_tables.create("a INT", name=f"t{number}", given=given)
+            assert table.definition.options[name] == value
 
 
 def test_the_operator_allows_more_and_what_a_table_has_it_keeps(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tablelayer.server.limits import Limits
 from tablelayer.server.room import Room
 from tablelayer.server.services import _and_pause
 from tablelayer.server.store.kv import KeyRange, KeyValueStore, SharedMemory
-from tablelayer.tests.server.tables import run, tables
+from tablelayer.tests.server.tables import tables
 
 COLUMNS = "id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED"
 
@@ -20,25 +20,22 @@ def stores_in(data: Path) -> list[str]:
     return sorted(path.parent.name for path in data.glob("extensions/tables/*/*/CURRENT"))
 
 
-def test_buckets_without_rows_have_no_files_and_answer_as_empty_ones(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS, buckets=300)
-            assert stores_in(tmp_path) == []
-            assert await table.count() == 0
-            assert await table.state() == []
-            assert await table.lookup({"id": 1}) == [None]
-            assert stores_in(tmp_path) == []
-            assert (await table.put(("+", {"id": 1, "v": "a"}))).error_code == 0
-            assert stores_in(tmp_path) == ["0"]
-            assert await table.count(0) == 1
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.open()
-            assert stores_in(tmp_path) == ["0"]
-            assert await table.count(0) == 1
-            assert await table.count(8) == 0
-
-    run(work)
+async def test_buckets_without_rows_have_no_files_and_answer_as_empty_ones(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS, buckets=300)
+        assert stores_in(tmp_path) == []
+        assert await table.count() == 0
+        assert await table.state() == []
+        assert await table.lookup({"id": 1}) == [None]
+        assert stores_in(tmp_path) == []
+        assert (await table.put(("+", {"id": 1, "v": "a"}))).error_code == 0
+        assert stores_in(tmp_path) == ["0"]
+        assert await table.count(0) == 1
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        assert stores_in(tmp_path) == ["0"]
+        assert await table.count(0) == 1
+        assert await table.count(8) == 0
 
 
 def test_a_store_that_is_not_made_yet_is_an_empty_one(tmp_path: Path) -> None:

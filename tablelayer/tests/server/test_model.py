@@ -11,7 +11,7 @@ import pytest
 
 from broker.testing.files import copy_as_killed
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Row, Table, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, replay, tables
 
 COLUMNS = (
     "k1 INT, k2 STRING, a INT, b DECIMAL(10, 2), c STRING, d TIMESTAMP(3), PRIMARY KEY (k1, k2) NOT ENFORCED"
@@ -79,7 +79,7 @@ def in_key_order(rows: list[Row]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_operations_with_restarts_and_crashes_equal_a_dict(tmp_path: Path, seed: int) -> None:
+async def test_random_operations_with_restarts_and_crashes_equal_a_dict(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     model = Model()
 
@@ -101,123 +101,108 @@ def test_random_operations_with_restarts_and_crashes_equal_a_dict(tmp_path: Path
             if crash_to is not None:
                 copy_as_killed(directory, crash_to)
 
-    async def work() -> None:
-        directory = tmp_path / "0"
-        for number in range(6):
-            crash_to = tmp_path / str(number + 1) if rng.random() < 0.6 else None
-            await session(directory, number == 0, crash_to)
-            directory = crash_to or directory
-
-    run(work)
+    directory = tmp_path / "0"
+    for number in range(6):
+        crash_to = tmp_path / str(number + 1) if rng.random() < 0.6 else None
+        await session(directory, number == 0, crash_to)
+        directory = crash_to or directory
 
 
-def test_r14_a_snapshot_and_the_changelog_from_its_offset_give_the_state(tmp_path: Path) -> None:
-    async def work() -> None:
-        from tablelayer.model import messages as m
+async def test_r14_a_snapshot_and_the_changelog_from_its_offset_give_the_state(tmp_path: Path) -> None:
+    from tablelayer.model import messages as m
 
-        rng, model = random.Random(5), Model()
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create(COLUMNS)
+    rng, model = random.Random(5), Model()
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS)
 
-            async def some() -> None:
-                for _ in range(10):
-                    batch = operations(rng, None)
-                    await table.put(*batch)
-                    model.apply(batch, None)
+        async def some() -> None:
+            for _ in range(10):
+                batch = operations(rng, None)
+                await table.put(*batch)
+                model.apply(batch, None)
 
-            await some()
-            before = dict(model.rows)
-            request = m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, max_bytes=1)
-            first = await all_tables.broker.send(request)
-            await some()
-            rows, answer = table.rows(first.rows), first
-            while answer.has_more:
-                request.scan_id = answer.scan_id
-                answer = await all_tables.broker.send(request)
-                rows += table.rows(answer.rows)
-            assert {tuple(row[name] for name in KEY): row for row in rows} == before
-            tail = await table.changelog(first.log_offset)
-            state = dict(before)
-            for change, row in tail:
-                key = tuple(row[name] for name in KEY)
-                if change == "-D":
-                    del state[key]
-                elif change != "-U":
-                    state[key] = row
-            assert state == model.rows
-
-    run(work)
+        await some()
+        before = dict(model.rows)
+        request = m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, max_bytes=1)
+        first = await all_tables.broker.send(request)
+        await some()
+        rows, answer = table.rows(first.rows), first
+        while answer.has_more:
+            request.scan_id = answer.scan_id
+            answer = await all_tables.broker.send(request)
+            rows += table.rows(answer.rows)
+        assert {tuple(row[name] for name in KEY): row for row in rows} == before
+        tail = await table.changelog(first.log_offset)
+        state = dict(before)
+        for change, row in tail:
+            key = tuple(row[name] for name in KEY)
+            if change == "-D":
+                del state[key]
+            elif change != "-U":
+                state[key] = row
+        assert state == model.rows
 
 
-def test_r14_restart_replays_only_the_tail_and_says_so(
+async def test_r14_restart_replays_only_the_tail_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        rows = [{"id": n, "v": n} for n in range(100)]
-        async with tables(tmp_path / "a", limits=Limits(flush_bytes=1)) as all_tables:
-            table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
-            await table.put(*(("+", row) for row in rows[:60]))
-            while table.partition.hooks.tablet.kv.durable_offset < 60:
-                await table.put(("-", {"id": 1000, "v": 0}))
-            durable = table.partition.hooks.tablet.kv.durable_offset
-            table.partition.hooks.services.limits = Limits()
-            await table.put(*(("+", row) for row in rows[60:]))
-            end = table.partition.log.log_end_offset
-            copy_as_killed(tmp_path / "a", tmp_path / "b")
-        with caplog.at_level(logging.INFO, logger="headrace.tables"):
-            async with tables(tmp_path / "b") as all_tables:
-                table = await all_tables.open()
-                assert await table.state() == rows
-        (line,) = [record.getMessage() for record in caplog.records if "replayed" in record.getMessage()]
-        assert line.startswith("table default.t bucket 0: kept 60 rows up to offset ")
-        assert f"replayed 40 rows up to offset {end} in " in line
-        kept = int(line.split("up to offset ")[1].split(",")[0])
-        assert kept >= durable
-
-    run(work)
-
-
-def test_a_damaged_store_is_set_aside_and_built_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work() -> None:
-        rows = [{"id": n, "v": n} for n in range(100)]
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
-            await table.put(*(("+", row) for row in rows))
-            directory = table.partition.hooks.directory
-        for path in directory.glob("MANIFEST*"):
-            path.write_bytes(b"rubbish")
-        async with tables(tmp_path) as all_tables:
+    rows = [{"id": n, "v": n} for n in range(100)]
+    async with tables(tmp_path / "a", limits=Limits(flush_bytes=1)) as all_tables:
+        table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
+        await table.put(*(("+", row) for row in rows[:60]))
+        while table.partition.hooks.tablet.kv.durable_offset < 60:
+            await table.put(("-", {"id": 1000, "v": 0}))
+        durable = table.partition.hooks.tablet.kv.durable_offset
+        table.partition.hooks.services.limits = Limits()
+        await table.put(*(("+", row) for row in rows[60:]))
+        end = table.partition.log.log_end_offset
+        copy_as_killed(tmp_path / "a", tmp_path / "b")
+    with caplog.at_level(logging.INFO, logger="headrace.tables"):
+        async with tables(tmp_path / "b") as all_tables:
             table = await all_tables.open()
             assert await table.state() == rows
-            assert (await table.put(("-", rows[0]))).error_code == 0
-        assert "set aside" in caplog.text
-        assert (directory.parent / "0.damaged").is_dir()
+    (line,) = [record.getMessage() for record in caplog.records if "replayed" in record.getMessage()]
+    assert line.startswith("table default.t bucket 0: kept 60 rows up to offset ")
+    assert f"replayed 40 rows up to offset {end} in " in line
+    kept = int(line.split("up to offset ")[1].split(",")[0])
+    assert kept >= durable
 
-    run(work)
+
+async def test_a_damaged_store_is_set_aside_and_built_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"id": n, "v": n} for n in range(100)]
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
+        await table.put(*(("+", row) for row in rows))
+        directory = table.partition.hooks.directory
+    for path in directory.glob("MANIFEST*"):
+        path.write_bytes(b"rubbish")
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        assert await table.state() == rows
+        assert (await table.put(("-", rows[0]))).error_code == 0
+    assert "set aside" in caplog.text
+    assert (directory.parent / "0.damaged").is_dir()
 
 
-def test_a_store_ahead_of_its_log_is_built_again_and_without_the_whole_log_the_bucket_is_offline(
+async def test_a_store_ahead_of_its_log_is_built_again_and_without_the_whole_log_the_bucket_is_offline(
     tmp_path: Path,
 ) -> None:
-    async def work() -> None:
-        rows = [{"id": n, "v": n} for n in range(10)]
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
-            await table.put(*(("+", row) for row in rows[:5]))
-            await table.put(*(("+", row) for row in rows[5:]))
-            table.partition.log.truncate_to(5)
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.open()
-            assert await table.state() == rows[:5]
-            await table.put(*(("+", row) for row in rows[5:]))
-            table.partition.delete_records(5)
-            table.partition.log.truncate_to(5)
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.open()
-            answer = await table.put(("+", rows[0]))
-            assert answer.error_code == 56  # KAFKA_STORAGE_ERROR
-            assert "the rows before it are gone" in answer.error_message
-
-    run(work)
+    rows = [{"id": n, "v": n} for n in range(10)]
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, v INT, PRIMARY KEY (id) NOT ENFORCED")
+        await table.put(*(("+", row) for row in rows[:5]))
+        await table.put(*(("+", row) for row in rows[5:]))
+        table.partition.log.truncate_to(5)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        assert await table.state() == rows[:5]
+        await table.put(*(("+", row) for row in rows[5:]))
+        table.partition.delete_records(5)
+        table.partition.log.truncate_to(5)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        answer = await table.put(("+", rows[0]))
+        assert answer.error_code == 56  # KAFKA_STORAGE_ERROR
+        assert "the rows before it are gone" in answer.error_message

@@ -77,280 +77,243 @@ async def consume(table: Table, topic: str, partition: int = 0) -> list[Any]:
             offset = header.next_offset
 
 
-def test_r17_2_rows_produced_to_the_whole_table_go_to_their_partitions(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await create(all_tables, PK + " WITH ('bucket.num' = '2')")
-            rows = [{"dt": f"d{n % 2}", "id": n, "v": n} for n in range(6)]
-            answer = await produce(table, *rows)
-            assert answer.error_code == 0, answer.error_message
-            assert await names(table) == ["d0", "d1"]
-            for name in ("d0", "d1"):
-                found = [r for b in (0, 1) for r in await consume(table, f"default.t.{name}", b)]
-                assert sorted(found, key=lambda r: r["id"]) == [r for r in rows if r["dt"] == name]
-            assert await consume(table, "default.t") == []
-            answer = await produce(table, None, key={"id": 3, "dt": "d1"})
-            assert answer.error_code == 0, answer.error_message
-            one = await all_tables.open("t.d1")
-            assert await one.count(0) + await one.count(1) == 2
-
-    run(work)
+async def test_r17_2_rows_produced_to_the_whole_table_go_to_their_partitions(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await create(all_tables, PK + " WITH ('bucket.num' = '2')")
+        rows = [{"dt": f"d{n % 2}", "id": n, "v": n} for n in range(6)]
+        answer = await produce(table, *rows)
+        assert answer.error_code == 0, answer.error_message
+        assert await names(table) == ["d0", "d1"]
+        for name in ("d0", "d1"):
+            found = [r for b in (0, 1) for r in await consume(table, f"default.t.{name}", b)]
+            assert sorted(found, key=lambda r: r["id"]) == [r for r in rows if r["dt"] == name]
+        assert await consume(table, "default.t") == []
+        answer = await produce(table, None, key={"id": 3, "dt": "d1"})
+        assert answer.error_code == 0, answer.error_message
+        one = await all_tables.open("t.d1")
+        assert await one.count(0) + await one.count(1) == 2
 
 
-def test_r3_1_a_repeated_batch_of_a_producer_is_written_once(tmp_path: Path) -> None:
+async def test_r3_1_a_repeated_batch_of_a_producer_is_written_once(tmp_path: Path) -> None:
     """Also across a restart, and beside the same producer's writes to a partition itself."""
-
-    async def work() -> None:
-        identity = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-        rows = [{"dt": "a", "id": n} for n in range(5)]
-        async with tables(tmp_path) as all_tables:
-            table = await create(all_tables, "CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
-            first = await produce(table, *rows, **identity)
-            assert (await produce(table, *rows, **identity)).base_offset == first.base_offset
-            one = await all_tables.open("t.a")
-            assert await one.count() == 5
-        async with tables(tmp_path) as all_tables:
-            table, one = await all_tables.open("t"), await all_tables.open("t.a")
-            assert (await produce(table, *rows, **identity)).base_offset == first.base_offset
-            assert await one.count() == 5
-            direct = await produce(one, *rows, **identity)
-            assert direct.error_code == 0, direct.error_message
-            assert await one.count() == 10
-
-    run(work)
+    identity = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    rows = [{"dt": "a", "id": n} for n in range(5)]
+    async with tables(tmp_path) as all_tables:
+        table = await create(all_tables, "CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
+        first = await produce(table, *rows, **identity)
+        assert (await produce(table, *rows, **identity)).base_offset == first.base_offset
+        one = await all_tables.open("t.a")
+        assert await one.count() == 5
+    async with tables(tmp_path) as all_tables:
+        table, one = await all_tables.open("t"), await all_tables.open("t.a")
+        assert (await produce(table, *rows, **identity)).base_offset == first.base_offset
+        assert await one.count() == 5
+        direct = await produce(one, *rows, **identity)
+        assert direct.error_code == 0, direct.error_message
+        assert await one.count() == 10
 
 
 @pytest.mark.parametrize("bad", [{"id": 1}, {"dt": "a.b", "id": 1}, {"dt": "", "id": 1}])
-def test_r17_3_a_record_without_a_partition_refuses_its_batch(tmp_path: Path, bad: Any) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await create(all_tables, "CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
-            answer = await produce(table, {"dt": "x", "id": 0}, bad)
-            assert answer.error_code == ErrorCode.INVALID_RECORD
-            assert [each.batch_index for each in answer.record_errors] == [1]
-            assert "dt" in answer.error_message
-            assert await names(table) == []
-
-    run(work)
+async def test_r17_3_a_record_without_a_partition_refuses_its_batch(tmp_path: Path, bad: Any) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await create(all_tables, "CREATE TABLE t (dt STRING, id INT) PARTITIONED BY (dt)")
+        answer = await produce(table, {"dt": "x", "id": 0}, bad)
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert [each.batch_index for each in answer.record_errors] == [1]
+        assert "dt" in answer.error_message
+        assert await names(table) == []
 
 
-def test_records_make_no_partitions_where_the_table_says_so(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await create(
-                all_tables, PK + " WITH ('table.kafka.dynamic-create-partition.enabled' = 'false')"
-            )
-            assert (await produce(table, {"dt": "a", "id": 0})).error_code == ErrorCode.INVALID_RECORD
-            assert (await add(table, "a")).error_code == 0
-            assert (await produce(table, {"dt": "a", "id": 0})).error_code == 0
-            one = await all_tables.open("t.a")
-            answer = await produce(one, {"dt": "b", "id": 0})
-            assert answer.error_code == ErrorCode.INVALID_RECORD
-            assert "does not belong to partition a" in answer.error_message
-
-    run(work)
+async def test_records_make_no_partitions_where_the_table_says_so(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await create(
+            all_tables, PK + " WITH ('table.kafka.dynamic-create-partition.enabled' = 'false')"
+        )
+        assert (await produce(table, {"dt": "a", "id": 0})).error_code == ErrorCode.INVALID_RECORD
+        assert (await add(table, "a")).error_code == 0
+        assert (await produce(table, {"dt": "a", "id": 0})).error_code == 0
+        one = await all_tables.open("t.a")
+        answer = await produce(one, {"dt": "b", "id": 0})
+        assert answer.error_code == ErrorCode.INVALID_RECORD
+        assert "does not belong to partition a" in answer.error_message
 
 
-def test_r18_5_partitions_and_their_rows_survive_a_restart_and_follow_an_alter(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await create(all_tables, PK)
-            await produce(table, {"dt": "a", "id": 1, "v": 5})
-            await table.alter("ADD w INT DEFAULT 3, SET ('table.log.ttl' = '2 d')")
-        async with tables(tmp_path) as all_tables:
-            one = await all_tables.open("t.a")
-            assert await one.state() == [{"dt": "a", "id": 1, "v": 5, "w": 3}]
-            image = one.broker.context.metadata.topic("default.t.a")
-            assert image is not None
-            assert image.config["retention.ms"] == str(2 * 86_400_000)
-            assert one.partition.log.config.retention_ms == 2 * 86_400_000
-
-    run(work)
+async def test_r18_5_partitions_and_their_rows_survive_a_restart_and_follow_an_alter(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await create(all_tables, PK)
+        await produce(table, {"dt": "a", "id": 1, "v": 5})
+        await table.alter("ADD w INT DEFAULT 3, SET ('table.log.ttl' = '2 d')")
+    async with tables(tmp_path) as all_tables:
+        one = await all_tables.open("t.a")
+        assert await one.state() == [{"dt": "a", "id": 1, "v": 5, "w": 3}]
+        image = one.broker.context.metadata.topic("default.t.a")
+        assert image is not None
+        assert image.config["retention.ms"] == str(2 * 86_400_000)
+        assert one.partition.log.config.retention_ms == 2 * 86_400_000
 
 
 @pytest.mark.parametrize("sql", [PK, "CREATE TABLE t (dt STRING, id INT, v INT) PARTITIONED BY (dt)"])
-def test_r18_2_a_partition_goes_with_its_rows_and_its_log_and_its_name_is_another_one_later(
+async def test_r18_2_a_partition_goes_with_its_rows_and_its_log_and_its_name_is_another_one_later(
     tmp_path: Path, sql: str
 ) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await create(all_tables, sql)
-            await produce(table, {"dt": "a", "id": 1, "v": 5}, {"dt": "b", "id": 1, "v": 6})
-            old = await all_tables.open("t.a")
-            assert (await produce(old, {"dt": "a", "id": 2, "v": 7})).error_code == 0
-            dropped = await table.broker.send(m.DropPartitionRequest(table_id=table.table_id, name="a"))
-            assert dropped.error_code == 0, dropped.error_message
-            assert await names(table) == ["b"]
-            assert table.broker.context.metadata.topic("default.t.a") is None
-            refused = await old.put(("+", {"dt": "a", "id": 3})) if sql is PK else await old.append([])
-            assert refused.error_code == TableErrorCode.TABLE_NOT_FOUND
-            assert (await add(table, "a")).error_code == 0
-            new = await all_tables.open("t.a")
-            assert new.table_id != old.table_id
-            assert await new.changelog() == []
-            refused = await old.put(("+", {"dt": "a", "id": 3})) if sql is PK else await old.append([])
-            assert refused.error_code == TableErrorCode.TABLE_NOT_FOUND
-            assert (await produce(table, {"dt": "a", "id": 4, "v": 8})).error_code == 0
-        async with tables(tmp_path) as all_tables:
-            new = await all_tables.open("t.a")
-            assert new.table_id != old.table_id
-            assert [row for _, row in await new.changelog()] == [{"dt": "a", "id": 4, "v": 8}]
-            kept = await all_tables.open("t.b")
-            assert [row for _, row in await kept.changelog()] == [{"dt": "b", "id": 1, "v": 6}]
-            async with asyncio.timeout(10):
-                while list(tmp_path.rglob(f"*{old.table_id}*")):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await create(all_tables, sql)
+        await produce(table, {"dt": "a", "id": 1, "v": 5}, {"dt": "b", "id": 1, "v": 6})
+        old = await all_tables.open("t.a")
+        assert (await produce(old, {"dt": "a", "id": 2, "v": 7})).error_code == 0
+        dropped = await table.broker.send(m.DropPartitionRequest(table_id=table.table_id, name="a"))
+        assert dropped.error_code == 0, dropped.error_message
+        assert await names(table) == ["b"]
+        assert table.broker.context.metadata.topic("default.t.a") is None
+        refused = await old.put(("+", {"dt": "a", "id": 3})) if sql is PK else await old.append([])
+        assert refused.error_code == TableErrorCode.TABLE_NOT_FOUND
+        assert (await add(table, "a")).error_code == 0
+        new = await all_tables.open("t.a")
+        assert new.table_id != old.table_id
+        assert await new.changelog() == []
+        refused = await old.put(("+", {"dt": "a", "id": 3})) if sql is PK else await old.append([])
+        assert refused.error_code == TableErrorCode.TABLE_NOT_FOUND
+        assert (await produce(table, {"dt": "a", "id": 4, "v": 8})).error_code == 0
+    async with tables(tmp_path) as all_tables:
+        new = await all_tables.open("t.a")
+        assert new.table_id != old.table_id
+        assert [row for _, row in await new.changelog()] == [{"dt": "a", "id": 4, "v": 8}]
+        kept = await all_tables.open("t.b")
+        assert [row for _, row in await kept.changelog()] == [{"dt": "b", "id": 1, "v": 6}]
+        async with asyncio.timeout(10):
+            while list(tmp_path.rglob(f"*{old.table_id}*")):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
-def test_r18_5_an_alter_holds_for_all_partitions_at_once(tmp_path: Path) -> None:
+async def test_r18_5_an_alter_holds_for_all_partitions_at_once(tmp_path: Path) -> None:
     """Those that are there, those that come later; and one that a partition could not follow changes none."""
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            old = await create(all_tables, PK)
-            await produce(old, *({"dt": name, "id": 1, "v": 1} for name in "abc"))
-            table = await old.alter("ADD w INT DEFAULT 3, RENAME v TO value, DROP IF EXISTS x")
-            for name in "abc":
-                one = await all_tables.open(f"t.{name}")
-                assert one.definition.schema == table.definition.schema
-                assert await one.state() == [{"dt": name, "id": 1, "value": 1, "w": 3}]
-            assert (await produce(table, {"dt": "d", "id": 1, "value": 2, "w": 4})).error_code == 0
-            assert (await all_tables.open("t.d")).definition.schema == table.definition.schema
-            (change,) = parse("ALTER TABLE t ADD y INT, DROP dt")
-            assert isinstance(change, AlterTable)
-            answer = await table.alter_answer(changes_to_json(change.changes))
-            assert answer.error_code == TableErrorCode.INVALID_TABLE
-            for name in "abcd":
-                one = await all_tables.open(f"t.{name}")
-                assert one.definition.schema == table.definition.schema
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        old = await create(all_tables, PK)
+        await produce(old, *({"dt": name, "id": 1, "v": 1} for name in "abc"))
+        table = await old.alter("ADD w INT DEFAULT 3, RENAME v TO value, DROP IF EXISTS x")
+        for name in "abc":
+            one = await all_tables.open(f"t.{name}")
+            assert one.definition.schema == table.definition.schema
+            assert await one.state() == [{"dt": name, "id": 1, "value": 1, "w": 3}]
+        assert (await produce(table, {"dt": "d", "id": 1, "value": 2, "w": 4})).error_code == 0
+        assert (await all_tables.open("t.d")).definition.schema == table.definition.schema
+        (change,) = parse("ALTER TABLE t ADD y INT, DROP dt")
+        assert isinstance(change, AlterTable)
+        answer = await table.alter_answer(changes_to_json(change.changes))
+        assert answer.error_code == TableErrorCode.INVALID_TABLE
+        for name in "abcd":
+            one = await all_tables.open(f"t.{name}")
+            assert one.definition.schema == table.definition.schema
 
 
-def test_a_table_dropped_through_kafka_takes_its_partitions_along(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await create(all_tables, PK)
-            await produce(table, {"dt": "a", "id": 1, "v": 5})
-            one = await all_tables.open("t.a")
-            folder = tmp_path / "extensions" / "tables" / str(one.table_id)
-            assert folder.exists()
-            await table.broker.context.metadata.delete_topic("default.t")
-            answer = await one.append([{"dt": "a", "id": 2}])
-            assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
-        async with tables(tmp_path) as all_tables:  # not deleted yet: the server stopped first
-            again = await create(all_tables, PK)
-            await asyncio.sleep(1.3)
-            assert again.broker.context.metadata.topic("default.t.a") is None
-            assert await names(again) == []
-        assert not folder.exists()
-
-    run(work)
+async def test_a_table_dropped_through_kafka_takes_its_partitions_along(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await create(all_tables, PK)
+        await produce(table, {"dt": "a", "id": 1, "v": 5})
+        one = await all_tables.open("t.a")
+        folder = tmp_path / "extensions" / "tables" / str(one.table_id)
+        assert folder.exists()
+        await table.broker.context.metadata.delete_topic("default.t")
+        answer = await one.append([{"dt": "a", "id": 2}])
+        assert answer.error_code == TableErrorCode.TABLE_NOT_FOUND
+    async with tables(tmp_path) as all_tables:  # not deleted yet: the server stopped first
+        again = await create(all_tables, PK)
+        await asyncio.sleep(1.3)
+        assert again.broker.context.metadata.topic("default.t.a") is None
+        assert await names(again) == []
+    assert not folder.exists()
 
 
-def test_plain_topics_and_others_partitions_do_not_stand_where_a_partition_would(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await create(all_tables, PK)
-            await table.broker.create_topic("default.u.a")
-            with pytest.raises(KafkaError, match="ADD PARTITION"):
-                await table.broker.create_topic("default.t.a")
-            with pytest.raises(KafkaError, match="has the id"):
-                await table.broker.create_topic("default.t.a", **{"table.partition-of": "x"})
-            for name in ("a.b", "__a", "", "a/b"):
-                assert (await add(table, name)).error_code != 0
-            assert (await add(table, "a")).error_code == 0
-            assert (await add(table, "a")).error_code == TableErrorCode.PARTITION_EXISTS
-            with pytest.raises(KafkaError, match="its rows are placed"):
-                await table.broker.context.metadata.create_partitions("default.t.a", 2)
-            answer = await table.put(("+", {"dt": "a", "id": 1}))
-            assert answer.error_code == TableErrorCode.PARTITION_NEEDED
-
-    run(work)
-
-
-def test_the_number_of_partitions_is_bounded(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path, {"max.partition.num": "2"}) as all_tables:
-            table = await create(all_tables, PK)
-            for name in "ab":
-                assert (await add(table, name)).error_code == 0
-            answer = await add(table, "c")
-            assert answer.error_code == TableErrorCode.TOO_MANY_PARTITIONS
-            assert "max.partition.num" in answer.error_message
-            assert (await produce(table, {"dt": "c", "id": 1})).error_code != 0
-            assert (await produce(table, {"dt": "b", "id": 1})).error_code == 0
-
-    run(work)
+async def test_plain_topics_and_others_partitions_do_not_stand_where_a_partition_would(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await create(all_tables, PK)
+        await table.broker.create_topic("default.u.a")
+        with pytest.raises(KafkaError, match="ADD PARTITION"):
+            await table.broker.create_topic("default.t.a")
+        with pytest.raises(KafkaError, match="has the id"):
+            await table.broker.create_topic("default.t.a", **{"table.partition-of": "x"})
+        for name in ("a.b", "__a", "", "a/b"):
+            assert (await add(table, name)).error_code != 0
+        assert (await add(table, "a")).error_code == 0
+        assert (await add(table, "a")).error_code == TableErrorCode.PARTITION_EXISTS
+        with pytest.raises(KafkaError, match="its rows are placed"):
+            await table.broker.context.metadata.create_partitions("default.t.a", 2)
+        answer = await table.put(("+", {"dt": "a", "id": 1}))
+        assert answer.error_code == TableErrorCode.PARTITION_NEEDED
 
 
-def test_an_auto_increment_column_counts_over_all_partitions(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            sql = "CREATE TABLE t (p INT, k INT, n INT, PRIMARY KEY (p, k) NOT ENFORCED) PARTITIONED BY (p)"
-            table = await create(all_tables, sql + " WITH ('auto-increment.fields' = 'n')")
-            await produce(table, *({"p": n % 3, "k": n} for n in range(12)))
-            found = [row["n"] for p in range(3) for row in await (await all_tables.open(f"t.{p}")).state()]
-            assert len(set(found)) == 12
+async def test_the_number_of_partitions_is_bounded(tmp_path: Path) -> None:
+    async with tables(tmp_path, {"max.partition.num": "2"}) as all_tables:
+        table = await create(all_tables, PK)
+        for name in "ab":
+            assert (await add(table, name)).error_code == 0
+        answer = await add(table, "c")
+        assert answer.error_code == TableErrorCode.TOO_MANY_PARTITIONS
+        assert "max.partition.num" in answer.error_message
+        assert (await produce(table, {"dt": "c", "id": 1})).error_code != 0
+        assert (await produce(table, {"dt": "b", "id": 1})).error_code == 0
 
-    run(work)
+
+async def test_an_auto_increment_column_counts_over_all_partitions(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        sql = "CREATE TABLE t (p INT, k INT, n INT, PRIMARY KEY (p, k) NOT ENFORCED) PARTITIONED BY (p)"
+        table = await create(all_tables, sql + " WITH ('auto-increment.fields' = 'n')")
+        await produce(table, *({"p": n % 3, "k": n} for n in range(12)))
+        found = [row["n"] for p in range(3) for row in await (await all_tables.open(f"t.{p}")).state()]
+        assert len(set(found)) == 12
 
 
-def test_r18_random_lives_against_a_dict(tmp_path: Path) -> None:
+async def test_r18_random_lives_against_a_dict(tmp_path: Path) -> None:
     """Rows produced to the whole, deletes, partitions added and dropped, restarts: it is what a dict says."""
-
-    async def work() -> None:
-        seed = random.randrange(1 << 30)
-        print("seed", seed)
-        rng = random.Random(seed)
-        model: dict[str, dict[int, dict[str, Any]]] = {}
-        sql = PK + " WITH ('bucket.num' = '2')"
-        for life in range(4):
-            async with tables(tmp_path) as all_tables:
-                table = await all_tables.open() if life else await create(all_tables, sql)
-                for _ in range(10):
-                    kind, name = rng.random(), f"p{rng.randrange(4)}"
-                    if kind < 0.7:
-                        records = []
-                        for _ in range(rng.randrange(1, 12)):
-                            into, key = f"p{rng.randrange(4)}", rng.randrange(8)
-                            row = {"dt": into, "id": key, "v": rng.randrange(100)}
-                            gone = rng.random() < 0.25
-                            records.append(
-                                Record(
-                                    json.dumps({"id": key, "dt": into}).encode(),
-                                    None if gone else json.dumps(row).encode(),
-                                    (),
-                                    1000,
-                                )
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    model: dict[str, dict[int, dict[str, Any]]] = {}
+    sql = PK + " WITH ('bucket.num' = '2')"
+    for life in range(4):
+        async with tables(tmp_path) as all_tables:
+            table = await all_tables.open() if life else await create(all_tables, sql)
+            for _ in range(10):
+                kind, name = rng.random(), f"p{rng.randrange(4)}"
+                if kind < 0.7:
+                    records = []
+                    for _ in range(rng.randrange(1, 12)):
+                        into, key = f"p{rng.randrange(4)}", rng.randrange(8)
+                        row = {"dt": into, "id": key, "v": rng.randrange(100)}
+                        gone = rng.random() < 0.25
+                        records.append(
+                            Record(
+                                json.dumps({"id": key, "dt": into}).encode(),
+                                None if gone else json.dumps(row).encode(),
+                                (),
+                                1000,
                             )
-                            rows = model.setdefault(into, {})
-                            if gone:
-                                rows.pop(key, None)
-                            else:
-                                rows[key] = row
-                        answer = await table.broker.produce("default.t", build_batch(records))
-                        assert answer.error_code == 0, answer.error_message
-                    elif kind < 0.85:
-                        answer = await table.broker.send(
-                            m.DropPartitionRequest(table_id=table.table_id, name=name)
                         )
-                        expected = 0 if name in model else TableErrorCode.PARTITION_NOT_FOUND
-                        assert answer.error_code == expected
-                        model.pop(name, None)
-                    else:
-                        assert ((await add(table, name)).error_code == 0) == (name not in model)
-                        model.setdefault(name, {})
-                    assert await names(table) == sorted(model)
-                    for each, rows in model.items():
-                        one = await all_tables.open(f"t.{each}")
-                        state = [row for bucket in (0, 1) for row in await one.state(bucket)]
-                        assert {row["id"]: row for row in state} == rows
-                        assert len(state) == len(rows) == await one.count(0) + await one.count(1)
-
-    run(work)
+                        rows = model.setdefault(into, {})
+                        if gone:
+                            rows.pop(key, None)
+                        else:
+                            rows[key] = row
+                    answer = await table.broker.produce("default.t", build_batch(records))
+                    assert answer.error_code == 0, answer.error_message
+                elif kind < 0.85:
+                    answer = await table.broker.send(
+                        m.DropPartitionRequest(table_id=table.table_id, name=name)
+                    )
+                    expected = 0 if name in model else TableErrorCode.PARTITION_NOT_FOUND
+                    assert answer.error_code == expected
+                    model.pop(name, None)
+                else:
+                    assert ((await add(table, name)).error_code == 0) == (name not in model)
+                    model.setdefault(name, {})
+                assert await names(table) == sorted(model)
+                for each, rows in model.items():
+                    one = await all_tables.open(f"t.{each}")
+                    state = [row for bucket in (0, 1) for row in await one.state(bucket)]
+                    assert {row["id"]: row for row in state} == rows
+                    assert len(state) == len(rows) == await one.count(0) + await one.count(1)
 
 
 class MovableClock(SystemClock):
@@ -362,72 +325,64 @@ class MovableClock(SystemClock):
         return super().time_ms() + self.ahead_ms
 
 
-def test_r18_4_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path) -> None:
-    async def work() -> None:
-        clock = MovableClock()
-        config = {"auto-partition.check.interval.ms": "200"}
-        async with tables(tmp_path, config, clock=clock) as all_tables:
-            clock.ahead_ms = 1_700_000_000_000 - clock.time_ms()  # 2023-11-14
-            table = await create(
-                all_tables,
-                PK
-                + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
-                " 'table.auto-partition.time-zone' = 'UTC')",
-            )
+async def test_r18_4_automatic_partitions_come_and_go_with_the_clock(tmp_path: Path) -> None:
+    clock = MovableClock()
+    config = {"auto-partition.check.interval.ms": "200"}
+    async with tables(tmp_path, config, clock=clock) as all_tables:
+        clock.ahead_ms = 1_700_000_000_000 - clock.time_ms()  # 2023-11-14
+        table = await create(
+            all_tables,
+            PK + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
+            " 'table.auto-partition.time-zone' = 'UTC')",
+        )
 
-            async def wait_for(expected: list[str]) -> None:
-                async with asyncio.timeout(10):
-                    while True:
-                        if await names(table) == expected:
-                            return
-                        await asyncio.sleep(0.05)
+        async def wait_for(expected: list[str]) -> None:
+            async with asyncio.timeout(10):
+                while True:
+                    if await names(table) == expected:
+                        return
+                    await asyncio.sleep(0.05)
 
-            await wait_for(["20231114", "20231115"])
-            assert (await add(table, "other")).error_code == 0
-            await produce(table, {"dt": "20231114", "id": 1})
-            clock.ahead_ms += 86_400_000
-            await wait_for(["20231114", "20231115", "20231116", "other"])
-            clock.ahead_ms += 86_400_000
-            await wait_for(["20231115", "20231116", "20231117", "other"])
-            assert (await produce(table, {"dt": "20231115", "id": 1})).error_code == 0
-
-    run(work)
+        await wait_for(["20231114", "20231115"])
+        assert (await add(table, "other")).error_code == 0
+        await produce(table, {"dt": "20231114", "id": 1})
+        clock.ahead_ms += 86_400_000
+        await wait_for(["20231114", "20231115", "20231116", "other"])
+        clock.ahead_ms += 86_400_000
+        await wait_for(["20231115", "20231116", "20231117", "other"])
+        assert (await produce(table, {"dt": "20231115", "id": 1})).error_code == 0
 
 
-def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        clock = MovableClock()
-        config = {"auto-partition.check.interval.ms": "50", "datalake.iceberg.warehouse": "/tmp/somewhere"}
-        async with tables(tmp_path, config, clock=clock) as all_tables:
-            table = await create(
-                all_tables,
-                PK
-                + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
-                " 'table.auto-partition.num-precreate' = '0', 'table.datalake.enabled' = 'true')",
-            )
-            for name in ("20200101", "20200102"):
-                assert (await produce(table, {"dt": name, "id": 1})).error_code == 0
-            empty = await add(table, "20200103")
-            assert empty.error_code == 0
+async def test_an_old_partition_goes_when_the_lake_has_it(tmp_path: Path) -> None:
+    clock = MovableClock()
+    config = {"auto-partition.check.interval.ms": "50", "datalake.iceberg.warehouse": "/tmp/somewhere"}
+    async with tables(tmp_path, config, clock=clock) as all_tables:
+        table = await create(
+            all_tables,
+            PK + " WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-retention' = '1',"
+            " 'table.auto-partition.num-precreate' = '0', 'table.datalake.enabled' = 'true')",
+        )
+        for name in ("20200101", "20200102"):
+            assert (await produce(table, {"dt": name, "id": 1})).error_code == 0
+        empty = await add(table, "20200103")
+        assert empty.error_code == 0
 
-            async def wait_for(expected: list[str]) -> None:
-                async with asyncio.timeout(20):
-                    while await names(table) != expected:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
+        async def wait_for(expected: list[str]) -> None:
+            async with asyncio.timeout(20):
+                while await names(table) != expected:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
 
-            await wait_for(["20200101", "20200102"])  # in which there was nothing went
-            granted = await table.broker.send(m.LakeBeginRequest(worker="w"))
-            listed = (await table.broker.send(m.ListPartitionsRequest(table_id=table.table_id))).partitions
-            ids = {each.name: each.partition_id for each in listed}
-            offset = m.LakeOffset(bucket=0, offset=1, partition="20200101", partition_id=ids["20200101"])
-            commit = m.LakeCommitRequest(
-                table_id=table.table_id, epoch=granted.epoch, snapshot_id=1, offsets=[offset]
-            )
-            answer = await table.broker.send(commit)
-            assert answer.error_code == 0, answer.error_message
-            await wait_for(["20200102"])
-
-    run(work)
+        await wait_for(["20200101", "20200102"])  # in which there was nothing went
+        granted = await table.broker.send(m.LakeBeginRequest(worker="w"))
+        listed = (await table.broker.send(m.ListPartitionsRequest(table_id=table.table_id))).partitions
+        ids = {each.name: each.partition_id for each in listed}
+        offset = m.LakeOffset(bucket=0, offset=1, partition="20200101", partition_id=ids["20200101"])
+        commit = m.LakeCommitRequest(
+            table_id=table.table_id, epoch=granted.epoch, snapshot_id=1, offsets=[offset]
+        )
+        answer = await table.broker.send(commit)
+        assert answer.error_code == 0, answer.error_message
+        await wait_for(["20200102"])
 
 
 def test_r18_1_a_partition_takes_its_own_rows_alone() -> None:
@@ -502,26 +457,23 @@ def test_the_calendar_has_an_end_on_both_sides(unit: str, count: int) -> None:
     assert list(plan.create) == sorted(plan.create)
 
 
-def test_no_more_partitions_ahead_than_a_table_may_have(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path, {"max.partition.num": "20"}) as all_tables:
-            options = (
-                "WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-precreate' = '{}')"
-            )
-            (statement,) = parse(f"{PK} {options.format(999_999)}")
-            assert isinstance(statement, CreateTable)
-            request = m.CreateTableRequest(definition=statement.definition.to_json())
-            answer = await all_tables.broker.send(request)
-            assert answer.error_code == TableErrorCode.INVALID_TABLE
-            assert "max.partition.num" in answer.error_message
-            table = await create(all_tables, f"{PK} {options.format(20)}")
-            (change,) = parse("ALTER TABLE t SET ('table.auto-partition.num-precreate' = '21')")
-            assert isinstance(change, AlterTable)
-            altered = await table.alter_answer(changes_to_json(change.changes))
-            assert altered.error_code == TableErrorCode.INVALID_TABLE
-            assert "'21'" in altered.error_message
-
-    run(work)
+async def test_no_more_partitions_ahead_than_a_table_may_have(tmp_path: Path) -> None:
+    async with tables(tmp_path, {"max.partition.num": "20"}) as all_tables:
+        options = (
+            "WITH ('table.auto-partition.enabled' = 'true', 'table.auto-partition.num-precreate' = '{}')"
+        )
+        (statement,) = parse(f"{PK} {options.format(999_999)}")
+        assert isinstance(statement, CreateTable)
+        request = m.CreateTableRequest(definition=statement.definition.to_json())
+        answer = await all_tables.broker.send(request)
+        assert answer.error_code == TableErrorCode.INVALID_TABLE
+        assert "max.partition.num" in answer.error_message
+        table = await create(all_tables, f"{PK} {options.format(20)}")
+        (change,) = parse("ALTER TABLE t SET ('table.auto-partition.num-precreate' = '21')")
+        assert isinstance(change, AlterTable)
+        altered = await table.alter_answer(changes_to_json(change.changes))
+        assert altered.error_code == TableErrorCode.INVALID_TABLE
+        assert "'21'" in altered.error_message
 
 
 def test_what_goes_wrong_with_one_table_is_told_and_the_others_are_looked_after(
@@ -549,25 +501,22 @@ def test_what_goes_wrong_with_one_table_is_told_and_the_others_are_looked_after(
     assert "the partitions of table default.bad" in caplog.text
 
 
-def test_a_table_that_is_not_understood_is_offline_and_the_server_starts(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            await all_tables.create("id INT", name="good")
-            await all_tables.create("id INT", name="bad")
-            store = all_tables.broker.context.store
-            node = await store.get("/topics/default.bad")
-            assert node is not None
-            data = node.data.replace(b"INT", b"TIN")
-            await store.transact([SetNode("/topics/default.bad", data)])
-        async with tables(tmp_path) as all_tables:
-            listed = await all_tables.broker.send(m.ListTablesRequest(database="default"))
-            assert listed.tables == ["bad", "good"]
-            assert (await (await all_tables.open("good")).append([{"id": 1}])).error_code == 0
-            described = await all_tables.broker.send(m.DescribeTableRequest(database="default", table="bad"))
-            assert described.error_code == TableErrorCode.INVALID_TABLE
-            found = await all_tables.broker.context.metrics.gather()
-            assert found["headrace_tables"] == {(): 1}
-            dropped = await all_tables.broker.send(m.DropTableRequest(database="default", table="bad"))
-            assert dropped.error_code == 0
-
-    run(work)
+async def test_a_table_that_is_not_understood_is_offline_and_the_server_starts(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        await all_tables.create("id INT", name="good")
+        await all_tables.create("id INT", name="bad")
+        store = all_tables.broker.context.store
+        node = await store.get("/topics/default.bad")
+        assert node is not None
+        data = node.data.replace(b"INT", b"TIN")
+        await store.transact([SetNode("/topics/default.bad", data)])
+    async with tables(tmp_path) as all_tables:
+        listed = await all_tables.broker.send(m.ListTablesRequest(database="default"))
+        assert listed.tables == ["bad", "good"]
+        assert (await (await all_tables.open("good")).append([{"id": 1}])).error_code == 0
+        described = await all_tables.broker.send(m.DescribeTableRequest(database="default", table="bad"))
+        assert described.error_code == TableErrorCode.INVALID_TABLE
+        found = await all_tables.broker.context.metrics.gather()
+        assert found["headrace_tables"] == {(): 1}
+        dropped = await all_tables.broker.send(m.DropTableRequest(database="default", table="bad"))
+        assert dropped.error_code == 0

@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode
 from protocol.records.encode import Record, build_batch
 from tablelayer.model.errors import RowError, TableErrorCode
 from tablelayer.model.types.sizes import BATCH_BYTES_MAX, ROW_BYTES_MAX, RowBytes, check_rows
-from tablelayer.tests.server.tables import Table, run, tables
+from tablelayer.tests.server.tables import Table, tables
 from tablelayer.tests.server.test_avro_face import AVRO, decode
 from tablelayer.tests.server.test_value_formats import table
 
@@ -57,66 +57,55 @@ async def refused(table: Table, values: list[bytes | None], index: int, *words: 
         ("debezium-json", f"ARRAY<ROW<{WIDE}>>", [None] * 12_000),
     ],
 )
-def test_r17_9_a_record_that_would_become_a_huge_row_is_refused_by_name(
+async def test_r17_9_a_record_that_would_become_a_huge_row_is_refused_by_name(
     tmp_path: Path, formats: str, kind: str, value: Any
 ) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            made = await all_tables.create(
-                f"id INT, v {kind}, PRIMARY KEY (id) NOT ENFORCED", **{"kafka_value-format": formats}
-            )
+    async with tables(tmp_path) as all_tables:
+        made = await all_tables.create(
+            f"id INT, v {kind}, PRIMARY KEY (id) NOT ENFORCED", **{"kafka_value-format": formats}
+        )
 
-            def record(number: int, inside: Any) -> bytes:
-                row = {"id": number, "v": inside}
-                whole = row if formats == "json" else {"op": "c", "after": row}
-                return json.dumps(whole, separators=(",", ":")).encode()
+        def record(number: int, inside: Any) -> bytes:
+            row = {"id": number, "v": inside}
+            whole = row if formats == "json" else {"op": "c", "after": row}
+            return json.dumps(whole, separators=(",", ":")).encode()
 
-            small = None if not isinstance(value, (list, dict)) else type(value)()
-            index = 0 if kind.startswith("BINARY") else 1
-            await refused(
-                made,
-                [record(0, small), record(1, value), record(2, small)],
-                index,
-                str(ROW_BYTES_MAX),
-                "row",
-            )
-            if index:
-                batch = build_batch([Record(b"1", record(3, small), (), 1000)])
-                answer = await made.broker.produce(made.definition.path.topic, batch)
-                assert answer.error_code == 0, answer.error_message
-
-    run(work)
+        small = None if not isinstance(value, (list, dict)) else type(value)()
+        index = 0 if kind.startswith("BINARY") else 1
+        await refused(
+            made,
+            [record(0, small), record(1, value), record(2, small)],
+            index,
+            str(ROW_BYTES_MAX),
+            "row",
+        )
+        if index:
+            batch = build_batch([Record(b"1", record(3, small), (), 1000)])
+            answer = await made.broker.produce(made.definition.path.topic, batch)
+            assert answer.error_code == 0, answer.error_message
 
 
-def test_r17_9_records_of_few_bytes_that_together_become_too_much_are_refused(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            made = await all_tables.create(f"id INT, PRIMARY KEY (id) NOT ENFORCED, {WIDE}, y BINARY(30000)")
-            row = json.dumps({"id": 1}).encode()
-            await refused(
-                made, [row] * 9_000, BATCH_BYTES_MAX // (30_000 + 3_204 + 9 * 402), "fewer at a time"
-            )
-            await refused(made, [None] * 9_000, BATCH_BYTES_MAX // (30_000 + 3_204), "fewer at a time")
-
-    run(work)
+async def test_r17_9_records_of_few_bytes_that_together_become_too_much_are_refused(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        made = await all_tables.create(f"id INT, PRIMARY KEY (id) NOT ENFORCED, {WIDE}, y BINARY(30000)")
+        row = json.dumps({"id": 1}).encode()
+        await refused(made, [row] * 9_000, BATCH_BYTES_MAX // (30_000 + 3_204 + 9 * 402), "fewer at a time")
+        await refused(made, [None] * 9_000, BATCH_BYTES_MAX // (30_000 + 3_204), "fewer at a time")
 
 
-def test_r17_9_columns_that_a_writer_leaves_out_count(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            made = await all_tables.create("id INT, y BINARY(1000000), PRIMARY KEY (id) NOT ENFORCED")
-            batch = made.batch([{"id": n} for n in range(600)], [3] * 600, ["id"])
-            answer: Any = await made.put_batch(batch, target_columns=[0])
-            assert (answer.error_code, "1000004" in answer.error_message) == (
-                TableErrorCode.INVALID_ROW,
-                True,
-            )
-            batch = made.batch([{"id": n} for n in range(3)], [3] * 3, ["id"])
-            assert (await made.put_batch(batch, target_columns=[0])).error_code == 0
-            with pytest.raises(AssertionError, match="1000004"):
-                await made.lookup(*({"id": n} for n in range(600)), insert_if_absent=True)
-
-    run(work)
+async def test_r17_9_columns_that_a_writer_leaves_out_count(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        made = await all_tables.create("id INT, y BINARY(1000000), PRIMARY KEY (id) NOT ENFORCED")
+        batch = made.batch([{"id": n} for n in range(600)], [3] * 600, ["id"])
+        answer: Any = await made.put_batch(batch, target_columns=[0])
+        assert (answer.error_code, "1000004" in answer.error_message) == (
+            TableErrorCode.INVALID_ROW,
+            True,
+        )
+        batch = made.batch([{"id": n} for n in range(3)], [3] * 3, ["id"])
+        assert (await made.put_batch(batch, target_columns=[0])).error_code == 0
+        with pytest.raises(AssertionError, match="1000004"):
+            await made.lookup(*({"id": n} for n in range(600)), insert_if_absent=True)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.model.types.text import parse_type
 from tablelayer.server.limits import Limits
-from tablelayer.tests.server.tables import Row, Table, replay, run, tables
+from tablelayer.tests.server.tables import Row, Table, replay, tables
 from tablelayer.tests.server.test_kafka_face import consume, produce
 
 WIDER = {
@@ -193,7 +193,9 @@ async def check_keyed(table: Table, model: Model, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(tmp_path: Path, seed: int) -> None:
+async def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(
+    tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")
     model = Model()
@@ -278,60 +280,51 @@ def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(tmp_path
                     assert row[column.name] == expected[number][column.name]
         assert found.keys() == expected.keys()
 
-    async def work() -> None:
-        directory = tmp_path / "0"
-        for number in range(3):
-            crash_to = tmp_path / str(number + 1) if rng.random() < 0.6 else None
-            await session(directory, number == 0, crash_to)
-            directory = crash_to or directory
-
-    run(work)
+    directory = tmp_path / "0"
+    for number in range(3):
+        crash_to = tmp_path / str(number + 1) if rng.random() < 0.6 else None
+        await session(directory, number == 0, crash_to)
+        directory = crash_to or directory
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_r4_2_log_tables_give_every_batch_in_the_schema_that_the_reader_wants(
+async def test_r4_2_log_tables_give_every_batch_in_the_schema_that_the_reader_wants(
     tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")
-
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("a INT, b STRING, c FLOAT")
-            model, writers = Model(), [table]
-            for number in range(30):
-                table = writers[-1]
-                change = random_change(rng, table.definition, number)
-                if change is not None and rng.random() < 0.4:
-                    answer = await table.alter_answer(changes_to_json([change]))
-                    assert answer.error_code == 0, (change, answer.error_message)
-                    table = Table(table.broker, TableDefinition.from_json(answer.definition))
-                    writers.append(table)
-                writer = rng.choice([table, rng.choice(writers)])
-                rows = [
-                    random_row(rng, writer.definition, rng.randrange(99)) for _ in range(rng.choice([1, 7]))
-                ]
-                answer = await writer.append(rows)
-                assert answer.error_code == 0, answer.error_message
-                for row in rows:
-                    known = {column.id: row[column.name] for column in writer.definition.schema.columns}
-                    model.appended.append(known)
-            expected = [model.seen(row, table.definition) for row in model.appended]
-            assert [row for _, row in await table.changelog()] == expected
-            assert await table.limit(1000) == expected
-            assert await table.limit(3) == expected[-3:]
-            names = rng.sample(table.definition.schema.names, 2)
-            names.sort(key=table.definition.schema.index)
-            some = [{name: row[name] for name in names} for row in expected]
-            assert await table.limit(1000, names) == some
-            assert await projected(table, names) == some
-            records = [json.loads(value or b"") for _, _, value, _ in await consume(table)]
-            assert [list(record) for record in records] == [table.definition.schema.names] * len(expected)
-            last = table.definition.schema.columns[-1]
-            if last.type.kind is TypeKind.INT:
-                assert [record[last.name] for record in records] == [row[last.name] for row in expected]
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("a INT, b STRING, c FLOAT")
+        model, writers = Model(), [table]
+        for number in range(30):
+            table = writers[-1]
+            change = random_change(rng, table.definition, number)
+            if change is not None and rng.random() < 0.4:
+                answer = await table.alter_answer(changes_to_json([change]))
+                assert answer.error_code == 0, (change, answer.error_message)
+                table = Table(table.broker, TableDefinition.from_json(answer.definition))
+                writers.append(table)
+            writer = rng.choice([table, rng.choice(writers)])
+            rows = [random_row(rng, writer.definition, rng.randrange(99)) for _ in range(rng.choice([1, 7]))]
+            answer = await writer.append(rows)
+            assert answer.error_code == 0, answer.error_message
+            for row in rows:
+                known = {column.id: row[column.name] for column in writer.definition.schema.columns}
+                model.appended.append(known)
+        expected = [model.seen(row, table.definition) for row in model.appended]
+        assert [row for _, row in await table.changelog()] == expected
+        assert await table.limit(1000) == expected
+        assert await table.limit(3) == expected[-3:]
+        names = rng.sample(table.definition.schema.names, 2)
+        names.sort(key=table.definition.schema.index)
+        some = [{name: row[name] for name in names} for row in expected]
+        assert await table.limit(1000, names) == some
+        assert await projected(table, names) == some
+        records = [json.loads(value or b"") for _, _, value, _ in await consume(table)]
+        assert [list(record) for record in records] == [table.definition.schema.names] * len(expected)
+        last = table.definition.schema.columns[-1]
+        if last.type.kind is TypeKind.INT:
+            assert [record[last.name] for record in records] == [row[last.name] for row in expected]
 
 
 async def projected(table: Table, names: list[str]) -> list[Row]:
@@ -350,273 +343,239 @@ async def projected(table: Table, names: list[str]) -> list[Row]:
     return rows
 
 
-def test_r4_1_a_batch_of_an_unknown_schema_is_refused_without_effect(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
-            log = await all_tables.create("v INT", name="log")
-            await table.alter("ADD w INT")
-            for schema_id in (0, 3, 999):
-                answer = await table.put(("+", {"k": 1, "v": 1}), schema_id=schema_id)
-                assert answer.error_code == TableErrorCode.UNKNOWN_SCHEMA_ID
-                assert f"schema {schema_id} is not one of the table's" in answer.error_message
-                answer = await log.append([{"v": 1}], schema_id=schema_id)
-                assert answer.error_code == TableErrorCode.UNKNOWN_SCHEMA_ID
-            assert await table.state() == []
-            assert table.partition.log.log_end_offset == 0
-            assert await log.changelog() == []
-
-    run(work)
+async def test_r4_1_a_batch_of_an_unknown_schema_is_refused_without_effect(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
+        log = await all_tables.create("v INT", name="log")
+        await table.alter("ADD w INT")
+        for schema_id in (0, 3, 999):
+            answer = await table.put(("+", {"k": 1, "v": 1}), schema_id=schema_id)
+            assert answer.error_code == TableErrorCode.UNKNOWN_SCHEMA_ID
+            assert f"schema {schema_id} is not one of the table's" in answer.error_message
+            answer = await log.append([{"v": 1}], schema_id=schema_id)
+            assert answer.error_code == TableErrorCode.UNKNOWN_SCHEMA_ID
+        assert await table.state() == []
+        assert table.partition.log.log_end_offset == 0
+        assert await log.changelog() == []
 
 
-def test_r4_3_old_images_are_in_the_latest_schema(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("k INT, a INT, b STRING, PRIMARY KEY (k) NOT ENFORCED")
-            await table.put(("+", {"k": 1, "a": 1, "b": "x"}), ("+", {"k": 2, "a": 2, "b": "y"}))
-            table = await table.alter("ADD n INT NOT NULL DEFAULT 5 AFTER k, MODIFY a BIGINT, DROP b")
-            await table.put(("+", {"k": 1, "n": 6, "a": 1 << 40}), ("-", {"k": 2, "n": 0, "a": None}))
-            batches = await table.scan(2)
-            assert [batch.schema_id for batch in batches] == [2]
-            rows = batches[0].to_record_batch(table.definition.schema.arrow(), untrusted=True).to_pylist()
-            assert rows == [
-                {"k": 1, "n": 5, "a": 1},
-                {"k": 1, "n": 6, "a": 1 << 40},
-                {"k": 2, "n": 5, "a": 2},
-            ]
-
-    run(work)
+async def test_r4_3_old_images_are_in_the_latest_schema(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, a INT, b STRING, PRIMARY KEY (k) NOT ENFORCED")
+        await table.put(("+", {"k": 1, "a": 1, "b": "x"}), ("+", {"k": 2, "a": 2, "b": "y"}))
+        table = await table.alter("ADD n INT NOT NULL DEFAULT 5 AFTER k, MODIFY a BIGINT, DROP b")
+        await table.put(("+", {"k": 1, "n": 6, "a": 1 << 40}), ("-", {"k": 2, "n": 0, "a": None}))
+        batches = await table.scan(2)
+        assert [batch.schema_id for batch in batches] == [2]
+        rows = batches[0].to_record_batch(table.definition.schema.arrow(), untrusted=True).to_pylist()
+        assert rows == [
+            {"k": 1, "n": 5, "a": 1},
+            {"k": 1, "n": 6, "a": 1 << 40},
+            {"k": 2, "n": 5, "a": 2},
+        ]
 
 
-def test_r4_2_a_column_dropped_and_added_again_never_shows_old_values(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            first = await all_tables.create("k INT, v INT, w INT, PRIMARY KEY (k) NOT ENFORCED")
-            await first.put(("+", {"k": 1, "v": 7, "w": 1}))
-            second = await first.alter("DROP v")
-            third = await second.alter("ADD v INT")
-            assert await third.state() == [{"k": 1, "w": 1, "v": None}]
-            await first.put(("+", {"k": 2, "v": 8, "w": 2}))  # a writer of the first schema, into its own v
-            await third.put(("+", {"k": 1, "v": 9}), columns=["k", "v"])
-            assert await third.state() == [{"k": 1, "w": 1, "v": 9}, {"k": 2, "w": 2, "v": None}]
-            assert [value and json.loads(value)["v"] for _, _, value, _ in await consume(third)] == [
-                None,
-                None,
-                9,
-            ]
-            swapped = await third.alter("RENAME w TO tmp, RENAME v TO w, RENAME tmp TO v")
-            assert await swapped.state() == [{"k": 1, "v": 1, "w": 9}, {"k": 2, "v": 2, "w": None}]
-
-    run(work)
+async def test_r4_2_a_column_dropped_and_added_again_never_shows_old_values(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        first = await all_tables.create("k INT, v INT, w INT, PRIMARY KEY (k) NOT ENFORCED")
+        await first.put(("+", {"k": 1, "v": 7, "w": 1}))
+        second = await first.alter("DROP v")
+        third = await second.alter("ADD v INT")
+        assert await third.state() == [{"k": 1, "w": 1, "v": None}]
+        await first.put(("+", {"k": 2, "v": 8, "w": 2}))  # a writer of the first schema, into its own v
+        await third.put(("+", {"k": 1, "v": 9}), columns=["k", "v"])
+        assert await third.state() == [{"k": 1, "w": 1, "v": 9}, {"k": 2, "w": 2, "v": None}]
+        assert [value and json.loads(value)["v"] for _, _, value, _ in await consume(third)] == [
+            None,
+            None,
+            9,
+        ]
+        swapped = await third.alter("RENAME w TO tmp, RENAME v TO w, RENAME tmp TO v")
+        assert await swapped.state() == [{"k": 1, "v": 1, "w": 9}, {"k": 2, "v": 2, "w": None}]
 
 
-def test_r9_8_a_function_stays_with_its_column_whatever_becomes_of_its_name(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            first = await all_tables.create(
-                "k INT, total INT, top INT, PRIMARY KEY (k) NOT ENFORCED",
-                given={
-                    "table.merge-engine": "aggregation",
-                    "fields.total.agg": "sum",
-                    "fields.top.agg": "max",
-                },
-            )
-            await first.put(("+", {"k": 1, "total": 5, "top": 5}))
-            second = await first.alter(
-                "RENAME total TO x, RENAME top TO total, RENAME x TO top, ADD low INT FIRST, "
-                "SET ('fields.low.agg' = 'min')"
-            )
-            # `top` is what was `total`: it is added up, whoever writes it under whichever name.
-            await second.put(("+", {"k": 1, "low": 4, "top": 2, "total": 2}))
-            await first.put(("+", {"k": 1, "total": 1, "top": 9}))
-            await second.put(("+", {"k": 1, "low": 6, "top": None, "total": None}))
-            assert await second.state() == [{"low": 4, "k": 1, "total": 9, "top": 8}]
-            # A column that takes a dropped one's name has a function of its own, and nothing of the old values.
-            third = await second.alter("DROP top, ADD top INT")
-            await third.put(("+", {"k": 1, "low": None, "total": None, "top": 3}))
-            await first.put(("+", {"k": 1, "total": 100, "top": 10}))
-            await third.put(("+", {"k": 1, "low": None, "total": None, "top": 2}))
-            assert await third.state() == [{"low": 4, "k": 1, "total": 10, "top": 2}]
-
-    run(work)
+async def test_r9_8_a_function_stays_with_its_column_whatever_becomes_of_its_name(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        first = await all_tables.create(
+            "k INT, total INT, top INT, PRIMARY KEY (k) NOT ENFORCED",
+            given={
+                "table.merge-engine": "aggregation",
+                "fields.total.agg": "sum",
+                "fields.top.agg": "max",
+            },
+        )
+        await first.put(("+", {"k": 1, "total": 5, "top": 5}))
+        second = await first.alter(
+            "RENAME total TO x, RENAME top TO total, RENAME x TO top, ADD low INT FIRST, "
+            "SET ('fields.low.agg' = 'min')"
+        )
+        # `top` is what was `total`: it is added up, whoever writes it under whichever name.
+        await second.put(("+", {"k": 1, "low": 4, "top": 2, "total": 2}))
+        await first.put(("+", {"k": 1, "total": 1, "top": 9}))
+        await second.put(("+", {"k": 1, "low": 6, "top": None, "total": None}))
+        assert await second.state() == [{"low": 4, "k": 1, "total": 9, "top": 8}]
+        # A column that takes a dropped one's name has a function of its own, and nothing of the old values.
+        third = await second.alter("DROP top, ADD top INT")
+        await third.put(("+", {"k": 1, "low": None, "total": None, "top": 3}))
+        await first.put(("+", {"k": 1, "total": 100, "top": 10}))
+        await third.put(("+", {"k": 1, "low": None, "total": None, "top": 2}))
+        assert await third.state() == [{"low": 4, "k": 1, "total": 10, "top": 2}]
 
 
-def test_r20_4_nested_columns_are_added_dropped_renamed_and_never_changed_inside(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            first = await all_tables.create("k INT, r ROW<a INT> NOT NULL, PRIMARY KEY (k) NOT ENFORCED")
-            await first.put(("+", {"k": 1, "r": {"a": 7}}))
-            second = await first.alter("ADD l ARRAY<INT>, RENAME r TO q, ALTER q DROP NOT NULL")
-            assert await second.state() == [{"k": 1, "q": {"a": 7}, "l": None}]
-            await second.put(("+", {"k": 2, "q": None, "l": [1, None]}))
-            wider = ModifyColumn("q", type=parse_type("ROW<a BIGINT>"))
-            answer = await second.alter_answer(changes_to_json([wider]))
-            assert answer.error_code == TableErrorCode.INVALID_TABLE
-            assert "what is inside of a nested type" in answer.error_message
-            third = await second.alter("DROP q, ADD q ROW<a BIGINT>")
-            await third.put(("+", {"k": 2, "l": [], "q": {"a": 1 << 40}}))
-            assert await third.state() == [
-                {"k": 1, "l": None, "q": None},
-                {"k": 2, "l": [], "q": {"a": 1 << 40}},
-            ]
+async def test_r20_4_nested_columns_are_added_dropped_renamed_and_never_changed_inside(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        first = await all_tables.create("k INT, r ROW<a INT> NOT NULL, PRIMARY KEY (k) NOT ENFORCED")
+        await first.put(("+", {"k": 1, "r": {"a": 7}}))
+        second = await first.alter("ADD l ARRAY<INT>, RENAME r TO q, ALTER q DROP NOT NULL")
+        assert await second.state() == [{"k": 1, "q": {"a": 7}, "l": None}]
+        await second.put(("+", {"k": 2, "q": None, "l": [1, None]}))
+        wider = ModifyColumn("q", type=parse_type("ROW<a BIGINT>"))
+        answer = await second.alter_answer(changes_to_json([wider]))
+        assert answer.error_code == TableErrorCode.INVALID_TABLE
+        assert "what is inside of a nested type" in answer.error_message
+        third = await second.alter("DROP q, ADD q ROW<a BIGINT>")
+        await third.put(("+", {"k": 2, "l": [], "q": {"a": 1 << 40}}))
+        assert await third.state() == [
+            {"k": 1, "l": None, "q": None},
+            {"k": 2, "l": [], "q": {"a": 1 << 40}},
+        ]
 
-    run(work)
+
+async def test_r4_2_a_partial_update_gives_the_default_where_there_must_be_a_value(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        old = await all_tables.create("k INT, a INT, b INT, PRIMARY KEY (k) NOT ENFORCED")
+        await old.put(("+", {"k": 1, "a": 1, "b": 1}))
+        table = await old.alter("ADD n STRING NOT NULL DEFAULT 'dflt', ADD m INT DEFAULT 3")
+        for key in (1, 2):
+            answer = await old.put(("+", {"k": key, "a": 9}), columns=["k", "a"])
+            assert answer.error_code == 0, answer.error_message
+        # R6.4: a nullable column that is left out is null in a new row, whatever its default.
+        assert await table.state() == [
+            {"k": 1, "a": 9, "b": 1, "n": "dflt", "m": 3},
+            {"k": 2, "a": 9, "b": None, "n": "dflt", "m": None},
+        ]
+        # R6.7: what must have a value keeps the row.
+        await old.put(("-", {"k": 2, "a": None}), columns=["k", "a"])
+        await old.put(("+", {"k": 3, "a": 1}), ("-", {"k": 3, "a": None}), columns=["k", "a"])
+        assert [row["k"] for row in await table.state()] == [1, 2, 3]
 
 
-def test_r4_2_a_partial_update_gives_the_default_where_there_must_be_a_value(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            old = await all_tables.create("k INT, a INT, b INT, PRIMARY KEY (k) NOT ENFORCED")
-            await old.put(("+", {"k": 1, "a": 1, "b": 1}))
-            table = await old.alter("ADD n STRING NOT NULL DEFAULT 'dflt', ADD m INT DEFAULT 3")
-            for key in (1, 2):
-                answer = await old.put(("+", {"k": key, "a": 9}), columns=["k", "a"])
+async def test_r4_2_kafka_clients_write_and_read_the_latest_schema(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED", buckets=2)
+        assert (await produce(table, (None, {"k": 1, "v": 1}))).error_code == 0
+        table = await table.alter("RENAME v TO value, ADD n INT NOT NULL DEFAULT 4, MODIFY value BIGINT")
+        await produce(table, (None, {"k": 1, "value": 1 << 40}), (None, {"k": 2, "value": 2, "n": 7}))
+        refused = await produce(table, (None, {"k": 3, "n": None}))
+        assert "column 'n'" in refused.error_message
+        found = [
+            json.loads(value or b"")
+            for partition in (0, 1)
+            for _, _, value, _ in await consume(table, 0, partition)
+        ]
+        assert sorted(found, key=lambda row: (row["k"], row["value"])) == [
+            {"k": 1, "value": 1, "n": 4},
+            {"k": 1, "value": 1 << 40, "n": 4},
+            {"k": 2, "value": 2, "n": 7},
+        ]
+
+
+async def test_r4_2_a_reader_of_an_old_schema_is_told_when_a_value_does_not_fit(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        old = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
+        table = await old.alter("MODIFY v BIGINT")
+        await table.put(("+", {"k": 1, "v": 5}))
+        assert await old.lookup({"k": 1}) == [{"k": 1, "v": 5}]
+        await table.put(("+", {"k": 1, "v": 1 << 40}))
+        with pytest.raises(AssertionError, match="column 'v' has become wider than INT"):
+            await old.lookup({"k": 1})
+
+
+async def test_two_alters_at_once_are_both_carried_out(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, PRIMARY KEY (k) NOT ENFORCED")
+        changes = [changes_to_json([AddColumn(f"c{n}", parse_type("INT"))]) for n in range(8)]
+        answers = await asyncio.gather(*map(table.alter_answer, changes))
+        assert [answer.error_code for answer in answers] == [0] * 8
+        latest = await table.latest()
+        assert sorted(latest.schema.names) == ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "k"]
+        assert latest.schema.schema_id == 9
+        assert len({column.id for column in latest.schema.columns}) == 9
+        late = await table.alter_answer(changes[0].replace("c0", "d"), expected_schema_id=1)
+        assert late.error_code == TableErrorCode.SCHEMA_CHANGED
+        both = [
+            table.alter_answer(changes_to_json([DropColumn("c1")])),
+            table.alter_answer(changes_to_json([DropColumn("c1")])),
+        ]
+        codes = sorted(answer.error_code for answer in await asyncio.gather(*both))
+        assert codes == [0, TableErrorCode.INVALID_TABLE]
+
+
+async def test_writers_go_on_while_the_table_is_altered(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
+
+        async def write(start: int) -> None:
+            for key in range(start, start + 40):
+                answer = await table.put(("+", {"k": key % 7, "v": key}))
                 assert answer.error_code == 0, answer.error_message
-            # R6.4: a nullable column that is left out is null in a new row, whatever its default.
-            assert await table.state() == [
-                {"k": 1, "a": 9, "b": 1, "n": "dflt", "m": 3},
-                {"k": 2, "a": 9, "b": None, "n": "dflt", "m": None},
-            ]
-            # R6.7: what must have a value keeps the row.
-            await old.put(("-", {"k": 2, "a": None}), columns=["k", "a"])
-            await old.put(("+", {"k": 3, "a": 1}), ("-", {"k": 3, "a": None}), columns=["k", "a"])
-            assert [row["k"] for row in await table.state()] == [1, 2, 3]
 
-    run(work)
+        async def alter() -> None:
+            latest = table
+            for number in range(10):
+                latest = await latest.alter(f"ADD c{number} INT DEFAULT {number}")
+                await asyncio.sleep(0.005)
 
-
-def test_r4_2_kafka_clients_write_and_read_the_latest_schema(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED", buckets=2)
-            assert (await produce(table, (None, {"k": 1, "v": 1}))).error_code == 0
-            table = await table.alter("RENAME v TO value, ADD n INT NOT NULL DEFAULT 4, MODIFY value BIGINT")
-            await produce(table, (None, {"k": 1, "value": 1 << 40}), (None, {"k": 2, "value": 2, "n": 7}))
-            refused = await produce(table, (None, {"k": 3, "n": None}))
-            assert "column 'n'" in refused.error_message
-            found = [
-                json.loads(value or b"")
-                for partition in (0, 1)
-                for _, _, value, _ in await consume(table, 0, partition)
-            ]
-            assert sorted(found, key=lambda row: (row["k"], row["value"])) == [
-                {"k": 1, "value": 1, "n": 4},
-                {"k": 1, "value": 1 << 40, "n": 4},
-                {"k": 2, "value": 2, "n": 7},
-            ]
-
-    run(work)
+        await asyncio.gather(write(0), write(1000), alter())
+        latest = Table(table.broker, await table.latest())
+        state = await latest.state()
+        assert by_key(list(replay(await latest.changelog(), ["k"]).values()), "k") == by_key(state, "k")
+        assert [row["c9"] for row in state] == [9] * 7
 
 
-def test_r4_2_a_reader_of_an_old_schema_is_told_when_a_value_does_not_fit(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            old = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
-            table = await old.alter("MODIFY v BIGINT")
-            await table.put(("+", {"k": 1, "v": 5}))
-            assert await old.lookup({"k": 1}) == [{"k": 1, "v": 5}]
-            await table.put(("+", {"k": 1, "v": 1 << 40}))
-            with pytest.raises(AssertionError, match="column 'v' has become wider than INT"):
-                await old.lookup({"k": 1})
+async def test_the_schema_is_not_changed_by_a_kafka_admin_and_its_history_stays(tmp_path: Path) -> None:
+    from protocol.errors import KafkaError
 
-    run(work)
-
-
-def test_two_alters_at_once_are_both_carried_out(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("k INT, PRIMARY KEY (k) NOT ENFORCED")
-            changes = [changes_to_json([AddColumn(f"c{n}", parse_type("INT"))]) for n in range(8)]
-            answers = await asyncio.gather(*map(table.alter_answer, changes))
-            assert [answer.error_code for answer in answers] == [0] * 8
-            latest = await table.latest()
-            assert sorted(latest.schema.names) == ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "k"]
-            assert latest.schema.schema_id == 9
-            assert len({column.id for column in latest.schema.columns}) == 9
-            late = await table.alter_answer(changes[0].replace("c0", "d"), expected_schema_id=1)
-            assert late.error_code == TableErrorCode.SCHEMA_CHANGED
-            both = [
-                table.alter_answer(changes_to_json([DropColumn("c1")])),
-                table.alter_answer(changes_to_json([DropColumn("c1")])),
-            ]
-            codes = sorted(answer.error_code for answer in await asyncio.gather(*both))
-            assert codes == [0, TableErrorCode.INVALID_TABLE]
-
-    run(work)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
+        table = await table.alter("ADD w INT")
+        metadata = table.broker.context.metadata
+        changes = {"table.schema": "k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED"}
+        with pytest.raises(KafkaError, match="is changed by ALTER TABLE"):
+            await metadata.alter_config("default.t", changes)
+        await metadata.alter_config("default.t", {"table.schema.history": None})
+        await metadata.alter_config("default.t", {"table.log.ttl": "1 d"})
+        assert (await table.latest()).history == table.definition.history
+        with pytest.raises(KafkaError, match=r"it has no 'table.schema.history'"):
+            await table.broker.create_topic(
+                "default.u",
+                **{"table.schema": "k INT", "table.schema.history": '{"columns":[],"versions":[]}'},
+            )
 
 
-def test_writers_go_on_while_the_table_is_altered(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
-
-            async def write(start: int) -> None:
-                for key in range(start, start + 40):
-                    answer = await table.put(("+", {"k": key % 7, "v": key}))
-                    assert answer.error_code == 0, answer.error_message
-
-            async def alter() -> None:
-                latest = table
-                for number in range(10):
-                    latest = await latest.alter(f"ADD c{number} INT DEFAULT {number}")
-                    await asyncio.sleep(0.005)
-
-            await asyncio.gather(write(0), write(1000), alter())
-            latest = Table(table.broker, await table.latest())
-            state = await latest.state()
-            assert by_key(list(replay(await latest.changelog(), ["k"]).values()), "k") == by_key(state, "k")
-            assert [row["c9"] for row in state] == [9] * 7
-
-    run(work)
-
-
-def test_the_schema_is_not_changed_by_a_kafka_admin_and_its_history_stays(tmp_path: Path) -> None:
-    async def work() -> None:
-        from protocol.errors import KafkaError
-
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("k INT, v INT, PRIMARY KEY (k) NOT ENFORCED")
-            table = await table.alter("ADD w INT")
-            metadata = table.broker.context.metadata
-            changes = {"table.schema": "k INT, v BIGINT, PRIMARY KEY (k) NOT ENFORCED"}
-            with pytest.raises(KafkaError, match="is changed by ALTER TABLE"):
-                await metadata.alter_config("default.t", changes)
-            await metadata.alter_config("default.t", {"table.schema.history": None})
-            await metadata.alter_config("default.t", {"table.log.ttl": "1 d"})
-            assert (await table.latest()).history == table.definition.history
-            with pytest.raises(KafkaError, match=r"it has no 'table.schema.history'"):
-                await table.broker.create_topic(
-                    "default.u",
-                    **{"table.schema": "k INT", "table.schema.history": '{"columns":[],"versions":[]}'},
-                )
-
-    run(work)
-
-
-def test_databases_have_comments_and_properties(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            pair = m.Property(key="owner", value="sales")
-            send = all_tables.broker.send
-            await send(m.CreateDatabaseRequest(name="shop", comment="all of it", properties=[pair]))
-            await send(
-                m.AlterDatabaseRequest(name="shop", set_properties=[m.Property(key="a", value="b")],
-                                       reset_properties=["owner"])
-            )  # fmt: skip
-            await send(m.AlterDatabaseRequest(name="default", comment="the first"))
-            answer = await send(m.AlterDatabaseRequest(name="nope", comment="x"))
-            assert answer.error_code == TableErrorCode.DATABASE_NOT_FOUND
-            large = [m.Property(key="a", value="x" * 70_000)]
-            answer = await send(m.AlterDatabaseRequest(name="shop", set_properties=large))
-            assert answer.error_code == TableErrorCode.INVALID_TABLE
-        async with tables(tmp_path) as all_tables:
-            shop = await all_tables.broker.send(m.DescribeDatabaseRequest(name="shop"))
-            assert (shop.comment, shop.table_count) == ("all of it", 0)
-            assert [(each.key, each.value) for each in shop.properties] == [("a", "b")]
-            assert shop.created_at_ms > 0
-            first = await all_tables.broker.send(m.DescribeDatabaseRequest(name="default"))
-            assert (first.comment, first.created_at_ms) == ("the first", -1)
-            dropped = await all_tables.broker.send(m.DropDatabaseRequest(name="shop"))
-            assert dropped.error_code == 0
-
-    run(work)
+async def test_databases_have_comments_and_properties(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        pair = m.Property(key="owner", value="sales")
+        send = all_tables.broker.send
+        await send(m.CreateDatabaseRequest(name="shop", comment="all of it", properties=[pair]))
+        await send(
+            m.AlterDatabaseRequest(name="shop", set_properties=[m.Property(key="a", value="b")],
+                                   reset_properties=["owner"])
+        )  # fmt: skip
+        await send(m.AlterDatabaseRequest(name="default", comment="the first"))
+        answer = await send(m.AlterDatabaseRequest(name="nope", comment="x"))
+        assert answer.error_code == TableErrorCode.DATABASE_NOT_FOUND
+        large = [m.Property(key="a", value="x" * 70_000)]
+        answer = await send(m.AlterDatabaseRequest(name="shop", set_properties=large))
+        assert answer.error_code == TableErrorCode.INVALID_TABLE
+    async with tables(tmp_path) as all_tables:
+        shop = await all_tables.broker.send(m.DescribeDatabaseRequest(name="shop"))
+        assert (shop.comment, shop.table_count) == ("all of it", 0)
+        assert [(each.key, each.value) for each in shop.properties] == [("a", "b")]
+        assert shop.created_at_ms > 0
+        first = await all_tables.broker.send(m.DescribeDatabaseRequest(name="default"))
+        assert (first.comment, first.created_at_ms) == ("the first", -1)
+        dropped = await all_tables.broker.send(m.DropDatabaseRequest(name="shop"))
+        assert dropped.error_code == 0

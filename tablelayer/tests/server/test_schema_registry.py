@@ -204,19 +204,16 @@ def test_r17_6_bad_avro_is_named_and_a_silent_registry_is_for_later(tmp_path: Pa
         run(lambda: work(known))
 
 
-def test_a_table_with_avro_values_needs_a_registry(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path) as all_tables:
-            with pytest.raises(AssertionError, match=r"schema\.registry\.url"):
-                await all_tables.create(COLUMNS, **{"kafka_value-format": "avro"})
-            table = await all_tables.create(
-                COLUMNS, **{"kafka_value-format": "avro", "kafka_avro_schema": "record"}
-            )
-            await table.put(("+", row(1, "a")))
-            ((_, _, value, _),) = await consume(table)
-            assert list(fastavro.reader(io.BytesIO(value or b""))) == [row(1, "a")]
-
-    run(work)
+async def test_a_table_with_avro_values_needs_a_registry(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        with pytest.raises(AssertionError, match=r"schema\.registry\.url"):
+            await all_tables.create(COLUMNS, **{"kafka_value-format": "avro"})
+        table = await all_tables.create(
+            COLUMNS, **{"kafka_value-format": "avro", "kafka_avro_schema": "record"}
+        )
+        await table.put(("+", row(1, "a")))
+        ((_, _, value, _),) = await consume(table)
+        assert list(fastavro.reader(io.BytesIO(value or b""))) == [row(1, "a")]
 
 
 def test_credentials_go_to_the_servers_own_registry_only() -> None:

@@ -24,7 +24,7 @@ from tablelayer.server.store.snapshots import (
     SnapshotSchedule,
     SnapshotStoppedError,
 )
-from tablelayer.tests.server.tables import Row, Table, run, tables
+from tablelayer.tests.server.tables import Row, Table, tables
 
 NEVER = {"kv.snapshot.interval": "1 d"}
 COLUMNS = "k INT, v STRING, PRIMARY KEY (k)"
@@ -378,137 +378,122 @@ def cut_log(table: Table) -> int:
 
 
 @pytest.mark.parametrize("harm", ["gone", "CURRENT", "missing file", "behind"])
-def test_r12_a_lost_store_comes_back_from_snapshot_and_log(tmp_path: Path, harm: str) -> None:
-    async def work() -> None:
-        data = tmp_path / "data"
-        async with tables(data, NEVER) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(*rows(range(500), "a"))
-            assert table.partition.hooks.retention_floor() == 0
-            taken = await snapshot_now(table)
-            assert table.partition.hooks.retention_floor() == taken.offset == 500
-            await table.put(*rows(range(400, 600), "b"), ("-", {"k": 3, "v": None}))
-            table.partition.hooks._tablet.kv.flush()
-            expected = await table.state()
-            assert cut_log(table) == 500
-            if harm == "behind":
-                copy_as_killed(store_of(data), tmp_path / "early")
-        store = store_of(data)
-        if harm == "gone":
-            shutil.rmtree(store)
-        elif harm == "CURRENT":
-            (store / "CURRENT").write_bytes(b"nonsense")
-        elif harm == "missing file":
-            next(store.glob("*.sst")).unlink()
-        else:
-            shutil.rmtree(store)
-            KeyValueStore.open(store, SharedMemory(Limits())).close()
-        async with tables(data, NEVER) as all_tables:
-            table = await all_tables.open()
-            assert await table.state() == expected
-            assert await table.count() == len(expected) == 599
-            await table.put(*rows(range(1), "c"))
-            assert (await table.lookup({"k": 0}))[0] == {"k": 0, "v": "c"}
-            assert (store.with_name("0.damaged")).exists() == (harm in ("CURRENT", "missing file"))
-
-    run(work)
+async def test_r12_a_lost_store_comes_back_from_snapshot_and_log(tmp_path: Path, harm: str) -> None:
+    data = tmp_path / "data"
+    async with tables(data, NEVER) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(*rows(range(500), "a"))
+        assert table.partition.hooks.retention_floor() == 0
+        taken = await snapshot_now(table)
+        assert table.partition.hooks.retention_floor() == taken.offset == 500
+        await table.put(*rows(range(400, 600), "b"), ("-", {"k": 3, "v": None}))
+        table.partition.hooks._tablet.kv.flush()
+        expected = await table.state()
+        assert cut_log(table) == 500
+        if harm == "behind":
+            copy_as_killed(store_of(data), tmp_path / "early")
+    store = store_of(data)
+    if harm == "gone":
+        shutil.rmtree(store)
+    elif harm == "CURRENT":
+        (store / "CURRENT").write_bytes(b"nonsense")
+    elif harm == "missing file":
+        next(store.glob("*.sst")).unlink()
+    else:
+        shutil.rmtree(store)
+        KeyValueStore.open(store, SharedMemory(Limits())).close()
+    async with tables(data, NEVER) as all_tables:
+        table = await all_tables.open()
+        assert await table.state() == expected
+        assert await table.count() == len(expected) == 599
+        await table.put(*rows(range(1), "c"))
+        assert (await table.lookup({"k": 0}))[0] == {"k": 0, "v": "c"}
+        assert (store.with_name("0.damaged")).exists() == (harm in ("CURRENT", "missing file"))
 
 
-def test_r12_damage_found_by_a_read_is_repaired_while_the_server_runs(tmp_path: Path) -> None:
-    async def work() -> None:
-        data = tmp_path / "data"
-        async with tables(data, NEVER) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            value = "".join(random.Random(1).choices("abcdefghij", k=300))
-            await table.put(*rows(range(2000), value))
-            await snapshot_now(table)
-            await table.put(*rows(range(100), "new"))
-            expected = await table.state()
-            assert cut_log(table) == 2000
-        for file in store_of(data).glob("*.sst"):
-            damaged = bytearray(file.read_bytes())
-            for position in range(0, len(damaged) // 2, 1000):
-                damaged[position] ^= 0xFF
-            file.write_bytes(damaged)
-        async with tables(data, NEVER) as all_tables:
-            table = await all_tables.open()
-            for _ in range(500):
-                try:
-                    found = await table.lookup(*({"k": number} for number in range(2000)))
-                    break
-                except AssertionError as error:
-                    assert "rebuilt" in str(error) or "starting" in str(error)  # noqa: PT017
-                    await asyncio.sleep(0.02)
-            assert found == expected
-            assert await table.state() == expected
-            await table.put(*rows(range(1), "later"))
-            assert store_of(data).with_name("0.damaged").exists()
-
-    run(work)
+async def test_r12_damage_found_by_a_read_is_repaired_while_the_server_runs(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    async with tables(data, NEVER) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        value = "".join(random.Random(1).choices("abcdefghij", k=300))
+        await table.put(*rows(range(2000), value))
+        await snapshot_now(table)
+        await table.put(*rows(range(100), "new"))
+        expected = await table.state()
+        assert cut_log(table) == 2000
+    for file in store_of(data).glob("*.sst"):
+        damaged = bytearray(file.read_bytes())
+        for position in range(0, len(damaged) // 2, 1000):
+            damaged[position] ^= 0xFF
+        file.write_bytes(damaged)
+    async with tables(data, NEVER) as all_tables:
+        table = await all_tables.open()
+        for _ in range(500):
+            try:
+                found = await table.lookup(*({"k": number} for number in range(2000)))
+                break
+            except AssertionError as error:
+                assert "rebuilt" in str(error) or "starting" in str(error)  # noqa: PT017
+                await asyncio.sleep(0.02)
+        assert found == expected
+        assert await table.state() == expected
+        await table.put(*rows(range(1), "later"))
+        assert store_of(data).with_name("0.damaged").exists()
 
 
-def test_a_place_that_fails_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        blocked = tmp_path / "blocked"
-        blocked.write_bytes(b"a file where a directory should be")
-        config = {**NEVER, "kv.snapshot.directory": str(blocked)}
-        async with tables(tmp_path / "data", config) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(*rows(range(100), "a"))
-            bucket = table.partition.hooks
-            if bucket._snapshotting is not None:
-                await bucket._snapshotting
-            await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
-            assert bucket.snapshots.known == ()
-            assert "a snapshot to" in caplog.text
-            await table.put(*rows(range(100), "b"))
-            assert await table.count() == 100
-            assert bucket.retention_floor() == 0
-
-    run(work)
+async def test_a_place_that_fails_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_bytes(b"a file where a directory should be")
+    config = {**NEVER, "kv.snapshot.directory": str(blocked)}
+    async with tables(tmp_path / "data", config) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(*rows(range(100), "a"))
+        bucket = table.partition.hooks
+        if bucket._snapshotting is not None:
+            await bucket._snapshotting
+        await bucket._take_snapshot(bucket._tablet, bucket.snapshots, bucket._schedule)
+        assert bucket.snapshots.known == ()
+        assert "a snapshot to" in caplog.text
+        await table.put(*rows(range(100), "b"))
+        assert await table.count() == 100
+        assert bucket.retention_floor() == 0
 
 
-def test_snapshots_go_with_their_table_and_can_be_switched_off(tmp_path: Path) -> None:
-    async def work() -> None:
-        kept = tmp_path / "kept"
-        async with tables(tmp_path / "data", {**NEVER, "kv.snapshot.directory": str(kept)}) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(*rows(range(100), "a"))
-            await snapshot_now(table)
-            assert list(kept.rglob("*.json"))
-            await all_tables.broker.context.metadata.delete_topic(table.definition.path.topic)
-            for _ in range(200):
-                if not list(kept.rglob("*.json")):
-                    break
-                await asyncio.sleep(0.01)
-            assert not list(kept.rglob("*.json"))
-        async with tables(tmp_path / "off", {"kv.snapshot.interval": "0"}) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(*rows(range(100), "a"))
-            bucket = table.partition.hooks
-            bucket._tablet.kv.flush()
-            assert bucket.snapshots is None
-            assert bucket.retention_floor() == 100
-
-    run(work)
+async def test_snapshots_go_with_their_table_and_can_be_switched_off(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    async with tables(tmp_path / "data", {**NEVER, "kv.snapshot.directory": str(kept)}) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(*rows(range(100), "a"))
+        await snapshot_now(table)
+        assert list(kept.rglob("*.json"))
+        await all_tables.broker.context.metadata.delete_topic(table.definition.path.topic)
+        for _ in range(200):
+            if not list(kept.rglob("*.json")):
+                break
+            await asyncio.sleep(0.01)
+        assert not list(kept.rglob("*.json"))
+    async with tables(tmp_path / "off", {"kv.snapshot.interval": "0"}) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(*rows(range(100), "a"))
+        bucket = table.partition.hooks
+        bucket._tablet.kv.flush()
+        assert bucket.snapshots is None
+        assert bucket.retention_floor() == 100
 
 
-def test_the_schedule_takes_snapshots_by_itself(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path / "data", {"kv.snapshot.interval": "1 ms"}) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            await table.put(*rows(range(100), "a"))
-            bucket = table.partition.hooks
-            for _ in range(500):
-                bucket.tend()
-                if bucket.snapshots.newest_offset == 100:
-                    break
-                await asyncio.sleep(0.01)
-            assert bucket.snapshots.newest_offset == 100
-            first = bucket.snapshots.known
-            for _ in range(20):
-                bucket.tend()
-                await asyncio.sleep(0.005)
-            assert bucket.snapshots.known == first  # nothing new, no snapshot
-
-    run(work)
+async def test_the_schedule_takes_snapshots_by_itself(tmp_path: Path) -> None:
+    async with tables(tmp_path / "data", {"kv.snapshot.interval": "1 ms"}) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(*rows(range(100), "a"))
+        bucket = table.partition.hooks
+        for _ in range(500):
+            bucket.tend()
+            if bucket.snapshots.newest_offset == 100:
+                break
+            await asyncio.sleep(0.01)
+        assert bucket.snapshots.newest_offset == 100
+        first = bucket.snapshots.known
+        for _ in range(20):
+            bucket.tend()
+            await asyncio.sleep(0.005)
+        assert bucket.snapshots.known == first  # nothing new, no snapshot

@@ -27,7 +27,7 @@ from tablelayer.server.limits import Limits
 from tablelayer.server.staged import space as staged_space
 from tablelayer.server.staged.commits import Ledger, StagedCommits, following
 from tablelayer.server.staged.staging import Chunk, StagingArea
-from tablelayer.tests.server.tables import Row, Table, coming_from, run, tables
+from tablelayer.tests.server.tables import Row, Table, coming_from, tables
 from tablelayer.tests.server.test_row_ttl import StandingClock
 
 UPSERT = ChangeType.UPDATE_AFTER
@@ -96,59 +96,53 @@ def chunk_of(*numbers: int) -> list[Row]:
     return [{"n": number} for number in numbers]
 
 
-def test_r3_5_staged_rows_are_seen_when_they_are_committed_and_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT", buckets=2)
-            first: Chunks = {0: [chunk_of(1, 2), chunk_of(3)], 1: [chunk_of(4)]}
-            assert (await stage(table, 0, "a", first)).error_code == 0
-            assert (await stage(table, 0, "a", first)).error_code == 0  # a repeated request
-            assert (await stage(table, 0, "twin", {0: [chunk_of(2, 1, 3, 4)]})).error_code == 0
-            assert await logged(table, 2) == []
-            for _ in range(2):
-                assert (await commit(table, 0, {"a": first})).error_code == 0
-                assert await logged(table, 2) == [1, 2, 3, 4]
-            assert (await commit(table, 0, {"twin": {0: [[]]}})).error_code == 0  # decided already
-            assert (await stage(table, 0, "late", {0: [chunk_of(9)]})).decided
-            second: Chunks = {0: [chunk_of(5)]}
-            await stage(table, 1, "b", second)
-            assert (await commit(table, 1, {"b": second})).error_code == 0
+async def test_r3_5_staged_rows_are_seen_when_they_are_committed_and_once(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT", buckets=2)
+        first: Chunks = {0: [chunk_of(1, 2), chunk_of(3)], 1: [chunk_of(4)]}
+        assert (await stage(table, 0, "a", first)).error_code == 0
+        assert (await stage(table, 0, "a", first)).error_code == 0  # a repeated request
+        assert (await stage(table, 0, "twin", {0: [chunk_of(2, 1, 3, 4)]})).error_code == 0
+        assert await logged(table, 2) == []
+        for _ in range(2):
             assert (await commit(table, 0, {"a": first})).error_code == 0
-            assert await logged(table, 2) == [1, 2, 3, 5, 4]
-            # Another writer, and an attempt that is given up.
-            await stage(table, 0, "c", {0: [chunk_of(6)]}, writer="other")
-            await table.broker.send(
-                m.AbortStagedRequest(table_id=table.table_id, writer="other", batch_id=0, attempts=["c"])
-            )
-            answer = await commit(table, 0, {"c": {0: [[]]}}, writer="other")
-            assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
-            assert await logged(table, 2) == [1, 2, 3, 5, 4]
-            assert not [path for path in tmp_path.rglob("staged/*/*/*/*") if path.is_file()]
+            assert await logged(table, 2) == [1, 2, 3, 4]
+        assert (await commit(table, 0, {"twin": {0: [[]]}})).error_code == 0  # decided already
+        assert (await stage(table, 0, "late", {0: [chunk_of(9)]})).decided
+        second: Chunks = {0: [chunk_of(5)]}
+        await stage(table, 1, "b", second)
+        assert (await commit(table, 1, {"b": second})).error_code == 0
+        assert (await commit(table, 0, {"a": first})).error_code == 0
+        assert await logged(table, 2) == [1, 2, 3, 5, 4]
+        # Another writer, and an attempt that is given up.
+        await stage(table, 0, "c", {0: [chunk_of(6)]}, writer="other")
+        await table.broker.send(
+            m.AbortStagedRequest(table_id=table.table_id, writer="other", batch_id=0, attempts=["c"])
+        )
+        answer = await commit(table, 0, {"c": {0: [[]]}}, writer="other")
+        assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+        assert await logged(table, 2) == [1, 2, 3, 5, 4]
+        assert not [path for path in tmp_path.rglob("staged/*/*/*/*") if path.is_file()]
 
-    run(scenario)
 
-
-def test_r3_5_what_does_not_fit_is_refused_when_it_is_staged(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT NOT NULL, v BIGINT, PRIMARY KEY (n) NOT ENFORCED")
-            answer = await stage(table, 0, "a", {0: [[{"n": 1}]]})
-            assert answer.error_code == 0  # no change types: upserts
-            answer = await stage(table, 0, "b", {0: [[{"n": 1}]]}, changes=int(ChangeType.INSERT))
-            assert answer.error_code == TableErrorCode.INVALID_ROW
-            answer = await stage(table, 0, "c", {0: [[{"n": 1}]]}, target_columns=[77])
-            assert answer.error_code == TableErrorCode.INVALID_TARGET_COLUMNS
-            answer = await stage(table, 0, "../d", {0: [[{"n": 1}]]})
-            assert answer.error_code == TableErrorCode.INVALID_ROW
-            answer = await stage(table, 0, "e", {7: [[{"n": 1}]]})
-            assert answer.error_code != 0
-            request = m.StageRowsRequest(
-                table_id=table.table_id, writer="w", batch_id=0, attempt="f",
-                chunks=[m.StagedChunk(bucket=0, number=1, batch=table.batch([{"n": 1}], [UPSERT]))],
-            )  # fmt: skip
-            assert (await table.broker.send(request)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-
-    run(scenario)
+async def test_r3_5_what_does_not_fit_is_refused_when_it_is_staged(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT NOT NULL, v BIGINT, PRIMARY KEY (n) NOT ENFORCED")
+        answer = await stage(table, 0, "a", {0: [[{"n": 1}]]})
+        assert answer.error_code == 0  # no change types: upserts
+        answer = await stage(table, 0, "b", {0: [[{"n": 1}]]}, changes=int(ChangeType.INSERT))
+        assert answer.error_code == TableErrorCode.INVALID_ROW
+        answer = await stage(table, 0, "c", {0: [[{"n": 1}]]}, target_columns=[77])
+        assert answer.error_code == TableErrorCode.INVALID_TARGET_COLUMNS
+        answer = await stage(table, 0, "../d", {0: [[{"n": 1}]]})
+        assert answer.error_code == TableErrorCode.INVALID_ROW
+        answer = await stage(table, 0, "e", {7: [[{"n": 1}]]})
+        assert answer.error_code != 0
+        request = m.StageRowsRequest(
+            table_id=table.table_id, writer="w", batch_id=0, attempt="f",
+            chunks=[m.StagedChunk(bucket=0, number=1, batch=table.batch([{"n": 1}], [UPSERT]))],
+        )  # fmt: skip
+        assert (await table.broker.send(request)).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 class Killed(Exception):  # noqa: N818 - states what happened
@@ -237,35 +231,31 @@ def test_r3_5_a_commit_that_is_interrupted_anywhere_is_completed_exactly(
         asyncio.run(scenario(Path(folder)))
 
 
-def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_path: Path) -> None:
+async def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_path: Path) -> None:
     """Sums of an aggregation: every row counts once."""
     columns = "k BIGINT NOT NULL, total BIGINT, PRIMARY KEY (k) NOT ENFORCED"
     engine = {"table.merge-engine": "aggregation", "fields.total.agg": "sum"}
+    write = StagedCommits._write_chunk
 
-    async def scenario() -> None:
-        write = StagedCommits._write_chunk
+    async def first_only(
+        self: Any, definition: Any, bucket: int, chunk: Chunk, writer: Any, acks: int
+    ) -> None:
+        if writer.base_sequence > 0:
+            raise Killed
+        await write(self, definition, bucket, chunk, writer, acks)
 
-        async def first_only(
-            self: Any, definition: Any, bucket: int, chunk: Chunk, writer: Any, acks: int
-        ) -> None:
-            if writer.base_sequence > 0:
-                raise Killed
-            await write(self, definition, bucket, chunk, writer, acks)
-
-        async with tables(tmp_path) as all_tables:
-            table = await create_aggregation(all_tables, columns, engine)
-            chunks: Chunks = {0: [[{"k": 1, "total": n}] for n in (1, 10, 100)]}
-            assert (await stage(table, 0, "a", chunks, changes=UPSERT)).error_code == 0
-            with patch.object(StagedCommits, "_write_chunk", first_only):
-                assert (await commit(table, 0, {"a": chunks})).error_code != 0
-            await comes_to(table, {"k": 1, "total": 1})
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.open()
-            await comes_to(table, {"k": 1, "total": 111})
-            assert (await commit(table, 0, {"a": chunks})).error_code == 0
-            assert await table.lookup({"k": 1}) == [{"k": 1, "total": 111}]
-
-    run(scenario)
+    async with tables(tmp_path) as all_tables:
+        table = await create_aggregation(all_tables, columns, engine)
+        chunks: Chunks = {0: [[{"k": 1, "total": n}] for n in (1, 10, 100)]}
+        assert (await stage(table, 0, "a", chunks, changes=UPSERT)).error_code == 0
+        with patch.object(StagedCommits, "_write_chunk", first_only):
+            assert (await commit(table, 0, {"a": chunks})).error_code != 0
+        await comes_to(table, {"k": 1, "total": 1})
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        await comes_to(table, {"k": 1, "total": 111})
+        assert (await commit(table, 0, {"a": chunks})).error_code == 0
+        assert await table.lookup({"k": 1}) == [{"k": 1, "total": 111}]
 
 
 async def create_aggregation(all_tables: Any, columns: str, options: dict[str, str]) -> Table:
@@ -306,132 +296,114 @@ async def ledger_of(all_tables: Any, table: Table) -> Ledger:
     return Ledger.from_json((await store.get(f"/staged/{table.table_id}/{name}")).data)
 
 
-def test_r3_5_a_commit_that_failed_notes_how_far_it_came_and_is_completed_before_the_next(
+async def test_r3_5_a_commit_that_failed_notes_how_far_it_came_and_is_completed_before_the_next(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            await interrupted(table, THREE)
-            ledger = await ledger_of(all_tables, table)
-            assert (ledger.done, ledger.written, ledger.attempts) == (False, {0: 1}, ("a",))
-            assert await logged(table, 1) == [1]
-            await stage(table, 1, "b", {0: [chunk_of(4)]})
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        await interrupted(table, THREE)
+        ledger = await ledger_of(all_tables, table)
+        assert (ledger.done, ledger.written, ledger.attempts) == (False, {0: 1}, ("a",))
+        assert await logged(table, 1) == [1]
+        await stage(table, 1, "b", {0: [chunk_of(4)]})
+        assert (await commit(table, 1, {"b": {0: [[]]}})).error_code == 0
+        assert await logged(table, 1) == [1, 2, 3, 4]
+        assert (await ledger_of(all_tables, table)).done
+
+
+async def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        await interrupted(table, THREE)
+        await table.broker.send(
+            m.AbortStagedRequest(table_id=table.table_id, writer="w", batch_id=0, attempts=["a"])
+        )
+        (staged,) = tmp_path.rglob("a.0")
+        for path in (staged, staged.parent):
+            os.utime(path, (0, 0))  # nobody has added to it for long
+        await all_tables.extension._staged.expire(lambda _: True)
+        assert staged.exists()
+        assert (await commit(table, 0, {"a": THREE})).error_code == 0
+        assert await logged(table, 1) == [1, 2, 3]
+
+
+async def test_r3_5_an_abort_is_of_the_attempts_that_it_names(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        for attempt in ("a", "ab"):
+            await stage(table, 0, attempt, {0: [chunk_of(1)]})
+        await table.broker.send(
+            m.AbortStagedRequest(table_id=table.table_id, writer="w", batch_id=0, attempts=["a"])
+        )
+        refused = await commit(table, 0, {"a": {0: [[]]}})
+        assert refused.error_code == TableErrorCode.STAGED_ROWS_MISSING
+        assert (await commit(table, 0, {"ab": {0: [[]]}})).error_code == 0
+        assert await logged(table, 1) == [1]
+
+
+async def test_r3_5_a_writer_is_known_for_as_long_as_it_may_come_back(tmp_path: Path) -> None:
+    clock = StandingClock()
+    async with tables(tmp_path, clock=clock) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        await stage(table, 0, "a", {0: [chunk_of(1)]})
+        assert (await commit(table, 0, {"a": {0: [[]]}})).error_code == 0
+        staged = all_tables.extension._staged
+        clock.now_ms += 90 * 86_400_000
+        await staged.expire(lambda _: True)
+        assert (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
+        clock.now_ms += 1
+        await staged.expire(lambda _: True)
+        assert not (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
+
+
+async def test_r3_5_a_dropped_table_takes_its_ledgers_and_staged_rows_along(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        await stage(table, 0, "a", {0: [chunk_of(1)]})
+        await commit(table, 0, {"a": {0: [[]]}})
+        await stage(table, 1, "b", {0: [chunk_of(2)]})
+        staged = all_tables.extension._staged
+        assert staged is not None
+        store = all_tables.broker.context.store
+        assert await store.children(f"/staged/{table.table_id}")
+        await staged.expire(lambda _: True)
+        assert list(tmp_path.rglob("b.0"))
+        await staged.expire(lambda _: False)
+        assert not await store.children(f"/staged/{table.table_id}")
+        assert not list(tmp_path.rglob("b.0"))
+
+
+async def test_r3_5_a_writer_that_comes_back_while_it_is_forgotten_keeps_its_ledger(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        await stage(table, 0, "a", {0: [chunk_of(1)]})
+        await commit(table, 0, {"a": {0: [[]]}})
+        await stage(table, 1, "b", {0: [chunk_of(2)]})
+        staged = all_tables.extension._staged
+        assert staged is not None
+        (key,) = staged._ledgers
+        staged._ledgers[key] = replace(staged._ledgers[key], kept_ms=-1)  # silent for long
+        store = all_tables.broker.context.store
+        transact = store.transact
+        expiring: list[asyncio.Task[None]] = []
+
+        async def transact_and_expire(operations: Sequence[StoreOperation]) -> None:
+            under_way = asyncio.ensure_future(transact(operations))
+            await asyncio.sleep(0)
+            if not expiring:
+                expiring.append(asyncio.create_task(staged.expire(lambda _: True)))
+            await under_way
+
+        with patch.object(store, "transact", transact_and_expire):
             assert (await commit(table, 1, {"b": {0: [[]]}})).error_code == 0
-            assert await logged(table, 1) == [1, 2, 3, 4]
-            assert (await ledger_of(all_tables, table)).done
-
-    run(scenario)
-
-
-def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            await interrupted(table, THREE)
-            await table.broker.send(
-                m.AbortStagedRequest(table_id=table.table_id, writer="w", batch_id=0, attempts=["a"])
-            )
-            (staged,) = tmp_path.rglob("a.0")
-            for path in (staged, staged.parent):
-                os.utime(path, (0, 0))  # nobody has added to it for long
-            await all_tables.extension._staged.expire(lambda _: True)
-            assert staged.exists()
-            assert (await commit(table, 0, {"a": THREE})).error_code == 0
-            assert await logged(table, 1) == [1, 2, 3]
-
-    run(scenario)
+            await asyncio.gather(*expiring)
+        (name,) = await store.children(f"/staged/{table.table_id}")
+        node = await store.get(f"/staged/{table.table_id}/{name}")
+        assert node is not None
+        assert Ledger.from_json(node.data).batch_id == 1
 
 
-def test_r3_5_an_abort_is_of_the_attempts_that_it_names(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            for attempt in ("a", "ab"):
-                await stage(table, 0, attempt, {0: [chunk_of(1)]})
-            await table.broker.send(
-                m.AbortStagedRequest(table_id=table.table_id, writer="w", batch_id=0, attempts=["a"])
-            )
-            refused = await commit(table, 0, {"a": {0: [[]]}})
-            assert refused.error_code == TableErrorCode.STAGED_ROWS_MISSING
-            assert (await commit(table, 0, {"ab": {0: [[]]}})).error_code == 0
-            assert await logged(table, 1) == [1]
-
-    run(scenario)
-
-
-def test_r3_5_a_writer_is_known_for_as_long_as_it_may_come_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = StandingClock()
-        async with tables(tmp_path, clock=clock) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            await stage(table, 0, "a", {0: [chunk_of(1)]})
-            assert (await commit(table, 0, {"a": {0: [[]]}})).error_code == 0
-            staged = all_tables.extension._staged
-            clock.now_ms += 90 * 86_400_000
-            await staged.expire(lambda _: True)
-            assert (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
-            clock.now_ms += 1
-            await staged.expire(lambda _: True)
-            assert not (await stage(table, 0, "b", {0: [chunk_of(1)]})).decided
-
-    run(scenario)
-
-
-def test_r3_5_a_dropped_table_takes_its_ledgers_and_staged_rows_along(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            await stage(table, 0, "a", {0: [chunk_of(1)]})
-            await commit(table, 0, {"a": {0: [[]]}})
-            await stage(table, 1, "b", {0: [chunk_of(2)]})
-            staged = all_tables.extension._staged
-            assert staged is not None
-            store = all_tables.broker.context.store
-            assert await store.children(f"/staged/{table.table_id}")
-            await staged.expire(lambda _: True)
-            assert list(tmp_path.rglob("b.0"))
-            await staged.expire(lambda _: False)
-            assert not await store.children(f"/staged/{table.table_id}")
-            assert not list(tmp_path.rglob("b.0"))
-
-    run(scenario)
-
-
-def test_r3_5_a_writer_that_comes_back_while_it_is_forgotten_keeps_its_ledger(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            await stage(table, 0, "a", {0: [chunk_of(1)]})
-            await commit(table, 0, {"a": {0: [[]]}})
-            await stage(table, 1, "b", {0: [chunk_of(2)]})
-            staged = all_tables.extension._staged
-            assert staged is not None
-            (key,) = staged._ledgers
-            staged._ledgers[key] = replace(staged._ledgers[key], kept_ms=-1)  # silent for long
-            store = all_tables.broker.context.store
-            transact = store.transact
-            expiring: list[asyncio.Task[None]] = []
-
-            async def transact_and_expire(operations: Sequence[StoreOperation]) -> None:
-                under_way = asyncio.ensure_future(transact(operations))
-                await asyncio.sleep(0)
-                if not expiring:
-                    expiring.append(asyncio.create_task(staged.expire(lambda _: True)))
-                await under_way
-
-            with patch.object(store, "transact", transact_and_expire):
-                assert (await commit(table, 1, {"b": {0: [[]]}})).error_code == 0
-                await asyncio.gather(*expiring)
-            (name,) = await store.children(f"/staged/{table.table_id}")
-            node = await store.get(f"/staged/{table.table_id}/{name}")
-            assert node is not None
-            assert Ledger.from_json(node.data).batch_id == 1
-
-    run(scenario)
-
-
-def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Path) -> None:
+async def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Path) -> None:
     """The background work begins before the topics are known: it must not forget what belongs to them."""
     serve = TopicManager._serve
 
@@ -439,20 +411,17 @@ def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Path) ->
         await asyncio.sleep(0.6)
         await serve(self, *arguments, **options)
 
-    async def scenario() -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT", datalake_enabled="true", datalake_format="iceberg")
+        await stage(table, 0, "a", {0: [chunk_of(1)]})
+        await commit(table, 0, {"a": {0: [[]]}})
+        begun = m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
+        assert (await all_tables.broker.send(begun)).epoch == 1
+    with patch.object(TopicManager, "_serve", slow):
         async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT", datalake_enabled="true", datalake_format="iceberg")
-            await stage(table, 0, "a", {0: [chunk_of(1)]})
-            await commit(table, 0, {"a": {0: [[]]}})
-            begun = m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
-            assert (await all_tables.broker.send(begun)).epoch == 1
-        with patch.object(TopicManager, "_serve", slow):
-            async with tables(tmp_path) as all_tables:
-                table = await all_tables.open()
-                assert (await stage(table, 0, "b", {0: [chunk_of(2)]})).decided
-                assert (await all_tables.broker.send(begun)).epoch == 2
-
-    run(scenario)
+            table = await all_tables.open()
+            assert (await stage(table, 0, "b", {0: [chunk_of(2)]})).decided
+            assert (await all_tables.broker.send(begun)).epoch == 2
 
 
 def test_r3_5_a_torn_chunk_is_cut_off_and_stored_again(tmp_path: Path) -> None:
@@ -537,41 +506,40 @@ def test_r3_5_a_durable_chunk_survives_a_power_cut_with_all_names_that_lead_to_i
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_r3_5_a_decided_batch_whose_rows_are_gone_is_never_taken_for_done(tmp_path: Path, torn: bool) -> None:
-    async def scenario() -> None:
-        chunks: Chunks = {0: [chunk_of(1), chunk_of(2)], 1: [chunk_of(3)]}
+async def test_r3_5_a_decided_batch_whose_rows_are_gone_is_never_taken_for_done(
+    tmp_path: Path, torn: bool
+) -> None:
+    chunks: Chunks = {0: [chunk_of(1), chunk_of(2)], 1: [chunk_of(3)]}
 
-        async def dies(*_: Any, **__: Any) -> None:
-            raise Killed
+    async def dies(*_: Any, **__: Any) -> None:
+        raise Killed
 
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT", buckets=2)
-            await stage(table, 5, "a", chunks)
-            with patch.object(StagedCommits, "_write", dies):
-                assert (await commit(table, 5, {"a": chunks})).error_code != 0
-        (path,) = tmp_path.rglob("staged/*/*/5/a.0")
-        whole = path.read_bytes()
-        if torn:
-            path.write_bytes(whole[:-1])
-        else:
-            path.unlink()
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.open()
-            for batch_id in (5, 6):
-                answer = await commit(table, batch_id, {"a": chunks})
-                assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
-                assert (
-                    f"batch 5 of w is decided with 2 staged chunks for bucket 0, and the disk has {torn:d}"
-                    in (answer.error_message)
-                )
-            assert await logged(table, 2) == []
-        path.write_bytes(whole)
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.open()
-            assert (await commit(table, 5, {"a": chunks})).error_code == 0
-            assert sorted(await logged(table, 2)) == [1, 2, 3]
-
-    run(scenario)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT", buckets=2)
+        await stage(table, 5, "a", chunks)
+        with patch.object(StagedCommits, "_write", dies):
+            assert (await commit(table, 5, {"a": chunks})).error_code != 0
+    (path,) = tmp_path.rglob("staged/*/*/5/a.0")
+    whole = path.read_bytes()
+    if torn:
+        path.write_bytes(whole[:-1])
+    else:
+        path.unlink()
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        for batch_id in (5, 6):
+            answer = await commit(table, batch_id, {"a": chunks})
+            assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+            assert (
+                f"batch 5 of w is decided with 2 staged chunks for bucket 0, and the disk has {torn:d}"
+                in (answer.error_message)
+            )
+        assert await logged(table, 2) == []
+    path.write_bytes(whole)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        assert (await commit(table, 5, {"a": chunks})).error_code == 0
+        assert sorted(await logged(table, 2)) == [1, 2, 3]
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 1000))
@@ -598,49 +566,43 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_space, "_LOOK_AGAIN_SECONDS", 0.0)
 
 
-def test_r3_5_what_is_staged_and_not_committed_has_a_bound_for_a_client_and_for_all(
+async def test_r3_5_what_is_staged_and_not_committed_has_a_bound_for_a_client_and_for_all(
     tmp_path: Path, small_disk: None
 ) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            by_host: dict[str, int] = {}
-            for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"):
-                asked = Table(coming_from(all_tables.broker, host), table.definition)
-                for batch_id in range(40):
-                    answer = await stage(asked, batch_id, "a", {0: [chunk_of(batch_id)]}, writer=host)
-                    if answer.error_code:
-                        break
-                    by_host[host] = batch_id + 1
-                assert answer.error_code == TableErrorCode.BUFFER_EXHAUSTED
-                assert "commit or abort other batches" in answer.error_message
-            assert by_host == {"192.0.2.1": 6, "192.0.2.2": 8, "192.0.2.3": 2}
-            # What is committed makes room.
-            for batch_id in range(by_host["192.0.2.1"]):
-                answer = await commit(table, batch_id, {"a": {0: [[]]}}, writer="192.0.2.1")
-                assert answer.error_code == 0
-            answer = await stage(asked, 0, "a", {0: [chunk_of(99)]}, writer="192.0.2.4")
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        by_host: dict[str, int] = {}
+        for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"):
+            asked = Table(coming_from(all_tables.broker, host), table.definition)
+            for batch_id in range(40):
+                answer = await stage(asked, batch_id, "a", {0: [chunk_of(batch_id)]}, writer=host)
+                if answer.error_code:
+                    break
+                by_host[host] = batch_id + 1
+            assert answer.error_code == TableErrorCode.BUFFER_EXHAUSTED
+            assert "commit or abort other batches" in answer.error_message
+        assert by_host == {"192.0.2.1": 6, "192.0.2.2": 8, "192.0.2.3": 2}
+        # What is committed makes room.
+        for batch_id in range(by_host["192.0.2.1"]):
+            answer = await commit(table, batch_id, {"a": {0: [[]]}}, writer="192.0.2.1")
             assert answer.error_code == 0
-            assert await logged(table, 1) == list(range(by_host["192.0.2.1"]))
+        answer = await stage(asked, 0, "a", {0: [chunk_of(99)]}, writer="192.0.2.4")
+        assert answer.error_code == 0
+        assert await logged(table, 1) == list(range(by_host["192.0.2.1"]))
 
-    run(scenario)
 
-
-def test_r3_5_when_space_is_short_idle_batches_go_the_longest_idle_first(
+async def test_r3_5_when_space_is_short_idle_batches_go_the_longest_idle_first(
     tmp_path: Path, small_disk: None
 ) -> None:
-    async def scenario() -> None:
-        async with tables(tmp_path, limits=Limits(staged_idle_seconds=0.0)) as all_tables:
-            table = await all_tables.create("n BIGINT")
-            for batch_id in range(9):
-                answer = await stage(table, batch_id, "a", {0: [chunk_of(batch_id)]})
-                assert answer.error_code == 0
-                await asyncio.sleep(0.01)
-            answer = await commit(table, 0, {"a": {0: [[]]}})
-            assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
-            assert "run the batch again" in answer.error_message
-            answer = await commit(table, 8, {"a": {0: [[]]}})
+    async with tables(tmp_path, limits=Limits(staged_idle_seconds=0.0)) as all_tables:
+        table = await all_tables.create("n BIGINT")
+        for batch_id in range(9):
+            answer = await stage(table, batch_id, "a", {0: [chunk_of(batch_id)]})
             assert answer.error_code == 0
-            assert await logged(table, 1) == [8]
-
-    run(scenario)
+            await asyncio.sleep(0.01)
+        answer = await commit(table, 0, {"a": {0: [[]]}})
+        assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
+        assert "run the batch again" in answer.error_message
+        answer = await commit(table, 8, {"a": {0: [[]]}})
+        assert answer.error_code == 0
+        assert await logged(table, 1) == [8]

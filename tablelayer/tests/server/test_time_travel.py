@@ -64,42 +64,38 @@ async def check_every_offset(table: Table, expected: dict[int, list[Any]], show:
 
 
 @pytest.mark.parametrize("image", ["FULL", "WAL"])
-def test_r14_every_offset_of_a_changelog_is_a_state_of_the_table(tmp_path: Path, image: str) -> None:
+async def test_r14_every_offset_of_a_changelog_is_a_state_of_the_table(tmp_path: Path, image: str) -> None:
     """Offsets in the middle of a batch, and between -U and +U, too."""
-
-    async def work() -> None:
-        async with tables(tmp_path / "data", NEVER) as all_tables:
-            table = await all_tables.create(COLUMNS, changelog_image=image)
-            rng = random.Random(4)
-            for number in range(12):
-                await table.put(
-                    *(
-                        (
-                            rng.choice("++-"),
-                            {"a": rng.randrange(5), "b": rng.choice("xyz"), "v": str(number)},
-                        )
-                        for _ in range(rng.randrange(1, 6))
+    async with tables(tmp_path / "data", NEVER) as all_tables:
+        table = await all_tables.create(COLUMNS, changelog_image=image)
+        rng = random.Random(4)
+        for number in range(12):
+            await table.put(
+                *(
+                    (
+                        rng.choice("++-"),
+                        {"a": rng.randrange(5), "b": rng.choice("xyz"), "v": str(number)},
                     )
+                    for _ in range(rng.randrange(1, 6))
                 )
-                if number in (3, 8):
-                    await snapshot_now(table)
-            changes = await table.changelog()
-            expected = {}
-            for offset in range(len(changes) + 1):
-                cut = changes[:offset]
-                if cut and cut[-1][0] == "-U":
-                    cut = cut[:-1]
-                state = replay(cut, ("a", "b")) if image == "FULL" else loosely(cut)
-                expected[offset] = [state[key] for key in sorted(state)]
-            await check_every_offset(table, expected, dict)
-            start = cut_log(table)
-            assert start > 0
-            for offset, state in expected.items():
-                if image == "FULL" and offset >= start:
-                    assert await table.state(as_of=offset) == state
-            assert await table.state() == expected[len(changes)]
-
-    run(work)
+            )
+            if number in (3, 8):
+                await snapshot_now(table)
+        changes = await table.changelog()
+        expected = {}
+        for offset in range(len(changes) + 1):
+            cut = changes[:offset]
+            if cut and cut[-1][0] == "-U":
+                cut = cut[:-1]
+            state = replay(cut, ("a", "b")) if image == "FULL" else loosely(cut)
+            expected[offset] = [state[key] for key in sorted(state)]
+        await check_every_offset(table, expected, dict)
+        start = cut_log(table)
+        assert start > 0
+        for offset, state in expected.items():
+            if image == "FULL" and offset >= start:
+                assert await table.state(as_of=offset) == state
+        assert await table.state() == expected[len(changes)]
 
 
 def loosely(changes: list[Any]) -> dict[tuple[Any, ...], Row]:
@@ -209,90 +205,79 @@ def test_r14_two_hundred_kills_and_restores(tmp_path: Path) -> None:
     print(f"{done} kills and restores")
 
 
-def test_an_offset_outside_retention_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path / "data", NEVER) as all_tables:
-            table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)", changelog_image="WAL")
-            await table.put(*rows(range(10), "a"))
-            await snapshot_now(table)
-            await table.put(*rows(range(10), "b"))
-            assert cut_log(table) == 10
-            assert len(await table.state(as_of=15)) == 10
-            for offset, words in ((5, "begins at 10"), (21, "ends at 20")):
-                answer = await table.broker.send(
-                    m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, as_of=offset)
+async def test_an_offset_outside_retention_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+    async with tables(tmp_path / "data", NEVER) as all_tables:
+        table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)", changelog_image="WAL")
+        await table.put(*rows(range(10), "a"))
+        await snapshot_now(table)
+        await table.put(*rows(range(10), "b"))
+        assert cut_log(table) == 10
+        assert len(await table.state(as_of=15)) == 10
+        for offset, words in ((5, "begins at 10"), (21, "ends at 20")):
+            answer = await table.broker.send(
+                m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, as_of=offset)
+            )
+            assert answer.error_code == TableErrorCode.OUTSIDE_RETENTION
+            assert words in answer.error_message
+        folder = table.partition.hooks.directory.parent
+        for _ in range(100):
+            if not list(folder.glob("*as-of*")):
+                break
+            await asyncio.sleep(0.01)
+        assert not list(folder.glob("*as-of*"))
+
+
+async def test_past_states_have_a_limit(tmp_path: Path) -> None:
+    async with tables(tmp_path / "data", NEVER, limits=Limits(past_states_max=1)) as all_tables:
+        table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)")
+        await table.put(*rows(range(10), "a"))
+
+        async def open_at(offset: int) -> Any:
+            return await table.broker.send(
+                m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, as_of=offset, max_bytes=1, piece=0)
+            )
+
+        first = await open_at(5)
+        assert first.error_code == 0, first.error_message
+        assert (await open_at(5)).error_code == 0  # the same state, shared
+        refused = await open_at(6)
+        assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
+        assert "1 are open, which is the most" in refused.error_message
+
+
+async def test_a_piece_can_be_asked_for_again_and_the_scan_goes_on_behind_any_row(tmp_path: Path) -> None:
+    async with tables(tmp_path / "data", NEVER) as all_tables:
+        table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)")
+        await table.put(*rows(range(5000), "a"))
+        expected = await table.state()
+        rng = random.Random(1)
+        scan_id, piece, got, cursor = m.OPEN_SCAN, 0, [], None
+        offset = -1
+        while True:
+            request = m.ScanSnapshotRequest(
+                table_id=table.table_id, bucket=0, scan_id=scan_id, piece=piece, max_bytes=4096
+            )
+            if scan_id == m.OPEN_SCAN and cursor is not None:
+                request.after, request.as_of = cursor, offset
+            answer = await table.broker.send(request)
+            assert answer.error_code == 0, answer.error_message
+            scan_id, offset = answer.scan_id, answer.log_offset
+            await table.put(*rows(range(0, 5000, 50), str(piece)), ("-", {"k": 4999, "v": None}))
+            choice = rng.random()
+            if choice < 0.3 and piece:
+                continue  # the answer was lost
+            got += table.rows(answer.rows)
+            cursor = answer.cursor if answer.cursor is not None else cursor
+            piece += 1
+            if choice > 0.8:  # the server has forgotten the scan
+                await table.broker.send(
+                    m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, scan_id=scan_id, close=True)
                 )
-                assert answer.error_code == TableErrorCode.OUTSIDE_RETENTION
-                assert words in answer.error_message
-            folder = table.partition.hooks.directory.parent
-            for _ in range(100):
-                if not list(folder.glob("*as-of*")):
-                    break
-                await asyncio.sleep(0.01)
-            assert not list(folder.glob("*as-of*"))
-
-    run(work)
-
-
-def test_past_states_have_a_limit(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path / "data", NEVER, limits=Limits(past_states_max=1)) as all_tables:
-            table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)")
-            await table.put(*rows(range(10), "a"))
-
-            async def open_at(offset: int) -> Any:
-                return await table.broker.send(
-                    m.ScanSnapshotRequest(
-                        table_id=table.table_id, bucket=0, as_of=offset, max_bytes=1, piece=0
-                    )
-                )
-
-            first = await open_at(5)
-            assert first.error_code == 0, first.error_message
-            assert (await open_at(5)).error_code == 0  # the same state, shared
-            refused = await open_at(6)
-            assert refused.error_code == TableErrorCode.BUFFER_EXHAUSTED
-            assert "1 are open, which is the most" in refused.error_message
-
-    run(work)
-
-
-def test_a_piece_can_be_asked_for_again_and_the_scan_goes_on_behind_any_row(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path / "data", NEVER) as all_tables:
-            table = await all_tables.create("k INT, v STRING, PRIMARY KEY (k)")
-            await table.put(*rows(range(5000), "a"))
-            expected = await table.state()
-            rng = random.Random(1)
-            scan_id, piece, got, cursor = m.OPEN_SCAN, 0, [], None
-            offset = -1
-            while True:
-                request = m.ScanSnapshotRequest(
-                    table_id=table.table_id, bucket=0, scan_id=scan_id, piece=piece, max_bytes=4096
-                )
-                if scan_id == m.OPEN_SCAN and cursor is not None:
-                    request.after, request.as_of = cursor, offset
-                answer = await table.broker.send(request)
-                assert answer.error_code == 0, answer.error_message
-                scan_id, offset = answer.scan_id, answer.log_offset
-                await table.put(*rows(range(0, 5000, 50), str(piece)), ("-", {"k": 4999, "v": None}))
-                choice = rng.random()
-                if choice < 0.3 and piece:
-                    continue  # the answer was lost
-                got += table.rows(answer.rows)
-                cursor = answer.cursor if answer.cursor is not None else cursor
-                piece += 1
-                if choice > 0.8:  # the server has forgotten the scan
-                    await table.broker.send(
-                        m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, scan_id=scan_id, close=True)
-                    )
-                    scan_id, piece = m.OPEN_SCAN, 0
-                if not answer.has_more:
-                    break
-            assert got == expected
-            assert offset == 5000
-
-    run(work)
+                scan_id, piece = m.OPEN_SCAN, 0
+            if not answer.has_more:
+                break
+        assert got == expected
+        assert offset == 5000
 
 
 @given(st.binary(min_size=0, max_size=4), st.binary(max_size=6), st.binary(max_size=6))
@@ -312,51 +297,46 @@ def within(bound: tuple[Any, ...] | None, key: tuple[Any, ...], inclusive: bool)
     return begin > bound or (inclusive and begin == bound)
 
 
-def test_ranges_of_keys_are_exact_for_every_bound(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with tables(tmp_path / "data", NEVER) as all_tables:
-            table = await all_tables.create(COLUMNS)
-            keys = [(a, b) for a in range(-3, 4) for b in ("", "a", "a\x00", "ab", "b", "ÿ")]
-            await table.put(*(("+", {"a": a, "b": b, "v": "1"}) for a, b in keys))
-            keys.sort(key=lambda key: (key[0], key[1].encode()))
-            schema = table.definition.schema
-            bounds: list[tuple[Any, ...] | None] = [None, (0,), (-9,), (2, "a"), (0, "aa"), (-3, "")]
+async def test_ranges_of_keys_are_exact_for_every_bound(tmp_path: Path) -> None:
+    async with tables(tmp_path / "data", NEVER) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        keys = [(a, b) for a in range(-3, 4) for b in ("", "a", "a\x00", "ab", "b", "ÿ")]
+        await table.put(*(("+", {"a": a, "b": b, "v": "1"}) for a, b in keys))
+        keys.sort(key=lambda key: (key[0], key[1].encode()))
+        schema = table.definition.schema
+        bounds: list[tuple[Any, ...] | None] = [None, (0,), (-9,), (2, "a"), (0, "aa"), (-3, "")]
 
-            def encoded(bound: tuple[Any, ...] | None) -> tuple[Any, int]:
-                if bound is None:
-                    return None, 0
-                columns = schema.key_columns[: len(bound)]
-                row = dict(zip((column.name for column in columns), bound, strict=True))
-                fields = pa.schema([column.field() for column in columns])
-                return encode_ipc(pa.RecordBatch.from_pylist([row], schema=fields)), len(bound)
+        def encoded(bound: tuple[Any, ...] | None) -> tuple[Any, int]:
+            if bound is None:
+                return None, 0
+            columns = schema.key_columns[: len(bound)]
+            row = dict(zip((column.name for column in columns), bound, strict=True))
+            fields = pa.schema([column.field() for column in columns])
+            return encode_ipc(pa.RecordBatch.from_pylist([row], schema=fields)), len(bound)
 
-            for lower in bounds:
-                for upper in bounds:
-                    for include_lower, include_upper, limit in (
-                        (True, False, -1),
-                        (False, True, -1),
-                        (True, True, 3),
-                    ):
-                        low, low_columns = encoded(lower)
-                        high, high_columns = encoded(upper)
-                        found = await table.state(
-                            lower=low, lower_columns=low_columns, lower_inclusive=include_lower, upper=high,
-                            upper_columns=high_columns, upper_inclusive=include_upper, limit=limit,
-                        )  # fmt: skip
-                        expected = [
-                            key
-                            for key in keys
-                            if within(lower, key, include_lower)
-                            and (upper is None or not within(upper, key, not include_upper))
-                        ]  # fmt: skip
-                        assert [(row["a"], row["b"]) for row in found] == (
-                            expected if limit < 0 else expected[:limit]
-                        )
-            bad = await table.broker.send(
-                m.ScanSnapshotRequest(
-                    table_id=table.table_id, bucket=0, lower=encoded((1,))[0], lower_columns=3
-                )
-            )
-            assert bad.error_code == TableErrorCode.INVALID_KEY
-
-    run(work)
+        for lower in bounds:
+            for upper in bounds:
+                for include_lower, include_upper, limit in (
+                    (True, False, -1),
+                    (False, True, -1),
+                    (True, True, 3),
+                ):
+                    low, low_columns = encoded(lower)
+                    high, high_columns = encoded(upper)
+                    found = await table.state(
+                        lower=low, lower_columns=low_columns, lower_inclusive=include_lower, upper=high,
+                        upper_columns=high_columns, upper_inclusive=include_upper, limit=limit,
+                    )  # fmt: skip
+                    expected = [
+                        key
+                        for key in keys
+                        if within(lower, key, include_lower)
+                        and (upper is None or not within(upper, key, not include_upper))
+                    ]  # fmt: skip
+                    assert [(row["a"], row["b"]) for row in found] == (
+                        expected if limit < 0 else expected[:limit]
+                    )
+        bad = await table.broker.send(
+            m.ScanSnapshotRequest(table_id=table.table_id, bucket=0, lower=encoded((1,))[0], lower_columns=3)
+        )
+        assert bad.error_code == TableErrorCode.INVALID_KEY

@@ -54,9 +54,7 @@ changes = st.lists(
 
 @given(changes, st.lists(st.integers(0, 40), max_size=4))
 def test_the_last_change_of_each_key(log: list[tuple[int, str | None, int, int]], cuts: list[int]) -> None:
-    """Against a dict: whatever the batches, the last change that is not a -U wins, in the order of the
-    changes.
-    """
+    """Against a dict: whatever the batches, the last change that is not a -U wins, in the order of the changes."""
     log = [(key, name or "", value, kind) for key, name, value, kind in log]  # keys are never null
     expected: dict[tuple[int, str], tuple[int, bool]] = {}
     for key, name, value, kind in log:
