@@ -187,7 +187,7 @@ class Broker:
         identity = BrokerIdentity(
             config["node.id"], self._directory.cluster_id, config["broker.rack"], self._advertised
         )
-        slices = Slices(self._clock.monotonic)
+        slices = self._slices = Slices(self._clock.monotonic)
         self.context = BrokerContext(
             config=config,
             clock=self._clock,
@@ -409,6 +409,7 @@ class Broker:
                     first.index,
                     first.failure,
                 )
+        self._slices.collector.end()
         self._directory.close(clean=clean)
 
     async def run_forever(self) -> None:

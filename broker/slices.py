@@ -7,11 +7,15 @@ clock says that is handed in: under a simulated one, which stands still while an
 
 What the work reads may change while it rests; it has to look again, or to take what it needs before its first rest.
 Whoever only wants the result of such a generator, and owns the thread, calls `finish`.
+
+What a long request is made of are hundreds of thousands of objects, none of them garbage; the collector, which would go
+through all of them again and again in steps that nobody can interrupt, rests meanwhile (`CollectorRest`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import time
 from collections import deque
@@ -26,6 +30,38 @@ FIRST_SLICE_SECONDS = 0.0005
 """Before anything is queued: most work is done by then, and costs no turn."""
 SLICE_SECONDS = 0.001
 _RUN_LENGTH = 512
+_COLLECTOR_RESTS_SECONDS = 1.0
+_COLLECTOR_RESTS_SECONDS_MAX = 10.0
+
+
+class CollectorRest:
+    """Python's garbage collector is off while `is_busy`, up to a second later, and for no longer than ten: what is
+    allocated by then has mostly been freed, by its reference counts. One that was off already stays so.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        self._is_busy = is_busy
+        self._until = 0.0
+
+    def begin(self) -> None:
+        """Something long has begun."""
+        if not self._until and gc.isenabled():
+            gc.disable()
+            loop = asyncio.get_running_loop()
+            self._until = loop.time() + _COLLECTOR_RESTS_SECONDS_MAX
+            loop.call_later(_COLLECTOR_RESTS_SECONDS, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._until and self._is_busy() and loop.time() < self._until:
+            loop.call_later(_COLLECTOR_RESTS_SECONDS, self._look, loop)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """The collector is on again, if it was."""
+        if self._until:
+            self._until = 0.0
+            gc.enable()
 
 
 class Slices:
@@ -34,6 +70,7 @@ class Slices:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._queue: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
+        self.collector = CollectorRest(lambda: bool(self._queue))
 
     def start(self, work: Work[Result]) -> tuple[bool, Result | asyncio.Future[Result]]:
         """Do the first slice. (True, the result) if that was all, else (False, a future of it).
@@ -65,6 +102,7 @@ class Slices:
         future: asyncio.Future[Result] = loop.create_future()
         self._queue.append((work, future))
         if len(self._queue) == 1:
+            self.collector.begin()
             loop.call_soon(self._turn)
         return future
 
