@@ -333,7 +333,9 @@ class GroupHandlers:
         )
 
         def respond(result: OffsetsResult) -> Work[OffsetCommitResponse]:
-            return _commit_response(request, result.error, {**errors, **result.errors})
+            return _commit_response(
+                request, result.error, {**errors, **result.errors} if result.errors else errors
+            )
 
         if isinstance(outcome, asyncio.Future):
             return _then(outcome, respond)
