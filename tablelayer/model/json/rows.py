@@ -244,8 +244,7 @@ def _bytes_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if len(values) == 0:
         return np.zeros(json_scan.PADDING, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, offset_buffer, data_buffer = values.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
-    offsets = offsets.astype(np.int64)
+    offsets = np.frombuffer(offset_buffer, np.int32, len(values) + 1, values.offset * 4).astype(np.int64)
     size = int(offsets[-1] - offsets[0])
     data = np.empty(size + json_scan.PADDING, dtype=np.uint8)
     data[size:] = 0

@@ -236,8 +236,10 @@ def _describe(row: np.ndarray, kind: int, array: pa.Array) -> None:
 
 
 def _byte_length(array: pa.Array) -> int:
-    offsets = np.frombuffer(array.buffers()[1], dtype=np.int32) if len(array) else np.zeros(1, dtype=np.int32)
-    return int(offsets[array.offset + len(array)]) - int(offsets[array.offset]) if len(array) else 0
+    if not len(array):
+        return 0
+    offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+    return int(offsets[-1]) - int(offsets[0])
 
 
 @njit(cache=True, nogil=True)

@@ -623,3 +623,12 @@ def test_floats_that_json_has_no_numbers_for():
     back = json_to_rows(pa.array(out, pa.binary()), Schema.of([("v", t.DOUBLE)])).column(0).to_pylist()
     assert np.isnan(back[0])
     assert back[1:] == [float("inf"), float("-inf"), 0.1]
+
+
+def test_buffers_may_be_longer_than_their_values() -> None:
+    """As Arrow allows it, and by any number of bytes."""
+    offsets = pa.py_buffer(np.array([0, 1, 3], np.int32).tobytes() + b"\x07")
+    column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abc")])
+    schema = Schema.of([("b", t.BYTES)])
+    written = rows_to_json(pa.record_batch([column], schema=schema.arrow()))
+    assert [json.loads(each)["b"] for each in written.to_pylist()] == ["YQ==", "YmM="]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from broker.net.poller import run_server
 from broker.testing.direct import DirectBroker, direct_broker
+from protocol.records import check
 from protocol.records.encode import Record, build_batch
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import Tables
@@ -62,7 +63,8 @@ def trace_requests(directory: Path) -> dict[str, list[Call]]:
 
 
 async def _send_each_once(directory: Path) -> None:
-    """Without the tracer, so that no kernel is compiled under it."""
+    """Without the tracer, so that no kernel is compiled under it, and records are checked as in a server that runs."""
+    check.load()
     extension = TableExtension()
     async with direct_broker(directory, extensions=[extension]) as broker:
         for request in (await requests(broker, extension)).values():
