@@ -15,13 +15,13 @@ import logging
 import os
 import select
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from broker.net.exchange import Exchange
-from broker.net.reply import CloseConnection, Peer, Pending
-
-if TYPE_CHECKING:
-    from broker.net.listener import Network
+from broker.net.limits import Limits
+from broker.net.poller import Poller
+from broker.net.pool import FramePool
+from broker.net.reply import Answerer, CloseConnection, Peer, Pending
 
 logger = logging.getLogger("headrace.net")
 
@@ -29,8 +29,27 @@ _MSG_MORE = getattr(socket, "MSG_MORE", 0)
 """Linux only: do not send the header of a sendfile in a packet of its own."""
 
 
+class Owner(Protocol):
+    """What a connection takes of whoever made it, and tells it (`broker/net/listener.py`)."""
+
+    answerer: Answerer
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    poller: Poller
+    pool: FramePool
+    scratch: memoryview
+    is_draining: bool
+    requests: set[asyncio.Future[Any]]
+
+    def on_rest(self) -> None:
+        """The connection has nothing more to do for now; needed while `is_draining` only."""
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has closed."""
+
+
 class Connection:
-    """See the module's contract. Made by `Network`, which owns it."""
+    """See the module's contract. Made by its owner (`Network`)."""
 
     __slots__ = (
         "_exchange",
@@ -46,7 +65,7 @@ class Connection:
         "peer",
     )
 
-    def __init__(self, network: Network, sock: socket.socket, peer: Peer) -> None:
+    def __init__(self, network: Owner, sock: socket.socket, peer: Peer) -> None:
         self.peer = peer
         self.closed = False
         self.last_active = network.loop.time()
