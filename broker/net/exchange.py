@@ -10,10 +10,14 @@ for TLS would decrypt into `incoming.room()` and encrypt what `unsent.head` give
     unless is_full: incoming.room() -> incoming.received(n)
     take() -> answer(parts) at once, or postpone() and answer(parts) later -> incoming.release(frame) if it is a view
     unsent.head(n) -> unsent.sent(n)
+
+A shell that takes two frames at once, or answers one that it did not take, meets an `InvariantError`, in production
+too: an answer would go to the wrong request.
 """
 
 from __future__ import annotations
 
+from broker.invariants import InvariantError, invariant
 from broker.net.frame_receiver import FrameReceiver
 from broker.net.limits import Limits
 from broker.net.pool import FramePool
@@ -24,12 +28,21 @@ from broker.net.send_queue import SendQueue
 class Exchange:
     """See the module's contract."""
 
-    __slots__ = ("_unsent_bytes_max", "frames", "incoming", "is_resting", "is_under_way", "unsent")
+    __slots__ = (
+        "_is_taken",
+        "_unsent_bytes_max",
+        "frames",
+        "incoming",
+        "is_resting",
+        "is_under_way",
+        "unsent",
+    )
 
     def __init__(self, limits: Limits, pool: FramePool, scratch: memoryview) -> None:
         """`scratch` is shared by all exchanges of the thread: see `FrameReceiver.room`."""
         self.incoming = FrameReceiver(limits.request_bytes_max, pool, scratch)
         self._unsent_bytes_max = limits.unsent_bytes_max
+        self._is_taken = False  # a frame, and is not answered yet
         self.frames = self.incoming.frames
         """Whole ones that wait for their turn; `take` them."""
         self.unsent = SendQueue()
@@ -60,10 +73,14 @@ class Exchange:
             or self.unsent.size > self._unsent_bytes_max
         ):
             return None
+        if self._is_taken:
+            raise InvariantError("a frame is taken while another is neither answered nor postponed")
+        self._is_taken = True
         return self.frames.popleft()
 
     def postpone(self) -> None:
         """The answer to the frame that was taken comes later."""
+        invariant(self._is_taken and not self.is_under_way, "a frame is postponed that was not taken")
         self.is_under_way = True
 
     def answer(self, parts: list[Part] | None) -> bytes | None:
@@ -72,7 +89,9 @@ class Exchange:
         One in a single piece that nothing else waits for or behind is given back, framed, instead of being queued: it
         goes out directly, and what is left of it is `put` into `unsent`.
         """
-        self.is_under_way = False
+        if not self._is_taken:
+            raise InvariantError("there is an answer, and no frame was taken")
+        self._is_taken = self.is_under_way = False
         if parts is None:
             return None
         first = parts[0]
@@ -88,3 +107,9 @@ class Exchange:
         self.incoming.clear()
         self.unsent.clear()
         self.is_resting = False
+
+    def check_invariants(self) -> None:
+        """Raises InvariantError. Costs as much as there are frames and parts: for tests and simulators."""
+        invariant(self._is_taken or not self.is_under_way, "a request is under way that was not taken")
+        self.incoming.check_invariants()
+        self.unsent.check_invariants()

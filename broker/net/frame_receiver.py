@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 
+from broker.invariants import invariant
 from broker.net.pool import SMALLEST, FramePool
 from broker.net.reply import CloseConnection
 
@@ -124,3 +125,20 @@ class FrameReceiver:
         """Let go of everything that is here."""
         self.frames.clear()
         self._assembling = None
+
+    def check_invariants(self) -> None:
+        """Raises InvariantError."""
+        sizes = [len(frame) for frame in self.frames]
+        invariant(
+            all(0 < size <= self._size_max for size in sizes),
+            f"frames of {sizes} bytes, of 1 to {self._size_max}",
+        )
+        view = self._assembling
+        if view is None:
+            invariant(len(self._prefix) < 4, f"{len(self._prefix)} bytes of a length are kept")
+            return
+        invariant(not self._prefix, "a length is kept while its frame arrives")
+        invariant(
+            self._filled < len(view) <= self._announced <= self._size_max,
+            f"{self._filled} bytes in {len(view)} for a frame of {self._announced}, of {self._size_max} at most",
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from broker.invariants import invariant
 from broker.net.reply import Buffer, Part, Region
 
 
@@ -90,6 +91,12 @@ class SendQueue:
         """Nothing of it will leave."""
         self._parts.clear()
         self.size = 0
+
+    def check_invariants(self) -> None:
+        """Raises InvariantError."""
+        sizes = [_size(part) for part in self._parts]
+        invariant(self.size == sum(sizes), f"{self.size} bytes are unsent, and the parts have {sizes}")
+        invariant(not sizes or sizes[0] > 0, "the first part is empty")
 
 
 class _RestOfRegion:

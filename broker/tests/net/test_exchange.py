@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.invariants import InvariantError
 from broker.net.exchange import Exchange
 from broker.net.frame_receiver import FrameReceiver
 from broker.net.limits import Limits
@@ -92,6 +93,7 @@ class Simulation:
         moves = (self.receive, self.take, self.finish, self.send, self.rest)
         for _ in range(20_000):
             self.rng.choice(moves)()
+            self.core.check_invariants()
             if not self.stream and not self.core.frames and not self.core.is_busy:
                 return
         raise AssertionError("it does not come to an end")
@@ -245,6 +247,7 @@ def test_no_bytes_are_wanted_while_a_frame_waits_that_may_not_be_taken(hindrance
     elif hindrance == "unsent":
         assert core.answer([b"answer"]) is None  # another frame waits: it is queued
     else:
+        assert core.answer(None) is None
         core.is_resting = True
     assert core.is_busy
     assert core.is_full
@@ -259,6 +262,25 @@ def test_no_bytes_are_wanted_while_a_frame_waits_that_may_not_be_taken(hindrance
     assert not core.is_full  # there is room for one more
     assert core.answer([b"last"]) == frame(b"last")
     assert not core.is_busy
+
+
+def test_an_answer_never_goes_to_another_request_than_the_one_that_was_taken() -> None:
+    core = exchange()
+    with pytest.raises(InvariantError, match="no frame was taken"):
+        core.answer([b"answer"])
+    with pytest.raises(InvariantError, match="postponed that was not taken"):
+        core.postpone()
+    feed(core.incoming, frame(b"1") + frame(b"2"))
+    core.take()
+    with pytest.raises(InvariantError, match="neither answered nor postponed"):
+        core.take()
+    core.postpone()
+    with pytest.raises(InvariantError, match="postponed that was not taken"):
+        core.postpone()
+    core.answer([b"answer"])
+    with pytest.raises(InvariantError, match="no frame was taken"):
+        core.answer([b"answer again"])
+    core.check_invariants()
 
 
 def test_a_region_follows_the_buffers_before_it() -> None:
