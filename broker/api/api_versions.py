@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.security.requirement import public
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import (
     ApiVersion,
@@ -33,7 +34,7 @@ class ApiVersionsApi:
         self._responses: dict[bool, ApiVersionsResponse] = {}
 
     def declarations(self) -> list[ApiDeclaration]:
-        return [ApiDeclaration(ApiVersionsRequest, ApiVersionsResponse, self.api_versions)]
+        return [ApiDeclaration(ApiVersionsRequest, ApiVersionsResponse, self.api_versions, public())]
 
     def api_versions(self, context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
         # Up to version 3 clients do not understand a feature that may be absent (KIP-1022).

@@ -21,6 +21,8 @@ from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
 from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
 from broker.config_key import ConfigKey, ConfigType
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
+from broker.security.requirement import whole, within
+from broker.security.rights import Operation
 from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
@@ -81,12 +83,42 @@ class ConfigsApi:
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
-            ApiDeclaration(DescribeConfigsRequest, DescribeConfigsResponse, self.describe),
-            ApiDeclaration(AlterConfigsRequest, AlterConfigsResponse, self.alter),
             ApiDeclaration(
-                IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, self.alter_incrementally
+                DescribeConfigsRequest,
+                DescribeConfigsResponse,
+                self.describe,
+                within(
+                    topic=Operation.DESCRIBE_CONFIGS,
+                    cluster=Operation.DESCRIBE_CONFIGS,
+                    group=Operation.DESCRIBE_CONFIGS,
+                ),
             ),
-            ApiDeclaration(ListConfigResourcesRequest, ListConfigResourcesResponse, self.list_resources),
+            ApiDeclaration(
+                AlterConfigsRequest,
+                AlterConfigsResponse,
+                self.alter,
+                within(
+                    topic=Operation.ALTER_CONFIGS,
+                    cluster=Operation.ALTER_CONFIGS,
+                    group=Operation.ALTER_CONFIGS,
+                ),
+            ),
+            ApiDeclaration(
+                IncrementalAlterConfigsRequest,
+                IncrementalAlterConfigsResponse,
+                self.alter_incrementally,
+                within(
+                    topic=Operation.ALTER_CONFIGS,
+                    cluster=Operation.ALTER_CONFIGS,
+                    group=Operation.ALTER_CONFIGS,
+                ),
+            ),
+            ApiDeclaration(
+                ListConfigResourcesRequest,
+                ListConfigResourcesResponse,
+                self.list_resources,
+                whole(Operation.DESCRIBE_CONFIGS),
+            ),
         ]
 
     def describe(

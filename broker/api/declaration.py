@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from broker.security.principal import Principal, Session
+from broker.security.requirement import Requirement
+from broker.security.rights import Authorizer, Operation, ResourceType, denied
 from broker.slices import Work
 
 if TYPE_CHECKING:
@@ -28,6 +31,31 @@ class RequestContext(msgspec.Struct):
     client_host: str
     connection_id: int
     listener: str
+    session: Session
+    authorizer: Authorizer
+
+    @property
+    def principal(self) -> Principal:
+        return self.session.principal
+
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        """Whether who sent the request may do this, as of now: it may not any more after an `await`."""
+        authorizer = self.authorizer
+        return authorizer.is_open or authorizer.may(
+            self.session, self.client_host, operation, resource_type, name
+        )
+
+    def may_any(self, operation: Operation, resource_type: ResourceType) -> bool:
+        """Whether it may do this to some resource of the type (KIP-679)."""
+        authorizer = self.authorizer
+        return authorizer.is_open or authorizer.may_any(
+            self.session, self.client_host, operation, resource_type
+        )
+
+    def require(self, operation: Operation, resource_type: ResourceType, name: str) -> None:
+        """Raises KafkaError with the error code of the resource's type if it may not."""
+        if not self.may(operation, resource_type, name):
+            raise denied(resource_type)
 
 
 class Encodable(Protocol):
@@ -59,7 +87,9 @@ class Repeat(msgspec.Struct):
 
 
 class ApiDeclaration(msgspec.Struct, frozen=True):
-    """One API: its messages, its versions and who answers it. ApiVersions is computed from these.
+    """One API: its messages, its versions, who answers it and whom. ApiVersions is computed from these.
+
+    `authorize` is what it asks of the caller (`broker.security.requirement`).
 
     `handler` returns the response, None for "no answer" (acks=0 only), or an awaitable of either. What it may
     raise: KafkaError (becomes the error code of the response), DecodeError (closes the connection), anything
@@ -82,6 +112,7 @@ class ApiDeclaration(msgspec.Struct, frozen=True):
     request: type[ApiMessage]
     response: type[ApiMessage]
     handler: Handler
+    authorize: Requirement
     min_version: int = -1
     max_version: int = -1
     advertised_min_version: int = -1

@@ -9,6 +9,9 @@ This is the one place where exceptions become error codes:
 | CloseConnection | the connection is closed (a failed produce with acks=0) |
 | anything else | UNKNOWN_SERVER_ERROR, and a traceback in the log; the broker lives |
 
+Whoever is not authenticated yet is answered by APIs that are public, and nothing else of it is looked at. What an API
+asks of the cluster as a whole (`broker.security.requirement`) is checked here, before its handler.
+
 Requests that a connection sends again and again are answered by `repeats`, where the handler has a part in it.
 
 Nobody else waits for a long one. Frames above AT_ONCE_BYTES_MAX are decoded in slices (`broker.slices`), their answers
@@ -23,9 +26,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Collection, Coroutine, Generator, Iterable
+from struct import Struct
 from types import GeneratorType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -33,6 +37,8 @@ from broker.api.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.api.declaration import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.api.repeats import Repeats
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
+from broker.security.principal import ANONYMOUS, Session
+from broker.security.rights import CLUSTER_NAME, OPEN, Authorizer, ResourceType
 from broker.slices import Slices, Work
 from protocol.budget import DecodeBudget
 from protocol.errors import DecodeError, EncodeError, EncodeTooLarge, ErrorCode, KafkaError
@@ -43,6 +49,7 @@ from protocol.schema import ApiMessage
 logger = logging.getLogger("headrace.api")
 
 _API_VERSIONS_KEY = 18
+_KEY: Final = Struct(">h")
 MEMORY_PER_BYTE, MEMORY_BASE = 24, 1 << 20
 """What decoding a request may allocate: 24 times its frame and 1 MiB. Positions without metadata, 14 bytes each in an
 OffsetCommit, take 16 times as much; a frame of nothing but empty elements, which could take a hundred times its size,
@@ -68,9 +75,15 @@ class _Route(msgspec.Struct, frozen=True):
 class Dispatcher:
     """An Answerer (`broker.net.reply`) for the APIs that were declared."""
 
-    def __init__(self, declarations: Iterable[ApiDeclaration], slices: Slices | None = None) -> None:
+    def __init__(
+        self,
+        declarations: Iterable[ApiDeclaration],
+        slices: Slices | None = None,
+        authorizer: Authorizer = OPEN,
+    ) -> None:
         """Raises ValueError when two declarations claim one API key."""
         self._slices = slices or Slices()
+        self._authorizer = authorizer
         self._declarations: dict[int, ApiDeclaration] = {}
         self._routes: dict[tuple[int, int], _Route] = {}
         for declaration in declarations:
@@ -87,8 +100,15 @@ class Dispatcher:
                     declaration.response.header_version(version),
                 )
 
+    @property
+    def declarations(self) -> Collection[ApiDeclaration]:
+        return self._declarations.values()
+
     def __call__(self, peer: Peer, frame: bytes | memoryview) -> Answer:
-        if peer.memory is not None and type(frame) is bytes:
+        session = peer.session
+        if session is None:
+            session = self._unauthenticated(peer, frame)
+        elif peer.memory is not None and type(frame) is bytes:
             repeated: list[Part] | None = peer.memory.answer(frame)
             if repeated is not None:
                 return repeated
@@ -106,6 +126,8 @@ class Dispatcher:
                 peer.host,
                 peer.connection_id,
                 peer.listener,
+                session,
+                self._authorizer,
             )
             is_short = len(frame) <= AT_ONCE_BYTES_MAX
             budget = DecodeBudget(min(MEMORY_PER_BYTE * len(frame) + MEMORY_BASE, MEMORY_MAX))
@@ -141,10 +163,23 @@ class Dispatcher:
 
     def _handle(self, route: _Route, context: RequestContext, request: ApiMessage) -> Any:
         """The response, or an awaitable of it."""
+        operation = route.declaration.authorize.of_cluster
+        if operation is not None:
+            context.require(operation, ResourceType.CLUSTER, CLUSTER_NAME)
         response = route.handler(context, request)
         if type(response) is GeneratorType:
             _, response = self._slices.start(response)
         return response
+
+    def _unauthenticated(self, peer: Peer, frame: bytes | memoryview) -> Session:
+        """For the APIs that are public. Raises CloseConnection for all others, whatever else the frame holds."""
+        if len(frame) < _KEY.size:
+            raise CloseConnection("a request cannot be decoded: it ends before its API key")
+        (key,) = _KEY.unpack_from(frame)
+        declaration = self._declarations.get(key)
+        if declaration is None or not declaration.authorize.is_public:
+            raise CloseConnection(f"API key {key} before authentication")
+        return Session(ANONYMOUS, peer.listener)
 
     async def _decoded_later(
         self, route: _Route, context: RequestContext, decoding: Any

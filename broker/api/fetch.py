@@ -43,6 +43,8 @@ from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition, PartitionChanges
 from broker.config import BrokerConfig
 from broker.ports import Clock, Entropy
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.slices import Pace, Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
@@ -92,7 +94,15 @@ class FetchApi:
         self._stopping = False
 
     def declarations(self) -> list[ApiDeclaration]:
-        return [ApiDeclaration(FetchRequest, FetchResponse, self.fetch, cancel_on_disconnect=True)]
+        return [
+            ApiDeclaration(
+                FetchRequest,
+                FetchResponse,
+                self.fetch,
+                within(topic=Operation.READ, cluster=Operation.CLUSTER_ACTION),
+                cancel_on_disconnect=True,
+            )
+        ]
 
     def stop(self) -> None:
         """Answer everyone who waits with what there is, and let nobody wait any more."""

@@ -18,6 +18,8 @@ from pathlib import Path
 from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
+from broker.security.requirement import whole, within
+from broker.security.rights import Operation
 from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_replica_log_dirs import (
@@ -44,8 +46,15 @@ class LogDirsApi:
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
-            ApiDeclaration(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse, self.alter),
-            ApiDeclaration(DescribeLogDirsRequest, DescribeLogDirsResponse, self.describe),
+            ApiDeclaration(
+                AlterReplicaLogDirsRequest,
+                AlterReplicaLogDirsResponse,
+                self.alter,
+                within(cluster=Operation.ALTER),
+            ),
+            ApiDeclaration(
+                DescribeLogDirsRequest, DescribeLogDirsResponse, self.describe, whole(Operation.DESCRIBE)
+            ),
         ]
 
     def alter(

@@ -16,6 +16,8 @@ from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic, TopicManager, check_topic_name
 from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.slices import Work, sort_in_slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
@@ -77,12 +79,27 @@ class MetadataApi:
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
-            ApiDeclaration(MetadataRequest, MetadataResponse, self.metadata, on_error=_metadata_error),
-            ApiDeclaration(DescribeClusterRequest, DescribeClusterResponse, self.describe_cluster),
+            ApiDeclaration(
+                MetadataRequest,
+                MetadataResponse,
+                self.metadata,
+                within(
+                    topic=(Operation.DESCRIBE, Operation.CREATE),
+                    cluster=(Operation.CREATE, Operation.DESCRIBE),
+                ),
+                on_error=_metadata_error,
+            ),
+            ApiDeclaration(
+                DescribeClusterRequest,
+                DescribeClusterResponse,
+                self.describe_cluster,
+                within(cluster=Operation.DESCRIBE),
+            ),
             ApiDeclaration(
                 DescribeTopicPartitionsRequest,
                 DescribeTopicPartitionsResponse,
                 self.describe_topic_partitions,
+                within(topic=Operation.DESCRIBE),
                 on_error=_describe_topics_error,
             ),
         ]

@@ -15,6 +15,8 @@ Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would 
 from __future__ import annotations
 
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.security.requirement import whole
+from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -43,18 +45,38 @@ REASONS: dict[type[ApiMessage], str] = {
 def declarations() -> list[ApiDeclaration]:
     return [
         ApiDeclaration(
-            AlterClientQuotasRequest, AlterClientQuotasResponse, _refuse, on_error=_quotas, advertised=False
+            AlterClientQuotasRequest,
+            AlterClientQuotasResponse,
+            _refuse,
+            whole(Operation.ALTER_CONFIGS),
+            on_error=_quotas,
+            advertised=False,
         ),
         ApiDeclaration(
             AlterUserScramCredentialsRequest,
             AlterUserScramCredentialsResponse,
             _refuse,
+            whole(Operation.ALTER),
             on_error=_credentials,
             advertised=False,
         ),
-        ApiDeclaration(DescribeQuorumRequest, DescribeQuorumResponse, _refuse, advertised=False),
-        ApiDeclaration(UpdateFeaturesRequest, UpdateFeaturesResponse, _refuse, advertised=False),
-        ApiDeclaration(UnregisterBrokerRequest, UnregisterBrokerResponse, _refuse, advertised=False),
+        ApiDeclaration(
+            DescribeQuorumRequest,
+            DescribeQuorumResponse,
+            _refuse,
+            whole(Operation.DESCRIBE),
+            advertised=False,
+        ),
+        ApiDeclaration(
+            UpdateFeaturesRequest, UpdateFeaturesResponse, _refuse, whole(Operation.ALTER), advertised=False
+        ),
+        ApiDeclaration(
+            UnregisterBrokerRequest,
+            UnregisterBrokerResponse,
+            _refuse,
+            whole(Operation.ALTER),
+            advertised=False,
+        ),
     ]
 
 

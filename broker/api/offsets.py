@@ -16,6 +16,8 @@ from broker.api.fetch import check_leader_epoch
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.log.time_lookup import BatchTakesTime, Opened
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import (
@@ -60,11 +62,21 @@ class OffsetsApi:
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
-            ApiDeclaration(ListOffsetsRequest, ListOffsetsResponse, self.list_offsets),
             ApiDeclaration(
-                OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, self.offset_for_leader_epoch
+                ListOffsetsRequest, ListOffsetsResponse, self.list_offsets, within(topic=Operation.DESCRIBE)
             ),
-            ApiDeclaration(DeleteRecordsRequest, DeleteRecordsResponse, self.delete_records),
+            ApiDeclaration(
+                OffsetForLeaderEpochRequest,
+                OffsetForLeaderEpochResponse,
+                self.offset_for_leader_epoch,
+                within(topic=Operation.DESCRIBE),
+            ),
+            ApiDeclaration(
+                DeleteRecordsRequest,
+                DeleteRecordsResponse,
+                self.delete_records,
+                within(topic=Operation.DELETE),
+            ),
         ]
 
     def list_offsets(

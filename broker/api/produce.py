@@ -26,6 +26,8 @@ from broker.cluster.partition import Partition
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.slices import Slices, Work
 from broker.transactions.admission import admit_batch
 from broker.transactions.coordinator import TransactionCoordinator
@@ -92,6 +94,7 @@ class ProduceApi:
                 ProduceRequest,
                 ProduceResponse,
                 self.produce,
+                within(topic=Operation.WRITE, transactional_id=Operation.WRITE),
                 advertised_min_version=0,
                 on_error=_failed,
                 repeat=self.repeat,

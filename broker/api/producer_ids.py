@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import InitProducer
 from broker.transactions.state import needs_producer_id
@@ -27,7 +29,18 @@ class ProducerIdsApi:
         self._transactions = transactions
 
     def declarations(self) -> list[ApiDeclaration]:
-        return [ApiDeclaration(InitProducerIdRequest, InitProducerIdResponse, self.init_producer_id)]
+        return [
+            ApiDeclaration(
+                InitProducerIdRequest,
+                InitProducerIdResponse,
+                self.init_producer_id,
+                within(
+                    transactional_id=Operation.WRITE,
+                    cluster=Operation.IDEMPOTENT_WRITE,
+                    topic=Operation.WRITE,
+                ),
+            )
+        ]
 
     async def init_producer_id(
         self, context: RequestContext, request: InitProducerIdRequest

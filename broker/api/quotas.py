@@ -7,6 +7,8 @@ Kafka checks it, so that a tool hears what is wrong with it.
 from __future__ import annotations
 
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.security.requirement import whole
+from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_client_quotas import (
     DescribeClientQuotasRequest,
@@ -21,7 +23,11 @@ class QuotasApi:
     def declarations(self) -> list[ApiDeclaration]:
         return [
             ApiDeclaration(
-                DescribeClientQuotasRequest, DescribeClientQuotasResponse, self.describe, on_error=_failed
+                DescribeClientQuotasRequest,
+                DescribeClientQuotasResponse,
+                self.describe,
+                whole(Operation.DESCRIBE_CONFIGS),
+                on_error=_failed,
             )
         ]
 

@@ -12,6 +12,8 @@ from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
+from broker.security.requirement import whole
+from broker.security.rights import Operation
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
@@ -42,17 +44,23 @@ class ReplicasApi:
     def declarations(self) -> list[ApiDeclaration]:
         return [
             ApiDeclaration(
-                ElectLeadersRequest, ElectLeadersResponse, self.elect_leaders, on_error=_election_failed
+                ElectLeadersRequest,
+                ElectLeadersResponse,
+                self.elect_leaders,
+                whole(Operation.ALTER),
+                on_error=_election_failed,
             ),
             ApiDeclaration(
                 AlterPartitionReassignmentsRequest,
                 AlterPartitionReassignmentsResponse,
                 self.alter_reassignments,
+                whole(Operation.ALTER),
             ),
             ApiDeclaration(
                 ListPartitionReassignmentsRequest,
                 ListPartitionReassignmentsResponse,
                 self.list_reassignments,
+                whole(Operation.DESCRIBE),
             ),
         ]
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.security.requirement import public, whole, within
+from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 from protocol.messages.create_delegation_token import (
@@ -44,14 +46,42 @@ _NEVER: Final = -1
 class SecurityApi:
     def declarations(self) -> list[ApiDeclaration]:
         return [
-            ApiDeclaration(SaslHandshakeRequest, SaslHandshakeResponse, self.handshake),
-            ApiDeclaration(DescribeAclsRequest, DescribeAclsResponse, self.describe_acls),
-            ApiDeclaration(CreateAclsRequest, CreateAclsResponse, self.create_acls),
-            ApiDeclaration(DeleteAclsRequest, DeleteAclsResponse, self.delete_acls),
-            ApiDeclaration(SaslAuthenticateRequest, SaslAuthenticateResponse, self.authenticate),
-            *(ApiDeclaration(request, response, self.token) for request, response in _OF_TOKENS.items()),
+            ApiDeclaration(SaslHandshakeRequest, SaslHandshakeResponse, self.handshake, public()),
             ApiDeclaration(
-                DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, self.describe_scram
+                DescribeAclsRequest, DescribeAclsResponse, self.describe_acls, whole(Operation.DESCRIBE)
+            ),
+            ApiDeclaration(
+                CreateAclsRequest,
+                CreateAclsResponse,
+                self.create_acls,
+                whole(Operation.ALTER),
+                on_error=_created_none,
+            ),
+            ApiDeclaration(
+                DeleteAclsRequest,
+                DeleteAclsResponse,
+                self.delete_acls,
+                whole(Operation.ALTER),
+                on_error=_deleted_none,
+            ),
+            ApiDeclaration(SaslAuthenticateRequest, SaslAuthenticateResponse, self.authenticate, public()),
+            *(
+                ApiDeclaration(
+                    request,
+                    response,
+                    self.token,
+                    within(
+                        delegation_token=Operation.DESCRIBE,
+                        user=(Operation.CREATE_TOKENS, Operation.DESCRIBE_TOKENS),
+                    ),
+                )
+                for request, response in _OF_TOKENS.items()
+            ),
+            ApiDeclaration(
+                DescribeUserScramCredentialsRequest,
+                DescribeUserScramCredentialsResponse,
+                self.describe_scram,
+                whole(Operation.DESCRIBE),
             ),
         ]
 
@@ -70,12 +100,10 @@ class SecurityApi:
         raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
 
     def create_acls(self, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-        refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-        return CreateAclsResponse(results=[refused] * len(request.creations))
+        raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
 
     def delete_acls(self, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-        refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-        return DeleteAclsResponse(filter_results=[refused] * len(request.filters))
+        raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
 
     def token(self, context: RequestContext, request: ApiMessage) -> ApiMessage:
         response = _OF_TOKENS[type(request)](error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
@@ -105,3 +133,13 @@ _OF_TOKENS: Final[dict[type[ApiMessage], type[ApiMessage]]] = {
     ExpireDelegationTokenRequest: ExpireDelegationTokenResponse,
     DescribeDelegationTokenRequest: DescribeDelegationTokenResponse,
 }
+
+
+def _created_none(request: CreateAclsRequest, version: int, error: KafkaError) -> CreateAclsResponse:
+    refused = AclCreationResult(error_code=error.code, error_message=error.message)
+    return CreateAclsResponse(results=[refused] * len(request.creations))
+
+
+def _deleted_none(request: DeleteAclsRequest, version: int, error: KafkaError) -> DeleteAclsResponse:
+    refused = DeleteAclsFilterResult(error_code=error.code, error_message=error.message)
+    return DeleteAclsResponse(filter_results=[refused] * len(request.filters))

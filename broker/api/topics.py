@@ -19,6 +19,8 @@ from broker.cluster.metadata import (
 )
 from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
@@ -56,9 +58,24 @@ class TopicsApi:
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
-            ApiDeclaration(CreateTopicsRequest, CreateTopicsResponse, self.create_topics),
-            ApiDeclaration(DeleteTopicsRequest, DeleteTopicsResponse, self.delete_topics),
-            ApiDeclaration(CreatePartitionsRequest, CreatePartitionsResponse, self.create_partitions),
+            ApiDeclaration(
+                CreateTopicsRequest,
+                CreateTopicsResponse,
+                self.create_topics,
+                within(cluster=Operation.CREATE, topic=(Operation.CREATE, Operation.DESCRIBE_CONFIGS)),
+            ),
+            ApiDeclaration(
+                DeleteTopicsRequest,
+                DeleteTopicsResponse,
+                self.delete_topics,
+                within(topic=(Operation.DELETE, Operation.DESCRIBE)),
+            ),
+            ApiDeclaration(
+                CreatePartitionsRequest,
+                CreatePartitionsResponse,
+                self.create_partitions,
+                within(topic=Operation.ALTER),
+            ),
         ]
 
     # -- CreateTopics --------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from broker.groups.journal import encode_batch_in_slices
 from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Phase, PutOffset
 from broker.groups.modern.positions import fetch_error
 from broker.groups.offsets import is_too_long
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -117,25 +119,61 @@ class GroupHandlers:
                 OffsetCommitRequest,
                 OffsetCommitResponse,
                 first_use(self.offset_commit),
+                within(group=Operation.READ, topic=Operation.READ),
                 on_error=_failed_commit,
             ),
-            ApiDeclaration(OffsetFetchRequest, OffsetFetchResponse, self.offset_fetch),
+            ApiDeclaration(
+                OffsetFetchRequest,
+                OffsetFetchResponse,
+                self.offset_fetch,
+                within(group=Operation.DESCRIBE, topic=Operation.DESCRIBE),
+            ),
             ApiDeclaration(
                 FindCoordinatorRequest,
                 FindCoordinatorResponse,
                 first_use(self.find_coordinator),
+                within(group=Operation.DESCRIBE, transactional_id=Operation.DESCRIBE),
                 on_error=_failed_find,
             ),
             ApiDeclaration(
-                JoinGroupRequest, JoinGroupResponse, first_use(self.join_group), cancel_on_disconnect=True
+                JoinGroupRequest,
+                JoinGroupResponse,
+                first_use(self.join_group),
+                within(group=Operation.READ),
+                cancel_on_disconnect=True,
             ),
-            ApiDeclaration(HeartbeatRequest, HeartbeatResponse, self.heartbeat),
-            ApiDeclaration(LeaveGroupRequest, LeaveGroupResponse, self.leave_group),
-            ApiDeclaration(SyncGroupRequest, SyncGroupResponse, self.sync_group, cancel_on_disconnect=True),
-            ApiDeclaration(DescribeGroupsRequest, DescribeGroupsResponse, self.describe_groups),
-            ApiDeclaration(ListGroupsRequest, ListGroupsResponse, self.list_groups),
-            ApiDeclaration(DeleteGroupsRequest, DeleteGroupsResponse, self.delete_groups),
-            ApiDeclaration(OffsetDeleteRequest, OffsetDeleteResponse, self.offset_delete),
+            ApiDeclaration(HeartbeatRequest, HeartbeatResponse, self.heartbeat, within(group=Operation.READ)),
+            ApiDeclaration(
+                LeaveGroupRequest, LeaveGroupResponse, self.leave_group, within(group=Operation.READ)
+            ),
+            ApiDeclaration(
+                SyncGroupRequest,
+                SyncGroupResponse,
+                self.sync_group,
+                within(group=Operation.READ),
+                cancel_on_disconnect=True,
+            ),
+            ApiDeclaration(
+                DescribeGroupsRequest,
+                DescribeGroupsResponse,
+                self.describe_groups,
+                within(group=Operation.DESCRIBE),
+            ),
+            ApiDeclaration(
+                ListGroupsRequest,
+                ListGroupsResponse,
+                self.list_groups,
+                within(cluster=Operation.DESCRIBE, group=Operation.DESCRIBE),
+            ),
+            ApiDeclaration(
+                DeleteGroupsRequest, DeleteGroupsResponse, self.delete_groups, within(group=Operation.DELETE)
+            ),
+            ApiDeclaration(
+                OffsetDeleteRequest,
+                OffsetDeleteResponse,
+                self.offset_delete,
+                within(group=Operation.DELETE, topic=Operation.READ),
+            ),
         ]
 
     def _with_journal(self, handler: Callable[[RequestContext, Any], Any]) -> Callable[..., Any]:

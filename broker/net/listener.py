@@ -17,6 +17,7 @@ from broker.net.limits import Limits
 from broker.net.poller import make_poller
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, Peer
+from broker.security.principal import ANONYMOUS, Session
 
 logger = logging.getLogger("headrace.net")
 
@@ -137,7 +138,9 @@ class Network:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
         self._next_id += 1
         self._per_address[host] += 1
-        self._connections.add(Connection(self, sock, Peer(self._next_id, host, port, self._name)))
+        session = Session(ANONYMOUS, self._name, since=self.loop.time())
+        peer = Peer(self._next_id, host, port, self._name, session)
+        self._connections.add(Connection(self, sock, peer))
 
     def forget(self, connection: Connection) -> None:
         """Called by a connection that has closed."""

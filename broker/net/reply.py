@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from broker.security.principal import Session
 from protocol.one_line import one_line
 
 _REASON_LENGTH_MAX = 1000
@@ -45,13 +46,16 @@ class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ou
 
 
 class Peer(msgspec.Struct):
-    """Who sends: what an answerer may know of a connection. `memory` is the answerer's own, gone with the
-    connection."""
+    """Who sends: what an answerer may know of a connection.
+
+    `session` is who it is; None until it is authenticated. `memory` is the answerer's own, gone with the connection.
+    """
 
     connection_id: int
     host: str
     port: int
     listener: str
+    session: Session | None
     memory: Any = None
 
 

@@ -21,6 +21,7 @@ from broker.config import BrokerConfig
 from broker.extension import Extension
 from broker.net.reply import Peer, Pending
 from broker.ports import Clock
+from broker.security.principal import ANONYMOUS, Session
 from broker.server import Broker
 from protocol.headers import (
     RequestHeader,
@@ -48,7 +49,7 @@ class DirectBroker:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.context = broker.context
-        self.peer = Peer(1, "127.0.0.1", 1, "PLAINTEXT")
+        self.peer = Peer(1, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
         """The one connection that all requests seem to come from; another object is another connection."""
         self._correlation_id = 0
 

@@ -25,6 +25,7 @@ from typing import Any, Self
 from broker.config import BrokerConfig
 from broker.extension import Extension
 from broker.net.reply import Peer
+from broker.security.principal import ANONYMOUS, Session
 from broker.server import Broker
 from broker.testing.direct import QUICK, DirectBroker
 from broker.testing.files import copy_as_killed
@@ -143,7 +144,16 @@ class Link:
         """Brokers remember things of a connection: each process, and each connection after a lost one, has another."""
         if self._peer is None or self._peer[0] != owner:
             self._world.peers += 1
-            self._peer = owner, Peer(self._world.peers, "127.0.0.1", self._world.peers, "PLAINTEXT")
+            self._peer = (
+                owner,
+                Peer(
+                    self._world.peers,
+                    "127.0.0.1",
+                    self._world.peers,
+                    "PLAINTEXT",
+                    Session(ANONYMOUS, "PLAINTEXT"),
+                ),
+            )
         return self._peer[1]
 
 

@@ -17,6 +17,8 @@ from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.handlers import prepared
 from broker.groups.model import CommittedOffset
 from broker.pattern import PatternError, matching
+from broker.security.requirement import whole, within
+from broker.security.rights import Operation
 from broker.slices import Slices, Work, sort_in_slices
 from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
 from broker.transactions.events import AddPartitions, EndTransaction, Result
@@ -102,20 +104,49 @@ class TransactionHandlers:
                 AddPartitionsToTxnRequest,
                 AddPartitionsToTxnResponse,
                 self.add_partitions,
+                within(transactional_id=Operation.WRITE, topic=Operation.WRITE),
                 max_version=_ADD_PARTITIONS_VERSION_MAX,
                 on_error=_failed_add,
             ),
-            ApiDeclaration(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, self.add_offsets),
-            ApiDeclaration(EndTxnRequest, EndTxnResponse, self.end),
             ApiDeclaration(
-                WriteTxnMarkersRequest, WriteTxnMarkersResponse, self.write_markers, on_error=_failed_markers
+                AddOffsetsToTxnRequest,
+                AddOffsetsToTxnResponse,
+                self.add_offsets,
+                within(transactional_id=Operation.WRITE, group=Operation.READ),
+            ),
+            ApiDeclaration(EndTxnRequest, EndTxnResponse, self.end, within(transactional_id=Operation.WRITE)),
+            ApiDeclaration(
+                WriteTxnMarkersRequest,
+                WriteTxnMarkersResponse,
+                self.write_markers,
+                whole(Operation.CLUSTER_ACTION),
+                on_error=_failed_markers,
             ),
             ApiDeclaration(
-                TxnOffsetCommitRequest, TxnOffsetCommitResponse, self.commit_offsets, on_error=_failed_commit
+                TxnOffsetCommitRequest,
+                TxnOffsetCommitResponse,
+                self.commit_offsets,
+                within(transactional_id=Operation.WRITE, group=Operation.READ, topic=Operation.READ),
+                on_error=_failed_commit,
             ),
-            ApiDeclaration(DescribeProducersRequest, DescribeProducersResponse, self.describe_producers),
-            ApiDeclaration(DescribeTransactionsRequest, DescribeTransactionsResponse, self.describe),
-            ApiDeclaration(ListTransactionsRequest, ListTransactionsResponse, self.list),
+            ApiDeclaration(
+                DescribeProducersRequest,
+                DescribeProducersResponse,
+                self.describe_producers,
+                within(topic=Operation.READ),
+            ),
+            ApiDeclaration(
+                DescribeTransactionsRequest,
+                DescribeTransactionsResponse,
+                self.describe,
+                within(transactional_id=Operation.DESCRIBE, topic=Operation.DESCRIBE),
+            ),
+            ApiDeclaration(
+                ListTransactionsRequest,
+                ListTransactionsResponse,
+                self.list,
+                within(transactional_id=Operation.DESCRIBE),
+            ),
         ]
 
     def _refusal(self, transactional_id: str) -> ErrorCode:

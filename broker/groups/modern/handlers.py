@@ -21,6 +21,8 @@ from broker.groups.modern.model import (
 )
 from broker.groups.modern.reconcile import without_epochs
 from broker.invariants import invariant
+from broker.security.requirement import within
+from broker.security.rights import Operation
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as describe_messages
@@ -64,8 +66,18 @@ class ConsumerGroupHandlers:
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
-            ApiDeclaration(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, self.heartbeat),
-            ApiDeclaration(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, self.describe),
+            ApiDeclaration(
+                ConsumerGroupHeartbeatRequest,
+                ConsumerGroupHeartbeatResponse,
+                self.heartbeat,
+                within(group=Operation.READ, topic=Operation.DESCRIBE),
+            ),
+            ApiDeclaration(
+                ConsumerGroupDescribeRequest,
+                ConsumerGroupDescribeResponse,
+                self.describe,
+                within(group=Operation.DESCRIBE, topic=Operation.DESCRIBE),
+            ),
         ]
 
     # -- heartbeat -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from broker.config_key import ConfigKey, ConfigType
 from broker.context import BrokerContext
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
+from broker.security.requirement import public
 from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
@@ -113,7 +114,7 @@ class ShoutExtension:
         self.context: BrokerContext
 
     def apis(self) -> list[ApiDeclaration]:
-        return [ApiDeclaration(PingRequest, PingResponse, self.ping)]
+        return [ApiDeclaration(PingRequest, PingResponse, self.ping, public())]
 
     async def ping(self, context, request: PingRequest) -> PingResponse:
         await asyncio.sleep(0)

@@ -8,6 +8,7 @@ import pytest
 
 from broker.api.repeats import FORMS_MAX
 from broker.net.reply import CloseConnection, Peer
+from broker.security.principal import ANONYMOUS, Session
 from broker.testing.direct import DirectBroker, direct_broker, values_of
 from protocol.errors import ErrorCode
 from protocol.records.encode import Record, build_batch
@@ -75,7 +76,7 @@ async def test_a_bad_batch_is_refused_in_the_same_words(tmp_path, batch, version
         await broker.create_topic("t")
         await repeating(broker, version=version)
         first = await broker.produce("t", batch, version=version)
-        broker.peer = Peer(2, "127.0.0.1", 1, "PLAINTEXT")
+        broker.peer = Peer(2, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
         assert answers(await broker.produce("t", batch, version=version)) == answers(first)
         assert first.error_code != 0
         assert broker.context.partition("t", 0).log.log_end_offset == 2

@@ -11,6 +11,8 @@ import pytest
 from broker.api.declaration import ApiDeclaration
 from broker.api.dispatch import Dispatcher
 from broker.net.reply import CloseConnection, Peer
+from broker.security.principal import ANONYMOUS, Session
+from broker.security.requirement import public
 from broker.testing.direct import direct_broker, response_type
 from protocol.errors import ErrorCode, KafkaError
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
@@ -22,7 +24,8 @@ from protocol.messages.list_offsets import ListOffsetsRequest
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.produce import ProduceRequest
 
-PEER = Peer(1, "h", 1, "L")
+PUBLIC = public()
+PEER = Peer(1, "h", 1, "L", Session(ANONYMOUS, "L"))
 NAMED = {"client_software_name": "tester", "client_software_version": "1.0"}
 MUST = {
     # key: (advertised minimum, maximum)
@@ -188,7 +191,11 @@ class Raising:
             raise error
 
         self.dispatcher = Dispatcher(
-            [ApiDeclaration(InitProducerIdRequest, response_type(InitProducerIdRequest), handler, **declared)]
+            [
+                ApiDeclaration(
+                    InitProducerIdRequest, response_type(InitProducerIdRequest), handler, PUBLIC, **declared
+                )
+            ]
         )
 
     async def later(self, error: Exception):
@@ -224,14 +231,18 @@ def test_an_api_without_a_place_for_errors_closes_the_connection() -> None:
     def handler(context, request):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "no")
 
-    dispatcher = Dispatcher([ApiDeclaration(CreatePartitionsRequest, CreatePartitionsResponse, handler)])
+    dispatcher = Dispatcher(
+        [ApiDeclaration(CreatePartitionsRequest, CreatePartitionsResponse, handler, PUBLIC)]
+    )
     frame = encode_request_header(RequestHeader(37, 0, 9, None), 1) + CreatePartitionsRequest().encode(0)
     with pytest.raises(CloseConnection, match="no place for the error: INVALID_REQUEST: no"):
         dispatcher(PEER, frame)
 
 
 def test_one_api_key_cannot_be_declared_twice() -> None:
-    declaration = ApiDeclaration(ApiVersionsRequest, ApiVersionsResponse, lambda context, request: None)
+    declaration = ApiDeclaration(
+        ApiVersionsRequest, ApiVersionsResponse, lambda context, request: None, PUBLIC
+    )
     with pytest.raises(ValueError, match="API key 18"):
         Dispatcher([declaration, declaration])
 

@@ -20,6 +20,8 @@ from broker.groups.model import Limits
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
 from broker.ports import AgeClock
+from broker.security.principal import ANONYMOUS, Session
+from broker.security.rights import OPEN
 from broker.slices import Slices, finish
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeleteGroupsRequest
@@ -190,7 +192,17 @@ class Site:
         declaration = self.apis[type(request).API_KEY]
         assert declaration.min_version <= version <= declaration.max_version
         decoded = declaration.request.decode(request.encode(version), version)
-        context = RequestContext(declaration.key, version, 1, "client", "127.0.0.1", 1, "PLAINTEXT")
+        context = RequestContext(
+            declaration.key,
+            version,
+            1,
+            "client",
+            "127.0.0.1",
+            1,
+            "PLAINTEXT",
+            Session(ANONYMOUS, "PLAINTEXT"),
+            OPEN,
+        )
         answer = declaration.handler(context, decoded)
         return finish(answer) if isinstance(answer, Generator) else answer
 

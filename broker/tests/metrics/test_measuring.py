@@ -13,15 +13,17 @@ from broker.metrics.endpoint import MetricsEndpoint
 from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind, Metrics
 from broker.metrics.requests import BOUNDS, REQUEST_SECONDS, RequestMeter
 from broker.net.reply import CloseConnection, Peer, Pending
+from broker.security.principal import ANONYMOUS, Session
+from broker.security.requirement import public
 from broker.testing.direct import direct_broker
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
 from protocol.messages.produce import ProduceRequest, ProduceResponse
 
-PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT")
+PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
 
 
 def declaration(request, response):
-    return ApiDeclaration(request, response, lambda context, message: None)
+    return ApiDeclaration(request, response, lambda context, message: None, public())
 
 
 def in_loop(test):

@@ -19,6 +19,7 @@ import pytest
 
 from broker.api import dispatch
 from broker.net.reply import CloseConnection, Peer, Pending
+from broker.security.principal import ANONYMOUS, Session
 from broker.testing.direct import direct_broker
 from protocol.budget import BudgetExceeded, DecodeBudget
 from protocol.compile import struct_minimum_size
@@ -34,7 +35,7 @@ from protocol.varint import encode_unsigned_varint
 
 SEED = int(os.environ.get("HEADRACE_HOSTILE_SEED", "1"))
 FRAMES = int(os.environ.get("HEADRACE_HOSTILE_FRAMES", "150000"))
-PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT")
+PEER = Peer(1, "127.0.0.1", 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
 CLOSED_WITHIN_SECONDS = 10
 """A hostile peer is hung up on by then, however loaded the machine is."""
 WAITING_KEYS = {11, 14}  # JoinGroup and SyncGroup may wait for other members for ever

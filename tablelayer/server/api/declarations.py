@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.net.reply import CloseConnection
+from broker.security.requirement import Requirement, within
+from broker.security.rights import Operation
 from protocol.errors import KafkaError
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
@@ -33,42 +35,185 @@ class TableApis:
     def declarations(self) -> list[ApiDeclaration]:
         declare = self._declare
         return [
-            declare(m.CreateDatabaseRequest, m.CreateDatabaseResponse, lambda by: by.catalog.create_database),
-            declare(m.DropDatabaseRequest, m.DropDatabaseResponse, lambda by: by.catalog.drop_database),
-            declare(m.ListDatabasesRequest, m.ListDatabasesResponse, lambda by: by.catalog.list_databases),
-            declare(m.CreateTableRequest, m.CreateTableResponse, lambda by: by.catalog.create_table),
-            declare(m.DropTableRequest, m.DropTableResponse, lambda by: by.catalog.drop_table),
-            declare(m.ListTablesRequest, m.ListTablesResponse, lambda by: by.catalog.list_tables),
-            declare(m.DescribeTableRequest, m.DescribeTableResponse, lambda by: by.catalog.describe_table),
-            declare(m.AlterTableRequest, m.AlterTableResponse, lambda by: by.catalog.alter_table),
             declare(
-                m.DescribeDatabaseRequest, m.DescribeDatabaseResponse, lambda by: by.catalog.describe_database
+                m.CreateDatabaseRequest,
+                m.CreateDatabaseResponse,
+                lambda by: by.catalog.create_database,
+                within(topic=Operation.CREATE),
             ),
-            declare(m.AlterDatabaseRequest, m.AlterDatabaseResponse, lambda by: by.catalog.alter_database),
-            declare(m.AppendRowsRequest, m.AppendRowsResponse, lambda by: by.write.append),
-            declare(m.PutRowsRequest, m.PutRowsResponse, lambda by: by.write.put),
-            declare(m.LookupRequest, m.LookupResponse, lambda by: by.read.lookup),
-            declare(m.PrefixLookupRequest, m.PrefixLookupResponse, lambda by: by.read.prefix_lookup),
+            declare(
+                m.DropDatabaseRequest,
+                m.DropDatabaseResponse,
+                lambda by: by.catalog.drop_database,
+                within(topic=Operation.DELETE),
+            ),
+            declare(
+                m.ListDatabasesRequest,
+                m.ListDatabasesResponse,
+                lambda by: by.catalog.list_databases,
+                within(topic=Operation.DESCRIBE),
+            ),
+            declare(
+                m.CreateTableRequest,
+                m.CreateTableResponse,
+                lambda by: by.catalog.create_table,
+                within(topic=Operation.CREATE),
+            ),
+            declare(
+                m.DropTableRequest,
+                m.DropTableResponse,
+                lambda by: by.catalog.drop_table,
+                within(topic=Operation.DELETE),
+            ),
+            declare(
+                m.ListTablesRequest,
+                m.ListTablesResponse,
+                lambda by: by.catalog.list_tables,
+                within(topic=Operation.DESCRIBE),
+            ),
+            declare(
+                m.DescribeTableRequest,
+                m.DescribeTableResponse,
+                lambda by: by.catalog.describe_table,
+                within(topic=Operation.DESCRIBE),
+            ),
+            declare(
+                m.AlterTableRequest,
+                m.AlterTableResponse,
+                lambda by: by.catalog.alter_table,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.DescribeDatabaseRequest,
+                m.DescribeDatabaseResponse,
+                lambda by: by.catalog.describe_database,
+                within(topic=Operation.DESCRIBE),
+            ),
+            declare(
+                m.AlterDatabaseRequest,
+                m.AlterDatabaseResponse,
+                lambda by: by.catalog.alter_database,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.AppendRowsRequest,
+                m.AppendRowsResponse,
+                lambda by: by.write.append,
+                within(topic=Operation.WRITE),
+            ),
+            declare(
+                m.PutRowsRequest, m.PutRowsResponse, lambda by: by.write.put, within(topic=Operation.WRITE)
+            ),
+            declare(
+                m.LookupRequest, m.LookupResponse, lambda by: by.read.lookup, within(topic=Operation.READ)
+            ),
+            declare(
+                m.PrefixLookupRequest,
+                m.PrefixLookupResponse,
+                lambda by: by.read.prefix_lookup,
+                within(topic=Operation.READ),
+            ),
             # A scan at the log's end only waits; nobody needs its answer once the client is gone.
             declare(
-                m.ScanLogRequest, m.ScanLogResponse, lambda by: by.read.scan_log, cancel_on_disconnect=True
+                m.ScanLogRequest,
+                m.ScanLogResponse,
+                lambda by: by.read.scan_log,
+                within(topic=Operation.READ),
+                cancel_on_disconnect=True,
             ),
-            declare(m.LimitScanRequest, m.LimitScanResponse, lambda by: by.read.limit_scan),
-            declare(m.CountRowsRequest, m.CountRowsResponse, lambda by: by.read.count_rows),
-            declare(m.ScanSnapshotRequest, m.ScanSnapshotResponse, lambda by: by.read.scan_snapshot),
-            declare(m.LakeBeginRequest, m.LakeBeginResponse, lambda by: by.lake.begin),
-            declare(m.LakeHeartbeatRequest, m.LakeHeartbeatResponse, lambda by: by.lake.heartbeat),
-            declare(m.LakeCommitRequest, m.LakeCommitResponse, lambda by: by.lake.commit),
-            declare(m.DescribeLakeRequest, m.DescribeLakeResponse, lambda by: by.lake.describe),
-            declare(m.StageRowsRequest, m.StageRowsResponse, lambda by: by.staged.stage),
-            declare(m.CommitStagedRequest, m.CommitStagedResponse, lambda by: by.staged.commit),
-            declare(m.AbortStagedRequest, m.AbortStagedResponse, lambda by: by.staged.abort),
-            declare(m.CreatePartitionRequest, m.CreatePartitionResponse, lambda by: by.partitions.create),
-            declare(m.DropPartitionRequest, m.DropPartitionResponse, lambda by: by.partitions.drop),
-            declare(m.ListPartitionsRequest, m.ListPartitionsResponse, lambda by: by.partitions.list),
-            declare(m.LakeEndRequest, m.LakeEndResponse, lambda by: by.lake.end),
-            declare(m.LakeFinishRequest, m.LakeFinishResponse, lambda by: by.lake.finish),
-            declare(m.ListLakeRequest, m.ListLakeResponse, lambda by: by.lake.list),
+            declare(
+                m.LimitScanRequest,
+                m.LimitScanResponse,
+                lambda by: by.read.limit_scan,
+                within(topic=Operation.READ),
+            ),
+            declare(
+                m.CountRowsRequest,
+                m.CountRowsResponse,
+                lambda by: by.read.count_rows,
+                within(topic=Operation.READ),
+            ),
+            declare(
+                m.ScanSnapshotRequest,
+                m.ScanSnapshotResponse,
+                lambda by: by.read.scan_snapshot,
+                within(topic=Operation.READ),
+            ),
+            declare(
+                m.LakeBeginRequest,
+                m.LakeBeginResponse,
+                lambda by: by.lake.begin,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.LakeHeartbeatRequest,
+                m.LakeHeartbeatResponse,
+                lambda by: by.lake.heartbeat,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.LakeCommitRequest,
+                m.LakeCommitResponse,
+                lambda by: by.lake.commit,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.DescribeLakeRequest,
+                m.DescribeLakeResponse,
+                lambda by: by.lake.describe,
+                within(topic=Operation.DESCRIBE),
+            ),
+            declare(
+                m.StageRowsRequest,
+                m.StageRowsResponse,
+                lambda by: by.staged.stage,
+                within(topic=Operation.WRITE),
+            ),
+            declare(
+                m.CommitStagedRequest,
+                m.CommitStagedResponse,
+                lambda by: by.staged.commit,
+                within(topic=Operation.WRITE),
+            ),
+            declare(
+                m.AbortStagedRequest,
+                m.AbortStagedResponse,
+                lambda by: by.staged.abort,
+                within(topic=Operation.WRITE),
+            ),
+            declare(
+                m.CreatePartitionRequest,
+                m.CreatePartitionResponse,
+                lambda by: by.partitions.create,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.DropPartitionRequest,
+                m.DropPartitionResponse,
+                lambda by: by.partitions.drop,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.ListPartitionsRequest,
+                m.ListPartitionsResponse,
+                lambda by: by.partitions.list,
+                within(topic=Operation.DESCRIBE),
+            ),
+            declare(
+                m.LakeEndRequest, m.LakeEndResponse, lambda by: by.lake.end, within(topic=Operation.ALTER)
+            ),
+            declare(
+                m.LakeFinishRequest,
+                m.LakeFinishResponse,
+                lambda by: by.lake.finish,
+                within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.ListLakeRequest,
+                m.ListLakeResponse,
+                lambda by: by.lake.list,
+                within(topic=Operation.DESCRIBE),
+            ),
         ]
 
     def _declare(
@@ -76,6 +221,7 @@ class TableApis:
         request: type[Request],
         response: type[Response],
         handler: Callable[[Handlers], Callable[[RequestContext, Request], Awaitable[Response | None]]],
+        authorize: Requirement,
         *,
         cancel_on_disconnect: bool = False,
     ) -> ApiDeclaration:
@@ -92,4 +238,4 @@ class TableApis:
                     raise
                 return response(error_code=int(error.code), error_message=error.message)
 
-        return ApiDeclaration(request, response, answer, cancel_on_disconnect=cancel_on_disconnect)
+        return ApiDeclaration(request, response, answer, authorize, cancel_on_disconnect=cancel_on_disconnect)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker.net.reply import Peer
+from broker.security.principal import ANONYMOUS, Session
 from broker.testing.direct import DirectBroker, direct_broker
 from broker.testing.files import copy_as_killed as copy_as_killed
 from tablelayer.model import messages as m
@@ -36,7 +37,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def coming_from(broker: DirectBroker, host: str) -> DirectBroker:
     """The same broker, asked from another host."""
     other = copy.copy(broker)
-    other.peer = Peer(2, host, 1, "PLAINTEXT")
+    other.peer = Peer(2, host, 1, "PLAINTEXT", Session(ANONYMOUS, "PLAINTEXT"))
     return other
 
 
