@@ -17,14 +17,19 @@ from protocol.records.header import BatchHeader, read_header, verify_crc
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.table.options import MAX_BUCKET_COUNT
 from tablelayer.model.table.partitions import check_rows_of_partition
 from tablelayer.server.kafka_face.avro import Schemas, schema_ids
 from tablelayer.server.kafka_face.transcode import from_kafka
 from tablelayer.server.merge.engines import Operations
 from tablelayer.server.merge.writes import Writer, admit
 
-_FORWARDED_PARTITIONS = 4096
-_WHOLE_TABLES = 1 << 62  # ids of producers stay below 1 << 50
+_FORWARDED_PARTITIONS = MAX_BUCKET_COUNT
+_WHOLE_TABLES = 1 << 62
+PRODUCER_IDS = (1 << 50) - 1
+"""Ids of producers are below this, so that those derived from them fit int64, each for one producer and partition. They
+are given out one after the other from 0: Kafka's logs take ids that were never given out, tables cannot.
+"""
 
 
 def check_frame(batch: memoryview) -> BatchHeader:
@@ -49,6 +54,11 @@ def check_frame(batch: memoryview) -> BatchHeader:
         )
     if header.is_control or header.producer_id < -1:
         raise KafkaError(ErrorCode.INVALID_RECORD, "the batch has attributes that producers may not set")
+    if header.producer_id >= PRODUCER_IDS:
+        raise KafkaError(
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+            f"producer id {header.producer_id} is none that InitProducerId gives out; ask for one",
+        )
     return header
 
 

@@ -13,10 +13,15 @@ import pytest
 
 from broker.net.reply import CloseConnection
 from protocol.errors import ErrorCode
+from protocol.records.encode import Record, build_batch
+from protocol.records.header import BatchHeader
 from tablelayer.model import messages as m
+from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.table.evolution import changes_from_json
+from tablelayer.model.table.options import MAX_BUCKET_COUNT
 from tablelayer.server.api.parts import each_part
+from tablelayer.server.kafka_face.producers import PRODUCER_IDS, check_frame, forwarded
 from tablelayer.tests.server.tables import run, tables
 from tablelayer.tests.server.test_hostile_batches import send
 from tablelayer.tests.server.test_staged_writes import chunk_of, commit, logged, stage
@@ -157,3 +162,40 @@ async def test_a_commit_names_all_that_its_attempts_have_staged_and_each_once(tm
         assert "named twice" in answer.error_message
         assert (await commit(table, 0, {"a": chunks})).error_code == 0
         assert sorted(await logged(table, 2)) == [1, 2]
+
+
+@pytest.mark.parametrize("producer_id", [2**63 - 1, 2**50, PRODUCER_IDS])
+async def test_an_id_that_no_producer_can_have_is_refused_before_ids_are_derived_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, producer_id: int
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        (statement,) = parse("CREATE TABLE parted (p STRING, id INT) PARTITIONED BY (p)")
+        assert isinstance(statement, CreateTable)
+        made = [await all_tables.create_as(statement.definition)]
+        made.append(await all_tables.create("p STRING, id INT", name="split", buckets=4, bucket_key=["id"]))
+        for table in made:
+            records = [Record(None, json.dumps({"p": "a", "id": n}).encode(), (), 1000) for n in range(8)]
+            batch = build_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=0)
+            answer = await table.broker.produce(str(table.definition.path), batch)
+            assert answer.error_code == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+            assert str(producer_id) in answer.error_message
+            assert table.partition.log.log_end_offset == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_ids_derived_from_producers_fit_a_header_and_are_each_for_one_producer_and_partition() -> None:
+    derived = {
+        forwarded(header_of(producer_id), partition, by_whole_table=whole).producer_id
+        for producer_id in (0, 1, 2, 2**49, PRODUCER_IDS - 2, PRODUCER_IDS - 1)
+        for partition in (0, 1, MAX_BUCKET_COUNT - 2, MAX_BUCKET_COUNT - 1)
+        for whole in (False, True)
+    }
+    assert len(derived) == 6 * 4 * 2
+    assert min(derived) >= -(2**63)
+    assert max(derived) < -1
+
+
+def header_of(producer_id: int) -> BatchHeader:
+    return check_frame(
+        memoryview(build_batch([Record(None, b"{}", (), 0)], producer_id=producer_id, producer_epoch=0))
+    )
