@@ -162,16 +162,24 @@ class CreateNode(msgspec.Struct, frozen=True):
 
 
 class SetNode(msgspec.Struct, frozen=True):
-    """Replace the data. `version` is the one that was read; -1 sets whatever the version is."""
+    """Replace the data, if the node is at the version that was read. There is no way to set whatever is there."""
 
     path: str
     data: bytes
-    version: int = -1
+    version: int
+
+    def __post_init__(self) -> None:
+        _check_version(self)
 
 
 class DeleteNode(msgspec.Struct, frozen=True):
+    """Delete the node, if it is at the version that was read."""
+
     path: str
-    version: int = -1
+    version: int
+
+    def __post_init__(self) -> None:
+        _check_version(self)
 
 
 class CheckNode(msgspec.Struct, frozen=True):
@@ -180,8 +188,17 @@ class CheckNode(msgspec.Struct, frozen=True):
     path: str
     version: int
 
+    def __post_init__(self) -> None:
+        _check_version(self)
+
 
 StoreOperation = CreateNode | SetNode | DeleteNode | CheckNode
+
+
+def _check_version(operation: SetNode | DeleteNode | CheckNode) -> None:
+    """Negative versions mean "whichever it is" to ZooKeeper."""
+    if operation.version < 0:
+        raise ValueError(f"{operation!r} names no version: read the node first")
 
 
 class StoreError(Exception):

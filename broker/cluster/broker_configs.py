@@ -13,8 +13,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
+from broker.cluster.nodes import modify
 from broker.config_key import ConfigError, unknown_name
-from broker.ports import CreateNode, DeleteNode, SetNode
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class BrokerConfigs:
         for name in self._explicit:
             node = await self._store.get(self._path(name))
             if node is not None:
-                self._explicit[name] = json.loads(node.data)
+                self._explicit[name] = _from_json(node.data)
         self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
 
     def explicit(self, name: str) -> Mapping[str, str]:
@@ -72,19 +72,22 @@ class BrokerConfigs:
         validate_only: bool = False,
     ) -> None:
         """Set configurations (None: no longer), all or none. `changes` is given what is set. Raises KafkaError."""
-        async with self._change:
-            old = self.explicit(name)
+
+        def changed(old: Mapping[str, str]) -> dict[str, str]:
             wanted = changes(old)
             new = {key: text for key, text in {**old, **wanted}.items() if text is not None}
             self._check(name, wanted, new)
+            return new
+
+        async with self._change:
+            old = self.explicit(name)
             if validate_only:
+                changed(old)
                 return
-            path, data = self._path(name), json.dumps(new, separators=(",", ":")).encode()
-            if old and new:
-                await self._store.transact([SetNode(path, data)])
-            elif old or new:
-                await self._store.transact([CreateNode(path, data) if new else DeleteNode(path)])
-            self._explicit[name] = new
+            stored = await modify(
+                self._store, self._path(name), lambda data: _to_json(changed(_from_json(data)))
+            )
+            self._explicit[name] = _from_json(stored)
             self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
             for listener in self.listeners:
                 await listener()
@@ -113,3 +116,13 @@ class BrokerConfigs:
     @staticmethod
     def _path(name: str) -> str:
         return f"{_ROOT}/{name or _DEFAULT}"
+
+
+def _from_json(data: bytes | None) -> dict[str, str]:
+    values: dict[str, str] = {} if data is None else json.loads(data)
+    return values
+
+
+def _to_json(config: Mapping[str, str]) -> bytes | None:
+    """No node for a configuration that sets nothing."""
+    return json.dumps(config, separators=(",", ":")).encode() if config else None

@@ -12,7 +12,6 @@ folders carry (`partition.metadata`), so that files of the old one are never tak
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
@@ -22,10 +21,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from broker.cluster.nodes import modify
 from broker.cluster.partition import Partition, PartitionChanges
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
-from broker.ports import CoordinationStore, CreateNode, DeleteNode, Entropy, NoNodeError, SetNode
+from broker.ports import CoordinationStore, CreateNode, DeleteNode, Entropy, SetNode
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class TopicManager:
         self._default_partitions = default_partitions
         self._leader_epoch = leader_epoch
         self._topics: dict[str, TopicImage] = {}
+        self._versions: dict[str, int] = {}  # of the topics' nodes
         self._names: list[str] = []  # in their order
         self._topics_by_id: dict[uuid.UUID, TopicImage] = {}
         self._metric_names: dict[
@@ -268,6 +269,7 @@ class TopicManager:
                     [CreateNode(f"/topics/{image.name}", encode_topic(image)) for image in some]
                 )
                 for image in some:
+                    self._versions[image.name] = 0
                     await self._serve(image, range(image.partition_count))
                     logger.info(
                         "created topic %s with %d partitions, id %s",
@@ -300,8 +302,12 @@ class TopicManager:
             image = self._existing(name)
             tombstone = f"/deleted/{image.topic_id}"
             await self._store.transact(
-                [DeleteNode(f"/topics/{name}"), CreateNode(tombstone, encode_topic(image))]
+                [
+                    DeleteNode(f"/topics/{name}", self._versions[name]),
+                    CreateNode(tombstone, encode_topic(image)),
+                ]
             )
+            del self._versions[name]
             partitions = self._partitions.pop(name)
             del self._topics[name], self._topics_by_id[image.topic_id]
             del self._names[bisect_left(self._names, name)]
@@ -331,7 +337,7 @@ class TopicManager:
             image = TopicImage(name, old.topic_id, total, config, old.internal)
             if validate_only:
                 return image
-            await self._store.transact([SetNode(f"/topics/{name}", encode_topic(image))])
+            await self._replace(image)
             for partition in self._partitions[name]:
                 partition.topic = image
             await self._serve(image, range(old.partition_count, total))
@@ -356,7 +362,7 @@ class TopicManager:
             image = TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)
             if validate_only:
                 return image
-            await self._store.transact([SetNode(f"/topics/{name}", encode_topic(image))])
+            await self._replace(image)
             log_config = self.topic_configs.log_config(image)
             self._put(image)
             for partition in self._partitions[name]:
@@ -410,6 +416,7 @@ class TopicManager:
             node = await self._store.get(f"/topics/{name}")
             if node is not None:
                 images.append(_from_json(name, node.data))
+                self._versions[name] = node.version
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.set_aside_strays, images)
         # By name: an extension's topic may depend on another one whose name is the beginning of its own.
@@ -449,6 +456,11 @@ class TopicManager:
         self._changes.discard(task)
         if not task.cancelled():
             task.exception()  # whoever still waits is told; if nobody does, nobody wants to know
+
+    async def _replace(self, image: TopicImage) -> None:
+        version = self._versions[image.name]
+        await self._store.transact([SetNode(f"/topics/{image.name}", encode_topic(image), version)])
+        self._versions[image.name] = version + 1
 
     def _existing(self, name: str) -> TopicImage:
         image = self._topics.get(name)
@@ -539,8 +551,7 @@ class TopicManager:
     async def _remove_files(self, image: TopicImage) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.remove_set_aside, image)
-        with contextlib.suppress(NoNodeError):
-            await self._store.transact([DeleteNode(f"/deleted/{image.topic_id}")])
+        await modify(self._store, f"/deleted/{image.topic_id}", lambda _: None)
 
     async def _finish_deletions(self) -> None:
         for topic_id in await self._store.children("/deleted"):

@@ -198,7 +198,7 @@ def _apply(connection: sqlite3.Connection, operation: StoreOperation) -> str:
     node = _get(connection, path)
     if node is None:
         raise NoNodeError(f"{path} does not exist")
-    if operation.version not in (-1, node.version):
+    if operation.version != node.version:
         raise BadVersionError(f"{path} is at version {node.version}, not {operation.version}")
     if isinstance(operation, SetNode):
         connection.execute(

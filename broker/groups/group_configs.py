@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+from broker.cluster.nodes import modify
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, unknown_name
-from broker.ports import CreateNode, DeleteNode, SetNode
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -78,21 +78,27 @@ class GroupConfigs:
         """Set configurations (None: back to the default), all or none. Raises KafkaError."""
         if not group_id:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-        config = {
-            name: text for name, text in {**self.explicit(group_id), **changes}.items() if text is not None
-        }
-        self._check(config, changes)
+
+        def changed(old: Mapping[str, str]) -> dict[str, str]:
+            config = {name: text for name, text in {**old, **changes}.items() if text is not None}
+            self._check(config, changes)
+            return config
+
         if validate_only:
+            changed(self.explicit(group_id))
             return
         path = f"{_ROOT}/{quote(group_id, safe='')}"
-        data = json.dumps(config, separators=(",", ":")).encode()
-        if group_id not in self._explicit:
-            if config:
-                await self._store.transact([CreateNode(path, data)])
-        else:
-            await self._store.transact([SetNode(path, data) if config else DeleteNode(path)])
-        if config:
-            self._explicit[group_id] = config
+        stored = await modify(
+            self._store,
+            path,
+            lambda data: (
+                json.dumps(config, separators=(",", ":")).encode()
+                if (config := changed({} if data is None else json.loads(data)))
+                else None
+            ),
+        )
+        if stored is not None:
+            self._explicit[group_id] = json.loads(stored)
         else:
             self._explicit.pop(group_id, None)
 

@@ -142,7 +142,7 @@ class SimulatedEnsemble:
         node = self._nodes.get(path)
         if node is None:
             raise NoNodeError(f"{path} does not exist")
-        if operation.version not in (-1, node.version):
+        if operation.version != node.version:
             raise BadVersionError(f"{path} is at version {node.version}, not {operation.version}")
         if isinstance(operation, SetNode):
             self._nodes[path] = Node(operation.data, node.version + 1, node.owner, node.created)

@@ -78,10 +78,10 @@ class StoreConformance:
         [
             (CreateNode("/a"), NodeExistsError),
             (SetNode("/a", b"", 7), BadVersionError),
-            (SetNode("/no", b""), NoNodeError),
+            (SetNode("/no", b"", 0), NoNodeError),
             (DeleteNode("/a", 7), BadVersionError),
-            (DeleteNode("/no"), NoNodeError),
-            (DeleteNode("/full"), StoreError),
+            (DeleteNode("/no", 0), NoNodeError),
+            (DeleteNode("/full", 0), StoreError),
             (CheckNode("/a", 7), BadVersionError),
             (CheckNode("/no", 0), NoNodeError),
         ],
@@ -99,11 +99,27 @@ class StoreConformance:
 
         self.run(test)
 
+    @pytest.mark.parametrize(
+        "blind",
+        [lambda: SetNode("/a", b"2", -1), lambda: DeleteNode("/a", -1), lambda: CheckNode("/a", -1)],
+        ids=["set", "delete", "check"],
+    )
+    def test_no_operation_takes_a_node_as_it_is(self, blind: Callable[[], Any]) -> None:
+        """Whoever has not read the version cannot change anything: ZooKeeper's -1, "whichever it is", is no version."""
+
+        async def test(store: CoordinationStore) -> None:
+            await store.transact([CreateNode("/a", b"1")])
+            with pytest.raises(ValueError, match="read the node first"):
+                await store.transact([blind()])
+            assert await store.get("/a") == Node(b"1", 0)
+
+        self.run(test)
+
     def test_the_first_operation_that_does_not_hold_is_told(self) -> None:
         async def test(store: CoordinationStore) -> None:
             await store.transact([CreateNode("/a")])
             with pytest.raises(BadVersionError):
-                await store.transact([CheckNode("/a", 3), CreateNode("/a"), SetNode("/no", b"")])
+                await store.transact([CheckNode("/a", 3), CreateNode("/a"), SetNode("/no", b"", 0)])
 
         self.run(test)
 
@@ -143,7 +159,7 @@ class StoreConformance:
             assert all(name.startswith("/queue/n-") and name[9:].isdigit() for name in made)
             assert all(len(name) == len("/queue/n-") + 10 for name in made)
             assert await store.children("/queue") == [name.removeprefix("/queue/") for name in made]
-            await store.transact([DeleteNode(made[-1])])
+            await store.transact([DeleteNode(made[-1], 0)])
             (after,) = await store.transact([CreateNode("/queue/n-", sequence=True)])
             assert after > made[-1]
 
@@ -161,7 +177,7 @@ class StoreConformance:
             assert 0 < one.created < two.created
             with pytest.raises(StoreError, match="ephemeral"):
                 await store.transact([CreateNode("/ids/1/child")])
-            await store.transact([DeleteNode("/ids/1"), CreateNode("/ids/1", ephemeral=True)])
+            await store.transact([DeleteNode("/ids/1", 0), CreateNode("/ids/1", ephemeral=True)])
             again = await store.get("/ids/1")
             assert again is not None
             assert again.created > two.created
@@ -172,9 +188,9 @@ class StoreConformance:
         "change",
         [
             [CreateNode("/w/new")],
-            [SetNode("/w", b"2")],
-            [DeleteNode("/w/child")],
-            [DeleteNode("/w/child"), DeleteNode("/w")],
+            [SetNode("/w", b"2", 2)],
+            [DeleteNode("/w/child", 0)],
+            [DeleteNode("/w/child", 0), DeleteNode("/w", 2)],
         ],
         ids=["child made", "set", "child deleted", "deleted"],
     )
@@ -186,7 +202,7 @@ class StoreConformance:
             await self.settled(store, told)
             for turn in range(2):
                 told.clear()
-                await store.transact([SetNode("/w", b"%d" % turn)])
+                await store.transact([SetNode("/w", b"%d" % turn, turn)])
                 async with asyncio.timeout(DEADLINE):
                     await told.wait()
                 await self.settled(store, told)
@@ -220,7 +236,7 @@ class StoreConformance:
             end()
             ended.clear()
             going_on.clear()
-            await store.transact([SetNode("/w", b"1")])
+            await store.transact([SetNode("/w", b"1", 0)])
             async with asyncio.timeout(DEADLINE):
                 await going_on.wait()
             assert not ended.is_set()
@@ -295,7 +311,7 @@ class SharedStoreConformance(StoreConformance):
             other.watch("/w", told.set)
             await self.settled(other, told)
             told.clear()
-            await one.transact([SetNode("/w", b"2")])
+            await one.transact([SetNode("/w", b"2", 0)])
             async with asyncio.timeout(DEADLINE):
                 await told.wait()
             node = await other.get("/w")

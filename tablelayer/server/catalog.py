@@ -20,7 +20,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from broker.ports import CreateNode, DeleteNode, SetNode
+from broker.cluster.nodes import modify
+from broker.ports import CreateNode
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake import topics as topic_lake
@@ -346,21 +347,22 @@ class Catalog:
     ) -> None:
         """`comment` None: as it is, '' takes it away. Raises TableError."""
         async with self._changing_database(name):
-            old = self.database(name)
-            kept = {key: value for key, value in old.properties.items() if key not in reset_properties}
-            new = Database(
-                old.created_at_ms,
-                old.comment if comment is None else (comment or None),
-                {**kept, **set_properties},
-            )
-            new.check(name)
-            path = f"/databases/{name}"
-            stored = await self.context.store.get(path)
-            data = new.to_json()
-            await self.context.store.transact(
-                [CreateNode(path, data) if stored is None else SetNode(path, data)]
-            )
-            self._databases[name] = new
+            self._check_database(name)
+
+            def changed(data: bytes | None) -> bytes:
+                old = Database() if data is None else Database.from_json(data)
+                kept = {key: value for key, value in old.properties.items() if key not in reset_properties}
+                new = Database(
+                    old.created_at_ms,
+                    old.comment if comment is None else (comment or None),
+                    {**kept, **set_properties},
+                )
+                new.check(name)
+                return new.to_json()
+
+            stored = await modify(self.context.store, f"/databases/{name}", changed)
+            assert stored is not None
+            self._databases[name] = Database.from_json(stored)
 
     async def drop_database(self, name: str, *, ignore_if_not_exists: bool, cascade: bool) -> None:
         async with self._changing_database(name):
@@ -381,7 +383,7 @@ class Catalog:
                     self._check_empty(name)
                 for table in self.tables(name):
                     await self.drop_table(TablePath(name, table), ignore_if_not_exists=True)
-                await self.context.store.transact([DeleteNode(f"/databases/{name}")])
+                await modify(self.context.store, f"/databases/{name}", lambda _: None)
             except BaseException:
                 self._databases[name] = database
                 raise

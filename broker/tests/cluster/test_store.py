@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs
 from broker.cluster.epoch import next_leader_epoch, raise_leader_epoch
+from broker.cluster.nodes import OwnedNodes, modify
 from broker.cluster.producer_ids import BLOCK_SIZE, ProducerIds
 from broker.cluster.store import EmbeddedStore
+from broker.config import BrokerConfig
+from broker.groups.group_configs import GroupConfigs
 from broker.ports import (
     BadVersionError,
     CheckNode,
@@ -27,6 +31,7 @@ from broker.ports import (
     SetNode,
     StoreError,
 )
+from protocol.errors import ErrorCode, KafkaError
 
 
 class Model:
@@ -49,7 +54,7 @@ class Model:
             if op.path not in nodes:
                 return NoNodeError
             _, version = nodes[op.path]
-            if op.version not in (-1, version):
+            if op.version != version:
                 return BadVersionError
             if isinstance(op, SetNode):
                 nodes[op.path] = (op.data, version + 1)
@@ -72,7 +77,7 @@ class Model:
 paths = st.lists(st.sampled_from(["a", "b", "b-c", "z"]), min_size=1, max_size=3).map(
     lambda parts: "/" + "/".join(parts)
 )
-versions = st.sampled_from([-1, -1, 0, 1, 2])
+versions = st.sampled_from([0, 0, 0, 1, 2])
 operations = st.one_of(
     st.builds(CreateNode, paths, st.binary(max_size=4)),
     st.builds(SetNode, paths, st.binary(max_size=4), versions),
@@ -132,7 +137,7 @@ async def main():
     store = EmbeddedStore(Path(sys.argv[1]))
     await store.transact([CreateNode("/n", b"0"), CreateNode("/m", b"0")])
     for i in range(1, 100000):
-        await store.transact([SetNode("/n", str(i).encode()), SetNode("/m", str(i).encode())])
+        await store.transact([SetNode(path, str(i).encode(), i - 1) for path in ("/n", "/m")])
         print(i, flush=True)
 asyncio.run(main())
 """
@@ -178,7 +183,7 @@ def test_a_transaction_that_cannot_be_carried_out_leaves_nothing(tmp_path) -> No
         await store.transact([CreateNode("/a/b")])
         await store.transact([SetNode("/a/b", b"0", 0)])
         outdated, early = SetNode("/a/b", b"2", 1), SetNode("/a/b", b"2", 7)
-        for last in (DeleteNode("/a"), SetNode("/none", b""), outdated, early, CreateNode("/a/b")):
+        for last in (DeleteNode("/a", 0), SetNode("/none", b"", 0), outdated, early, CreateNode("/a/b")):
             with pytest.raises(StoreError):
                 await store.transact([CreateNode("/new"), SetNode("/a/b", b"1", 1), last])
             assert await store.get("/new") is None
@@ -227,6 +232,69 @@ def test_a_producer_id_is_given_out_once_over_blocks_and_restarts(tmp_path) -> N
         given = [await first.allocate() for _ in range(2 * BLOCK_SIZE + 1)]
         given += [await ids.allocate() for ids in (second, third, first)]
         assert len(set(given)) == len(given)
+
+    in_store(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "blind",
+    [lambda: SetNode("/a", b"", -1), lambda: DeleteNode("/a", -1), lambda: CheckNode("/a", -1)],
+    ids=["set", "delete", "check"],
+)
+def test_an_operation_that_names_no_version_cannot_be_made(blind) -> None:
+    with pytest.raises(ValueError, match="read the node first"):
+        blind()
+
+
+def test_a_change_is_made_on_what_somebody_else_has_written_meanwhile(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        await asyncio.gather(
+            *(modify(store, "/n", lambda old, name=name: (old or b"") + name) for name in (b"a", b"b", b"c"))
+        )
+        node = await store.get("/n")
+        assert node is not None
+        assert sorted(node.data) == sorted(b"abc")
+        assert await modify(store, "/n", lambda _: None) is None
+        assert await modify(store, "/n", lambda _: None) is None
+        assert await store.get("/n") is None
+
+    in_store(test, tmp_path)
+
+
+def test_who_was_overtaken_writes_nothing_and_reads_what_is_there(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        one, other = OwnedNodes(store, "/owned"), OwnedNodes(store, "/owned")
+        await one.write("n", b"1")
+        for overtaken in (other, one):
+            with pytest.raises(KafkaError, match="/owned/n was changed by another broker") as refused:
+                await overtaken.write("n", b"late")
+            assert refused.value.code is ErrorCode.NOT_COORDINATOR
+            found = await overtaken.read("n")
+            await overtaken.write("n", (found or b"") + b"2")
+        assert await other.read("n") == b"122"
+        await one.delete("n")
+        await one.delete("n")
+        assert await one.children() == []
+        with pytest.raises(KafkaError, match="another broker"):
+            await other.write("n", b"late")
+
+    in_store(test, tmp_path)
+
+
+def test_configurations_that_another_broker_sets_are_not_lost(tmp_path) -> None:
+    async def test(store: EmbeddedStore) -> None:
+        configs = [BrokerConfigs(store, BrokerConfig(), broker_id) for broker_id in range(2)]
+        groups = [GroupConfigs(store, BrokerConfig()) for _ in range(2)]
+        broker = {"log.retention.ms": "5000", "log.roll.ms": "3000"}
+        group = {"consumer.session.timeout.ms": "50000", "consumer.heartbeat.interval.ms": "6000"}
+        for each, (name, text) in zip(configs, broker.items(), strict=True):
+            await each.alter(ALL_BROKERS, lambda _, change={name: text}: change)
+        for each, (name, text) in zip(groups, group.items(), strict=True):
+            await each.alter("g", {name: text})
+        assert groups[1].explicit("g") == group
+        again = BrokerConfigs(store, BrokerConfig(), 2)
+        await again.load()
+        assert again.explicit(ALL_BROKERS) == broker
 
     in_store(test, tmp_path)
 

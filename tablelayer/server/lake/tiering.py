@@ -15,7 +15,9 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 from uuid import UUID
 
-from broker.ports import Clock, CoordinationStore, CreateNode, DeleteNode, NoNodeError, SetNode
+from broker.cluster.nodes import OwnedNodes
+from broker.ports import Clock, CoordinationStore
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.lake.offsets import Offsets, Place
 from tablelayer.server.lake.machine import Candidate, LakeMachine, LakeState, Now, Round, Timing, Trouble
 
@@ -27,18 +29,14 @@ class LakeRounds:
 
     def __init__(self, store: CoordinationStore, clock: Clock, timing: Timing | None = None) -> None:
         self._machine = LakeMachine(timing)
-        self._store = store
+        self._nodes = OwnedNodes(store, _ROOT)
         self._clock = clock
-        self._stored: set[UUID] = set()
         self._saving = asyncio.Lock()
 
     async def load(self) -> None:
         """Read what is in the store. Call once, before anything else."""
-        for name in await self._store.children(_ROOT):
-            node = await self._store.get(f"{_ROOT}/{name}")
-            if node is not None:
-                self._machine.restore(UUID(name), LakeState.from_json(node.data))
-                self._stored.add(UUID(name))
+        for name in await self._nodes.children():
+            await self._restore(UUID(name))
 
     @property
     def lease_ms(self) -> int:
@@ -108,27 +106,30 @@ class LakeRounds:
         """The table was dropped."""
         self._machine.forget(table_id)
         async with self._saving:
-            if table_id in self._stored:
-                self._stored.discard(table_id)
-                try:
-                    await self._store.transact([DeleteNode(_path(table_id))])
-                except NoNodeError:
-                    return
+            await self._nodes.delete(str(table_id))
 
     def _now(self) -> Now:
         return Now(self._clock.time_ms(), int(self._clock.monotonic() * 1000))
 
     async def _save(self, table_id: UUID) -> None:
-        """Write the newest state; one writer at a time, so that an older one never comes last."""
+        """Write the newest state; one writer at a time, so that an older one never comes last.
+
+        Raises KafkaError when another broker has written: what it wrote counts then.
+        """
         async with self._saving:
             if table_id not in self._machine.tables():
                 return  # dropped meanwhile
-            data = self._machine.state(table_id).to_json()
-            path = _path(table_id)
-            known = table_id in self._stored
-            await self._store.transact([SetNode(path, data) if known else CreateNode(path, data)])
-            self._stored.add(table_id)
+            try:
+                await self._nodes.write(str(table_id), self._machine.state(table_id).to_json())
+            except KafkaError as error:
+                if error.code is ErrorCode.NOT_COORDINATOR:
+                    running = self._machine.round_of(table_id)
+                    if running is not None:
+                        self._machine.drop_round(table_id, running.epoch)
+                    await self._restore(table_id)
+                raise
 
-
-def _path(table_id: UUID) -> str:
-    return f"{_ROOT}/{table_id}"
+    async def _restore(self, table_id: UUID) -> None:
+        data = await self._nodes.read(str(table_id))
+        if data is not None:
+            self._machine.restore(table_id, LakeState.from_json(data))

@@ -12,15 +12,8 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from broker.ports import (
-    BadVersionError,
-    CoordinationStore,
-    CreateNode,
-    DeleteNode,
-    NodeExistsError,
-    NoNodeError,
-    SetNode,
-)
+from broker.cluster.nodes import modify
+from broker.ports import CoordinationStore
 from tablelayer.model.errors import TableError, TableErrorCode
 
 _ROOT = "/auto-increment"
@@ -74,29 +67,22 @@ class AutoIncrement:
 
     async def take(self, table_id: UUID, count: int, highest: int) -> tuple[int, int]:
         """`count` numbers for one bucket alone: [first, end). Raises TableError when `highest` would be passed."""
-        path = f"{_ROOT}/{table_id}"
-        while True:
-            node = await self._store.get(path)
-            first = 1 if node is None else int(node.data)
-            end = min(first + count, highest + 1)
-            if end <= first:
+        first = 1
+
+        def taken(data: bytes | None) -> bytes:
+            nonlocal first
+            first = 1 if data is None else int(data)
+            if first > highest:
                 raise TableError(
                     TableErrorCode.INVALID_ROW,
                     f"the auto-increment column has reached {highest}, the last number of its type",
                 )
-            data = str(end).encode()
-            try:
-                if node is None:
-                    await self._store.transact([CreateNode(path, data)])
-                else:
-                    await self._store.transact([SetNode(path, data, node.version)])
-            except (NodeExistsError, BadVersionError):
-                continue  # another bucket took a range meanwhile
-            return first, end
+            return str(min(first + count, highest + 1)).encode()
+
+        end = await modify(self._store, f"{_ROOT}/{table_id}", taken)
+        assert end is not None
+        return first, int(end)
 
     async def forget(self, table_id: UUID) -> None:
         """The table was dropped. Idempotent."""
-        try:
-            await self._store.transact([DeleteNode(f"{_ROOT}/{table_id}")])
-        except NoNodeError:
-            return
+        await modify(self._store, f"{_ROOT}/{table_id}", lambda _: None)

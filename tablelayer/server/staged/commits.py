@@ -31,7 +31,6 @@ is short (`staged_space`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections import Counter
@@ -44,8 +43,8 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import asdict, replace
 
-from broker.ports import CreateNode, DeleteNode, NoNodeError, SetNode
-from protocol.errors import KafkaError
+from broker.cluster.nodes import OwnedNodes
+from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
@@ -146,6 +145,7 @@ class StagedCommits:
         self._area = area
         self._definition_of = definition_of
         self._bucket_of = bucket_of
+        self._nodes = OwnedNodes(services.context.store, _ROOT)
         self._ledgers: dict[tuple[UUID, str], Ledger] = {}
         self._locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
         self._unfinished: set[tuple[UUID, str]] = set()
@@ -154,16 +154,9 @@ class StagedCommits:
 
     async def load(self) -> None:
         """Read what is in the store. Call once, before anything else."""
-        store = self._services.context.store
-        for table in await store.children(_ROOT):
-            for name in await store.children(f"{_ROOT}/{table}"):
-                node = await store.get(f"{_ROOT}/{table}/{name}")
-                if node is not None:
-                    ledger = Ledger.from_json(node.data)
-                    key = (UUID(table), ledger.writer)
-                    self._ledgers[key] = ledger
-                    if not ledger.done:
-                        self._unfinished.add(key)
+        for table in await self._nodes.children():
+            for name in await self._nodes.children(table):
+                await self._restore(UUID(table), f"{table}/{name}")
 
     # -- what writers ask --------------------------------------------------------------------------------
 
@@ -474,8 +467,7 @@ class StagedCommits:
                 continue  # the writer is back, or still writes: next time
             async with lock:
                 del self._ledgers[table_id, writer]
-                with contextlib.suppress(NoNodeError):
-                    await self._services.context.store.transact([DeleteNode(_path(table_id, writer))])
+                await self._nodes.delete(_name(table_id, writer))
         for table_id in await self._services.run(self._area.tables):
             if not exists(table_id):
                 await self._services.run(self._area.drop_table, table_id)
@@ -493,12 +485,25 @@ class StagedCommits:
         return self._locks.setdefault((table_id, name), asyncio.Lock())
 
     async def _save(self, table_id: UUID, ledger: Ledger) -> None:
-        path, key = _path(table_id, ledger.writer), (table_id, ledger.writer)
-        data = ledger.to_json()
-        await self._services.context.store.transact(
-            [SetNode(path, data) if key in self._ledgers else CreateNode(path, data)]
-        )
-        self._ledgers[key] = ledger
+        """Raises KafkaError when another broker has written: what it decided counts then."""
+        name = _name(table_id, ledger.writer)
+        try:
+            await self._nodes.write(name, ledger.to_json())
+        except KafkaError as error:
+            if error.code is ErrorCode.NOT_COORDINATOR:
+                self._ledgers.pop((table_id, ledger.writer), None)
+                await self._restore(table_id, name)
+            raise
+        self._ledgers[table_id, ledger.writer] = ledger
+
+    async def _restore(self, table_id: UUID, name: str) -> None:
+        data = await self._nodes.read(name)
+        if data is None:
+            return
+        ledger = Ledger.from_json(data)
+        self._ledgers[table_id, ledger.writer] = ledger
+        if not ledger.done:
+            self._unfinished.add((table_id, ledger.writer))
 
 
 def _gone(ledger: Ledger, place: Place, there: int, decided: int) -> TableError:
@@ -525,5 +530,5 @@ def _append(
     area.append(path, number, chunk, durable=durable)
 
 
-def _path(table_id: UUID, writer: str) -> str:
-    return f"{_ROOT}/{table_id}/{writer_key(writer)}"
+def _name(table_id: UUID, writer: str) -> str:
+    return f"{table_id}/{writer_key(writer)}"

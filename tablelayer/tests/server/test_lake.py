@@ -7,7 +7,16 @@ from uuid import UUID
 
 import pytest
 
-from broker.ports import CreateNode, DeleteNode, Node, NoNodeError, SetNode, StoreOperation
+from broker.ports import (
+    BadVersionError,
+    CreateNode,
+    DeleteNode,
+    Node,
+    NodeExistsError,
+    SetNode,
+    StoreOperation,
+)
+from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError
 from tablelayer.server.lake.machine import Candidate, Timing
 from tablelayer.server.lake.tiering import LakeRounds
@@ -17,10 +26,10 @@ ORDERS, ITEMS = UUID(int=1), UUID(int=2)
 
 class Store:
     def __init__(self) -> None:
-        self.nodes: dict[str, bytes] = {}
+        self.nodes: dict[str, Node] = {}
 
     async def get(self, path: str) -> Node | None:
-        return Node(self.nodes[path], 0) if path in self.nodes else None
+        return self.nodes.get(path)
 
     async def children(self, path: str) -> list[str]:
         return sorted(name.rsplit("/", 1)[1] for name in self.nodes if name.rsplit("/", 1)[0] == path)
@@ -30,14 +39,15 @@ class Store:
         for operation in operations:
             match operation:
                 case CreateNode(path, data):
-                    assert path not in self.nodes
-                    self.nodes[path] = data
-                case SetNode(path, data):
-                    assert path in self.nodes
-                    self.nodes[path] = data
-                case DeleteNode(path):
-                    if self.nodes.pop(path, None) is None:
-                        raise NoNodeError(path)
+                    if path in self.nodes:
+                        raise NodeExistsError(path)
+                    self.nodes[path] = Node(data, 0)
+                case SetNode(path, data, version):
+                    if self.nodes[path].version != version:
+                        raise BadVersionError(path)
+                    self.nodes[path] = Node(data, version + 1)
+                case DeleteNode(path, version):
+                    assert self.nodes.pop(path).version == version
 
     async def close(self) -> None: ...
 
@@ -104,6 +114,22 @@ async def test_a_round_that_could_not_be_noted_was_not_given(time: Time) -> None
     granted = await rounds.begin("b", [orders()], force=True)
     assert granted is not None, "nobody has it"
     rounds.heartbeat(*granted)
+
+
+async def test_a_server_that_was_overtaken_grants_nothing_and_goes_on_from_what_is_known(time: Time) -> None:
+    store = Store()
+    old, new = (LakeRounds(store, time, Timing(lease=10_000)) for _ in range(2))
+    assert await old.begin("a", [orders()], force=True) == (ORDERS, 1)
+    await new.load()
+    assert await new.begin("b", [orders()], force=True) == (ORDERS, 2)
+    await new.commit(ORDERS, 2, 5, {0: 30})
+    with pytest.raises(KafkaError, match="changed by another broker") as refused:
+        await old.commit(ORDERS, 1, 4, {0: 20})
+    assert refused.value.code is ErrorCode.NOT_COORDINATOR
+    assert old.tiered_offset(ORDERS, 0) == 30
+    with pytest.raises(TableError):
+        old.heartbeat(ORDERS, 1)
+    assert await old.begin("a", [orders()], force=True) == (ORDERS, 3)
 
 
 async def test_the_same_worker_may_begin_again_and_fences_itself(rounds: LakeRounds) -> None:

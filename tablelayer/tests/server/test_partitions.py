@@ -509,7 +509,7 @@ async def test_a_table_that_is_not_understood_is_offline_and_the_server_starts(t
         node = await store.get("/topics/default.bad")
         assert node is not None
         data = node.data.replace(b"INT", b"TIN")
-        await store.transact([SetNode("/topics/default.bad", data)])
+        await store.transact([SetNode("/topics/default.bad", data, node.version)])
     async with tables(tmp_path) as all_tables:
         listed = await all_tables.broker.send(m.ListTablesRequest(database="default"))
         assert listed.tables == ["bad", "good"]

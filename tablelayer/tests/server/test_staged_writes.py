@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.cluster.metadata import TopicManager
-from broker.ports import StoreOperation
+from broker.ports import CreateNode, StoreOperation
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType
@@ -26,7 +26,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.limits import Limits
 from tablelayer.server.staged import space as staged_space
 from tablelayer.server.staged.commits import Ledger, StagedCommits, following
-from tablelayer.server.staged.staging import Chunk, StagingArea
+from tablelayer.server.staged.staging import Chunk, StagingArea, writer_key
 from tablelayer.tests.server.tables import Row, Table, coming_from, tables
 from tablelayer.tests.server.test_row_ttl import StandingClock
 
@@ -309,6 +309,22 @@ async def test_r3_5_a_commit_that_failed_notes_how_far_it_came_and_is_completed_
         assert (await commit(table, 1, {"b": {0: [[]]}})).error_code == 0
         assert await logged(table, 1) == [1, 2, 3, 4]
         assert (await ledger_of(all_tables, table)).done
+
+
+async def test_r3_5_what_another_broker_has_decided_counts(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("n INT")
+        await stage(table, 1, "a", {0: [chunk_of(1)]})
+        await stage(table, 1, "b", {0: [chunk_of(2)]})
+        ledger = Ledger("w", 77, 1, ("b",), 0, 1 << 50, 0, chunks={0: 1})
+        store = all_tables.broker.context.store
+        await store.transact([CreateNode(f"/staged/{table.table_id}/{writer_key('w')}", ledger.to_json())])
+        refused = await commit(table, 1, {"a": {0: [chunk_of(1)]}})
+        assert refused.error_code == ErrorCode.NOT_COORDINATOR
+        assert "changed by another broker" in refused.error_message
+        again = await commit(table, 1, {"a": {0: [chunk_of(1)]}})
+        assert again.error_code == 0
+        assert await logged(table, 1) == [2]
 
 
 async def test_r3_5_what_is_decided_is_neither_aborted_nor_taken_for_abandoned(tmp_path: Path) -> None:

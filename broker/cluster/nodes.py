@@ -1,0 +1,101 @@
+"""How nodes of the coordination store are changed by those who keep a copy of them: never blindly.
+
+`modify` is for what several may change: the change is made again on what somebody else has written meanwhile.
+`OwnedNodes` is for what one process decides in memory and writes down: each write names the version of the one before
+it, so that whoever was overtaken is refused (NOT_COORDINATOR, which a client repeats) and reads what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.ports import (
+    BadVersionError,
+    CoordinationStore,
+    CreateNode,
+    DeleteNode,
+    Node,
+    NodeExistsError,
+    NoNodeError,
+    SetNode,
+    StoreOperation,
+    StoreOutcomeUnknownError,
+)
+from protocol.errors import ErrorCode, KafkaError
+
+OUTDATED = (BadVersionError, NoNodeError, NodeExistsError)
+"""What a transaction is refused with whose reader is not up to date."""
+
+
+async def modify(
+    store: CoordinationStore, path: str, change: Callable[[bytes | None], bytes | None]
+) -> bytes | None:
+    """Make a node what `change` gives for what it is, None for no node; gives what it is now.
+
+    `change` is called again when somebody else was in between, and refuses by raising.
+    """
+    while True:
+        node = await store.get(path)
+        old = None if node is None else node.data
+        new = change(old)
+        if new == old:
+            return new
+        try:
+            await store.transact([_operation(path, node, new)])
+        except OUTDATED:
+            continue
+        return new
+
+
+class OwnedNodes:
+    """The direct children of `root`, or nodes below them, by their paths relative to it."""
+
+    def __init__(self, store: CoordinationStore, root: str) -> None:
+        self._store = store
+        self._root = root
+        self._versions: dict[str, int] = {}
+
+    async def children(self, name: str = "") -> list[str]:
+        return await self._store.children(self._path(name))
+
+    async def read(self, name: str) -> bytes | None:
+        """What the store has now: the next write is compared with it."""
+        node = await self._store.get(self._path(name))
+        if node is None:
+            self._versions.pop(name, None)
+            return None
+        self._versions[name] = node.version
+        return node.data
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Raises KafkaError(NOT_COORDINATOR) if it is not as it was read or written last: `read` it before anything is
+        decided.
+        """
+        version = self._versions.get(name)
+        operation: StoreOperation
+        if version is None:
+            operation, following = CreateNode(self._path(name), data), 0
+        else:
+            operation, following = SetNode(self._path(name), data, version), version + 1
+        try:
+            await self._store.transact([operation])
+        except (*OUTDATED, StoreOutcomeUnknownError) as error:
+            raise KafkaError(
+                ErrorCode.NOT_COORDINATOR, f"{self._path(name)} was changed by another broker: {error}"
+            ) from error
+        self._versions[name] = following
+
+    async def delete(self, name: str) -> None:
+        """Whatever somebody else has made of it. No error if it is not there."""
+        self._versions.pop(name, None)
+        await modify(self._store, self._path(name), lambda _: None)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def _operation(path: str, node: Node | None, new: bytes | None) -> StoreOperation:
+    if node is None:
+        assert new is not None
+        return CreateNode(path, new)
+    return DeleteNode(path, node.version) if new is None else SetNode(path, new, node.version)
