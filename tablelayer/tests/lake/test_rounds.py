@@ -196,7 +196,15 @@ def test_a_round_of_an_empty_table_does_nothing() -> None:
 def test_a_backlog_goes_in_several_commits_each_exact(small_rounds: None) -> None:
     world = World()
     world.log.entries = {0: [(n % 3, n) for n in range(12)], 1: [(n, n) for n in range(7)]}
-    world.lake.on_commit = world.check
+
+    def exact() -> None:
+        world.check()
+        ends = {0: 0, 1: 0}
+        for place, start, stop in world.log.read:
+            assert start == ends[place]
+            ends[place] = stop
+
+    world.lake.on_commit = exact
     result = world.tier()
     assert (result.outcome, result.changes, result.more) == (Outcome.COMMITTED, 19, False)
     assert [offsets for _, offsets in world.coordinator.told] == [{0: 5, 1: 5}, {0: 10, 1: 7}, {0: 12, 1: 7}]
