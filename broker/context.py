@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
-    from broker.ports import AgeClock, Clock, CoordinationStore, Entropy
+    from broker.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
 
 
 class BrokerContext(msgspec.Struct):
@@ -29,6 +29,8 @@ class BrokerContext(msgspec.Struct):
     entropy: Entropy
     store: CoordinationStore
     data_dir: Path
+    disk: Disk
+    threads: Threads
     executor: Executor
     metadata: TopicManager
     identity: BrokerIdentity
@@ -47,5 +49,5 @@ class BrokerContext(msgspec.Struct):
     def extension_dir(self, name: str) -> Path:
         """The extension's own folder under the data directory, created if missing."""
         path = self.data_dir / "extensions" / name
-        path.mkdir(parents=True, exist_ok=True)
+        self.disk.make_directory(path)
         return path

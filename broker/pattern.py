@@ -15,10 +15,11 @@ One difference from RE2J: two groups of one name are accepted. Groups mean nothi
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any
+
+from broker.ports import Clock
 
 PATTERN_BYTES_MAX = 2_048
 CATEGORIES_MAX = 8
@@ -78,7 +79,7 @@ def compile_pattern(pattern: str) -> Pattern:
     return Pattern(regexp)
 
 
-async def matching(pattern: str, texts: Sequence[str], executor: Executor) -> list[str]:
+async def matching(pattern: str, texts: Sequence[str], executor: Executor, clock: Clock) -> list[str]:
     """Those of `texts` that match, in their order. Raises PatternError.
 
     Nobody waits for it longer than for one slice: the event loop for none, the threads of `executor` for one.
@@ -87,20 +88,20 @@ async def matching(pattern: str, texts: Sequence[str], executor: Executor) -> li
     found: list[str] = []
     position = 0
     while True:
-        position = await loop.run_in_executor(executor, _match_slice, pattern, texts, position, found)
+        position = await loop.run_in_executor(executor, _match_slice, pattern, texts, position, found, clock)
         if position >= len(texts):
             return found
 
 
-def _match_slice(pattern: str, texts: Sequence[str], position: int, found: list[str]) -> int:
+def _match_slice(pattern: str, texts: Sequence[str], position: int, found: list[str], clock: Clock) -> int:
     """Match from `position` on for `SLICE_SECONDS`; gives where to go on."""
     compiled = compile_pattern(pattern)
-    until = time.monotonic() + SLICE_SECONDS
+    until = clock.monotonic() + SLICE_SECONDS
     while position < len(texts):
         text = texts[position]
         if compiled.matches(text):
             found.append(text)
         position += 1
-        if time.monotonic() > until:
+        if clock.monotonic() > until:
             break
     return position

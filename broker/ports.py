@@ -1,8 +1,9 @@
 """The doors through which everything non-deterministic enters the broker.
 
 A component takes the ports it needs as constructor arguments and never reads the wall clock, draws random
-bytes or opens files on its own, so that `broker.testing` can run it under virtual time on a simulated disk.
-Timeouts use `Clock.monotonic`; record timestamps use `Clock.time_ms`.
+bytes, starts threads, opens files or sockets on its own, so that `broker.testing` can run it under virtual time on a
+simulated disk. `broker/tests/test_ports.py` holds it, and has the list of what is left out. Timeouts use
+`Clock.monotonic`; record timestamps use `Clock.time_ms`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -28,9 +30,12 @@ class Clock(Protocol):
 
 
 class Entropy(Protocol):
-    """Randomness: ids and jitter."""
+    """Randomness: ids, secrets and jitter."""
 
     def uuid(self) -> uuid.UUID: ...
+
+    def bytes(self, count: int) -> bytes:
+        """That nobody can guess."""
 
     def random(self) -> float:
         """Uniform in [0, 1)."""
@@ -65,8 +70,29 @@ class SystemEntropy:
     def uuid(self) -> uuid.UUID:
         return uuid.uuid4()
 
+    def bytes(self, count: int) -> bytes:
+        return os.urandom(count)
+
     def random(self) -> float:
         return int.from_bytes(os.urandom(7), "big") / (1 << 56)
+
+
+class Threads(Protocol):
+    """Where what blocks is done, beside the event loop."""
+
+    def pool(self, threads: int, name: str) -> Executor:
+        """So many threads at most, made when there is work; whoever asked for them shuts them down."""
+
+    def pause(self, seconds: float) -> None:
+        """Let the thread that calls rest."""
+
+
+class SystemThreads:
+    def pool(self, threads: int, name: str) -> Executor:
+        return ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class DiskFile(Protocol):
@@ -104,8 +130,29 @@ class DiskFile(Protocol):
     def close(self) -> None: ...
 
 
+class DiskUsage(msgspec.Struct, frozen=True):
+    """Of the volume that a path is on."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class DiskLock(Protocol):
+    """A file that says who uses a directory. It is let go of when the process ends, however it does."""
+
+    def release(self) -> None: ...
+
+
+class LockedError(Exception):
+    """Somebody else holds it; `holder` is what that one has written into it."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"held by {holder}")
+        self.holder = holder
+
+
 class Disk(Protocol):
-    """The file system, as far as logs need it. Names and removals are durable after `sync_directory`."""
+    """The file system, as far as a broker needs it. Names and removals are durable after `sync_directory`."""
 
     def open(self, path: Path, *, create: bool = False) -> DiskFile:
         """Open for reading and writing. FileNotFoundError unless it exists or `create`."""
@@ -115,18 +162,37 @@ class Disk(Protocol):
     def names(self, directory: Path) -> list[str]:
         """Names of the files in a directory; empty if there is no such directory."""
 
+    def directories(self, directory: Path) -> list[str]:
+        """Names of the directories in it; empty if there is no such directory."""
+
+    def is_directory(self, path: Path) -> bool: ...
+
     def size(self, path: Path) -> int | None:
         """Bytes in the file, None if there is none."""
+
+    def written_ms(self, path: Path) -> float | None:
+        """When its contents last changed, in wall-clock milliseconds; of a directory its list of names. None if there
+        is nothing.
+        """
+
+    def changed_ms(self, path: Path) -> float | None:
+        """As `written_ms`, and a file that was renamed has changed."""
+
+    def touch(self, path: Path) -> None:
+        """Its contents count as written now."""
 
     def read(self, path: Path) -> bytes: ...
 
     def replace(self, path: Path, data: bytes, *, sync: bool) -> None:
         """Make `data` the contents of `path`, all or nothing; with `sync` durably so, name included."""
 
-    def make_directory(self, path: Path) -> None:
-        """With its parents; no error if it exists."""
+    def make_directory(self, path: Path) -> bool:
+        """With its parents. False, and no error, if it exists."""
 
-    def rename(self, old: Path, new: Path) -> None: ...
+    def rename(self, old: Path, new: Path) -> None:
+        """A file or a directory, within its directory. What was there under the new name is gone, but a directory that
+        holds something: OSError.
+        """
 
     def remove(self, path: Path) -> None:
         """No error if there is no such file."""
@@ -134,7 +200,21 @@ class Disk(Protocol):
     def remove_directory(self, path: Path) -> None:
         """Remove it if it is empty; no error otherwise."""
 
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and all that is in it, as far as that is possible; no error otherwise."""
+
     def sync_directory(self, path: Path) -> None: ...
+
+    def sync_above(self, path: Path) -> None:
+        """Make the entries durable that lead to a directory, as far up as its file system goes and may be read."""
+
+    def usage(self, path: Path) -> DiskUsage: ...
+
+    def lock(self, path: Path, holder: str) -> DiskLock:
+        """Hold the file, and write into it who does. Raises LockedError."""
+
+    def lock_holder(self, path: Path) -> str | None:
+        """What the one who holds it has written; None if nobody does. Changes nothing."""
 
 
 class Node(msgspec.Struct, frozen=True):

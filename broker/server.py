@@ -15,9 +15,8 @@ import contextlib
 import gc
 import logging
 import resource
-import socket
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
@@ -60,12 +59,23 @@ from broker.groups.handlers import GroupHandlers
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
 from broker.log.config import LogConfig
+from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
 from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from broker.net.limits import Limits
-from broker.net.listener import Network
-from broker.ports import AgeClock, Clock, Entropy, SystemClock, SystemEntropy
+from broker.net.listener import Network, host_name
+from broker.ports import (
+    AgeClock,
+    Clock,
+    CoordinationStore,
+    Disk,
+    Entropy,
+    SystemClock,
+    SystemEntropy,
+    SystemThreads,
+    Threads,
+)
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.handlers import TransactionHandlers
@@ -96,11 +106,15 @@ class Broker:
         extensions: Sequence[Extension] = (),
         clock: Clock | None = None,
         entropy: Entropy | None = None,
+        disk: Disk | None = None,
+        threads: Threads | None = None,
+        store: CoordinationStore | None = None,
         executor: Executor | None = None,
         measured: bool = False,
     ) -> None:
-        """`executor`: where slow work is done, instead of threads of its own; it is the caller's to shut down.
-        `measured`: requests are timed, for `context.metrics`.
+        """The ports are the system's own where none is given. `store`: opened already, the broker closes it; the
+        embedded one otherwise. `executor`: where slow work is done, instead of threads of its own; it is the caller's
+        to shut down. `measured`: requests are timed, for `context.metrics`.
         """
         self.config = config
         self.host = host
@@ -111,6 +125,9 @@ class Broker:
         self._extensions = tuple(extensions)
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
+        self._disk = disk or SystemDisk()
+        self._threads = threads or SystemThreads()
+        self._store = store
         self._executor = executor
         self._measured = measured
         self._background = BackgroundTasks()
@@ -142,7 +159,9 @@ class Broker:
         network = self._network = self._bind(loop)
         undo.callback(network.close)
 
-        self._directory = DataDirectory(self._data_dir, config["node.id"], self._entropy.uuid())
+        self._directory = DataDirectory(
+            self._data_dir, config["node.id"], self._entropy.uuid(), self._disk, self._clock
+        )
         undo.push(self._release_directory)
         config.tell(
             {
@@ -154,11 +173,15 @@ class Broker:
         self._clean_start = self._directory.was_clean
         executor = self._executor
         if executor is None:
-            executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="broker")
+            executor = self._threads.pool(EXECUTOR_THREADS, "broker")
             undo.callback(executor.shutdown, wait=True)
-        store = EmbeddedStore(self._directory.store_path)
-        undo.push_async_callback(store.close)
-        await store.open()
+        store = self._store
+        if store is None:
+            store = embedded = EmbeddedStore(self._directory.store_path, self._threads)
+            undo.push_async_callback(store.close)
+            await embedded.open()
+        else:
+            undo.push_async_callback(store.close)
         configs = BrokerConfigs(store, config, config["node.id"])
         await configs.load()
         network.limits = self._network_limits()
@@ -182,7 +205,7 @@ class Broker:
         )
         undo.push_async_callback(self._metadata.close)
         self._deleted_files = DeletedFiles(
-            executor, self._clock, self._directory.path, self._file_delete_delay_ms
+            executor, self._clock, self._disk, self._directory.path, self._file_delete_delay_ms
         )
         identity = BrokerIdentity(
             config["node.id"], self._directory.cluster_id, config["broker.rack"], self._advertised
@@ -194,6 +217,8 @@ class Broker:
             entropy=self._entropy,
             store=store,
             data_dir=self._directory.path,
+            disk=self._disk,
+            threads=self._threads,
             executor=executor,
             metadata=self._metadata,
             identity=identity,
@@ -238,7 +263,14 @@ class Broker:
         network.answerer = self.dispatcher = Dispatcher(declarations, slices)
         metrics = self.context.metrics
         collector = BrokerCollector(
-            self._metadata, self._directory.path, executor, self._background, network, groups, transactions
+            self._metadata,
+            self._directory.path,
+            self._disk,
+            executor,
+            self._background,
+            network,
+            groups,
+            transactions,
         )
         metrics.add(BROKER_METRICS, collector.collect)
         if self._measured:
@@ -262,7 +294,14 @@ class Broker:
         )
         self._background.keep(retention.run, "retention")
         cleaner = LogCleaner(
-            config, self._metadata, self._directory.path, executor, self.context.ages, self._background
+            config,
+            self._metadata,
+            self._directory.path,
+            executor,
+            self.context.ages,
+            self._background,
+            self._disk,
+            self._entropy,
         )
         self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
         self._background.keep(cleaner.run, "log cleaner")
@@ -331,7 +370,7 @@ class Broker:
             *MetadataApi(config, metadata, identity).declarations(),
             *TopicsApi(config, metadata, identity, slices).declarations(),
             *ConfigsApi(config, configs, groups.configs, metadata, identity, slices).declarations(),
-            *LogDirsApi(metadata, context.data_dir, executor, slices).declarations(),
+            *LogDirsApi(metadata, context.data_dir, executor, slices, context.disk).declarations(),
             *ReplicasApi(metadata, identity).declarations(),
             *QuotasApi().declarations(),
             *SecurityApi().declarations(),
@@ -355,6 +394,7 @@ class Broker:
             new or self._directory.prepare_partition_dir(topic, index),
             self._metadata.topic_configs.log_config(partition.topic),
             clock=self._clock,
+            disk=self._disk,
             background=self.context.executor.submit,
             discard=self._deleted_files.remove_later,
             is_new=new is not None,
@@ -373,7 +413,7 @@ class Broker:
             host, port = parse_listener(configured)
             return host, port or self.port
         if self.host in WILDCARD_HOSTS:
-            return socket.gethostname(), self.port
+            return host_name(), self.port
         return self.host, self.port
 
     # -- stop ----------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
+from broker.ports import Disk, DiskUsage
 from broker.security.requirement import whole, within
 from broker.security.rights import Operation
 from broker.slices import Slices, Work
@@ -38,10 +38,13 @@ from protocol.messages.describe_log_dirs import (
 
 
 class LogDirsApi:
-    def __init__(self, metadata: TopicManager, data_dir: Path, executor: Executor, slices: Slices) -> None:
+    def __init__(
+        self, metadata: TopicManager, data_dir: Path, executor: Executor, slices: Slices, disk: Disk
+    ) -> None:
         self._metadata = metadata
         self._executor = executor
         self._slices = slices
+        self._disk = disk
         self._directory = Path(os.path.abspath(data_dir))
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -99,8 +102,8 @@ class LogDirsApi:
         result = DescribeLogDirsResult(
             log_dir=str(self._directory),
             topics=await slices.run(_sizes(wanted, on_disk)),
-            total_bytes=volume.total,
-            usable_bytes=volume.free,
+            total_bytes=volume.total_bytes,
+            usable_bytes=volume.free_bytes,
         )
         return DescribeLogDirsResponse(results=[result])
 
@@ -122,8 +125,8 @@ class LogDirsApi:
                     found[partition] = None
         return wanted
 
-    def _look(self, unopened: list[Partition]) -> tuple[shutil._ntuple_diskusage, dict[Partition, int]]:
-        return shutil.disk_usage(self._directory), sizes_on_disk(self._directory, unopened)
+    def _look(self, unopened: list[Partition]) -> tuple[DiskUsage, dict[Partition, int]]:
+        return self._disk.usage(self._directory), sizes_on_disk(self._disk, self._directory, unopened)
 
 
 def _sizes(
@@ -145,14 +148,11 @@ def _sizes(
     return topics
 
 
-def sizes_on_disk(directory: Path, partitions: Iterable[Partition]) -> dict[Partition, int]:
+def sizes_on_disk(disk: Disk, directory: Path, partitions: Iterable[Partition]) -> dict[Partition, int]:
     """The bytes of log files of partitions below a data directory, from the file system. Blocking."""
-    return {each: _log_bytes(directory / f"{each.topic.name}-{each.index}") for each in partitions}
+    return {each: _log_bytes(disk, directory / f"{each.topic.name}-{each.index}") for each in partitions}
 
 
-def _log_bytes(directory: Path) -> int:
-    try:
-        with os.scandir(directory) as files:
-            return sum(file.stat().st_size for file in files if file.name.endswith(".log"))
-    except FileNotFoundError:
-        return 0  # never written to, or deleted meanwhile
+def _log_bytes(disk: Disk, directory: Path) -> int:
+    """0 where nothing was written to yet, or was deleted meanwhile."""
+    return sum(disk.size(directory / name) or 0 for name in disk.names(directory) if name.endswith(".log"))

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from broker import disk_errors
 from broker.disk_errors import is_disk_full
 from broker.log.compaction_plan import Cleanable, Step, cleanable
-from broker.log.disk import SystemDisk
 from broker.log.errors import CleaningAbandoned, CleaningError, CorruptLogError
 from protocol.errors import DecodeError, KafkaError
 
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
     from broker.log.compaction_run import Cleaning
-    from broker.ports import AgeClock
+    from broker.ports import AgeClock, Disk, Entropy
 
 logger = logging.getLogger("headrace.cleaner")
 
@@ -59,13 +57,16 @@ class LogCleaner:
         executor: Executor,
         ages: AgeClock,
         background: BackgroundTasks,
+        disk: Disk,
+        entropy: Entropy,
     ) -> None:
         self._config = config
         self._metadata = metadata
         self._executor = executor
         self._ages = ages
         self._background = background
-        self._disk = SystemDisk()
+        self._disk = disk
+        self._entropy = entropy
         self._path = data_dir / CHECKPOINT_NAME
         self._done = self._read_checkpoint()
         self._given_up: set[tuple[str, int]] = set()
@@ -155,7 +156,7 @@ class LogCleaner:
             part,
             now_ms=self._ages.time_ms(),
             memory_bytes=self._config["log.cleaner.dedupe.buffer.size"],
-            secret=os.urandom(_SECRET_BYTES),
+            secret=self._entropy.bytes(_SECRET_BYTES),
         )
         started = loop.time()
         steps = cleaning.steps()

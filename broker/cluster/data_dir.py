@@ -17,12 +17,8 @@ files go, so that none of them is found under the name again.
 from __future__ import annotations
 
 import base64
-import errno
-import fcntl
 import logging
 import os
-import shutil
-import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,63 +26,55 @@ from typing import TYPE_CHECKING
 
 from broker import disk_errors
 from broker.config_key import ConfigError
+from broker.ports import LockedError
 
 if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage
+    from broker.ports import Clock, Disk
 
 logger = logging.getLogger("headrace.data")
 
 LAYOUT_VERSION = 1
+_LOCK = ".lock"
+_TEMPORARY = ".tmp"
 _CLEAN = ".kafka_cleanshutdown"
 PARTITION_METADATA = "partition.metadata"
 
 
-def holder(path: Path) -> str | None:
+def holder(disk: Disk, path: Path) -> str | None:
     """The process of the broker that uses a data directory; None if none does. Changes nothing."""
-    try:
-        lock = os.open(path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-    finally:
-        os.close(lock)
-    return None
+    return disk.lock_holder(path / _LOCK)
 
 
 class DataDirectory:
     """An opened data directory. `was_clean` says whether the last broker closed every log."""
 
-    def __init__(self, path: Path, broker_id: int, new_cluster_id: uuid.UUID) -> None:
+    def __init__(
+        self, path: Path, broker_id: int, new_cluster_id: uuid.UUID, disk: Disk, clock: Clock
+    ) -> None:
         """Take the directory, or raise ConfigError saying why not."""
         self.path = path
+        self._disk = disk
+        self._clock = clock
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            disk.make_directory(path)
+            self._lock = disk.lock(path / _LOCK, str(os.getpid()))
         except OSError as error:
             raise ConfigError(f"the data directory {path} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = (path / ".lock").read_text().strip() or "unknown"
-            os.close(self._lock)
+        except LockedError as error:
             raise ConfigError(
-                f"the data directory {path} is in use by another broker (process {owner}); "
+                f"the data directory {path} is in use by another broker (process {error.holder}); "
                 "stop that one or choose another directory"
             ) from None
         try:
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
             self.cluster_id = self._load_properties(broker_id, new_cluster_id)
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
-        self.was_clean = (path / _CLEAN).exists()
+        self.was_clean = disk.size(path / _CLEAN) is not None
         if self.was_clean:
-            (path / _CLEAN).unlink()
-            _sync_directory(path)  # after a power cut it would say that nothing can be missing
+            disk.remove(path / _CLEAN)
+            disk.sync_directory(path)  # after a power cut it would say that nothing can be missing
 
     @property
     def store_path(self) -> Path:
@@ -102,35 +90,33 @@ class DataDirectory:
         """
         try:
             if clean:
-                _write_durably(self.path / _CLEAN, b'{"version":0}')
+                self._disk.replace(self.path / _CLEAN, b'{"version":0}', sync=True)
         except OSError as error:
             disk_errors.tell(logger, f"{self.path} cannot be marked as cleanly closed", error)
         finally:
-            os.close(self._lock)
+            self._lock.release()
 
     # -- partition folders ---------------------------------------------------------------------------------
 
     def make_partition_dir(self, image: TopicImage, index: int) -> Path | None:
         """Make the folder of a partition that has none yet; None if there is one."""
         path = self.partition_dir(image.name, index)
-        try:
-            os.mkdir(path)
-        except FileExistsError:
+        if not self._disk.make_directory(path):
             return None
-        _write_topic_id(path, image.topic_id)
+        self._write_topic_id(path, image.topic_id)
         return path
 
     def prepare_partition_dir(self, image: TopicImage, index: int) -> Path:
         """The folder for the partition of exactly this topic; files of an earlier one of that name are set aside."""
         path = self.partition_dir(image.name, index)
-        if path.is_dir():
-            owner = read_topic_id(path)
+        if self._disk.is_directory(path):
+            owner = read_topic_id(self._disk, path)
             if owner == image.topic_id:
                 return path
             if owner is not None:
-                path.rename(self._deleted_dir(owner, index))
-        path.mkdir(exist_ok=True)
-        _write_topic_id(path, image.topic_id)
+                self._disk.rename(path, self._deleted_dir(owner, index))
+        self._disk.make_directory(path)
+        self._write_topic_id(path, image.topic_id)
         return path
 
     def set_aside(self, image: TopicImage) -> None:
@@ -138,50 +124,61 @@ class DataDirectory:
         for index in range(image.partition_count):
             path = self.partition_dir(image.name, index)
             # One that a power cut has left without its id holds what was not durable, and of this topic.
-            if path.is_dir() and read_topic_id(path) in (image.topic_id, None):
-                path.rename(self._deleted_dir(image.topic_id, index))
+            if self._disk.is_directory(path) and read_topic_id(self._disk, path) in (image.topic_id, None):
+                self._disk.rename(path, self._deleted_dir(image.topic_id, index))
 
     def remove_set_aside(self, image: TopicImage) -> None:
         """Remove what `set_aside` renamed. Slow; belongs into a thread."""
-        _sync_directory(self.path)
+        self._disk.sync_directory(self.path)
         for index in range(image.partition_count):
-            shutil.rmtree(self._deleted_dir(image.topic_id, index), ignore_errors=True)
+            self._disk.remove_tree(self._deleted_dir(image.topic_id, index))
 
     def set_aside_strays(self, images: Iterable[TopicImage]) -> None:
         """At start: remove leftovers of deletions, rename partition folders that no topic explains."""
-        _sync_directory(self.path)
+        disk = self._disk
+        disk.sync_directory(self.path)
         expected = {f"{image.name}-{index}" for image in images for index in range(image.partition_count)}
-        for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
-            if not entry.is_dir(follow_symlinks=False) or entry.name == "extensions":
+        for name in disk.names(self.path):
+            if name.endswith(_TEMPORARY):
+                disk.remove(self.path / name)
+        for name in sorted(disk.directories(self.path)):
+            path = self.path / name
+            if name.endswith("-delete"):
+                disk.remove_tree(path)
                 continue
-            path = Path(entry.path)
-            if entry.name.endswith("-delete"):
-                shutil.rmtree(path, ignore_errors=True)
+            if name == "extensions" or name.endswith("-stray") or name in expected:
                 continue
-            if entry.name.endswith("-stray") or entry.name in expected:
-                continue
-            topic, dash, index = entry.name.rpartition("-")
+            topic, dash, index = name.rpartition("-")
             if dash and index.isdigit():
                 # Shortened: a topic's name may fill all that a file name can hold.
-                target = f"{topic[:200]}-{index}.{time.time_ns()}-stray"
-                path.rename(self.path / target)
-                logger.warning("%s belongs to no known topic and was renamed to %s", entry.name, target)
+                target = f"{topic[:200]}-{index}.{self._clock.time_ms()}-stray"
+                disk.rename(path, self.path / target)
+                logger.warning("%s belongs to no known topic and was renamed to %s", name, target)
 
     def _deleted_dir(self, topic_id: uuid.UUID, index: int) -> Path:
         return self.path / f"{topic_id.hex}-{index}-delete"
+
+    def _write_topic_id(self, path: Path, topic_id: uuid.UUID) -> None:
+        data = f"version: 0\ntopic_id: {_to_base64(topic_id)}\n".encode()
+        file = self._disk.open(path / PARTITION_METADATA, create=True)
+        file.truncate(0)
+        file.write([data], 0)
+        file.close()
 
     # -- meta.properties -----------------------------------------------------------------------------------
 
     def _load_properties(self, broker_id: int, new_cluster_id: uuid.UUID) -> str:
         path = self.path / "meta.properties"
-        if not path.exists():
-            _sync_above(self.path)
+        if self._disk.size(path) is None:
+            self._disk.sync_above(self.path)
             cluster_id = _to_base64(new_cluster_id)
             text = f"version={LAYOUT_VERSION}\ncluster.id={cluster_id}\nnode.id={broker_id}\n"
-            _write_durably(path, text.encode())
+            self._disk.replace(path, text.encode(), sync=True)
             return cluster_id
         properties = dict(
-            line.split("=", 1) for line in path.read_text().splitlines() if "=" in line and line[0] != "#"
+            line.split("=", 1)
+            for line in self._disk.read(path).decode().splitlines()
+            if "=" in line and line[0] != "#"
         )
         try:
             version, node_id = int(properties["version"]), int(properties["node.id"])
@@ -206,57 +203,12 @@ def _to_base64(value: uuid.UUID) -> str:
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
-def read_topic_id(path: Path) -> uuid.UUID | None:
+def read_topic_id(disk: Disk, path: Path) -> uuid.UUID | None:
     """None if the folder does not say (a crash between its creation and this file)."""
     try:
-        for line in (path / PARTITION_METADATA).read_text().splitlines():
+        for line in disk.read(path / PARTITION_METADATA).decode().splitlines():
             if line.startswith("topic_id:"):
                 return uuid.UUID(bytes=base64.urlsafe_b64decode(line.partition(":")[2].strip() + "=="))
     except (OSError, ValueError):
         pass
     return None
-
-
-def _write_topic_id(path: Path, topic_id: uuid.UUID) -> None:
-    fd = os.open(path / PARTITION_METADATA, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        data = f"version: 0\ntopic_id: {_to_base64(topic_id)}\n".encode()
-        if os.write(fd, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    finally:
-        os.close(fd)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _sync_above(path: Path) -> None:
-    """Make the entries durable that lead to `path`, as far up as its file system goes and may be read."""
-    path = path.resolve()
-    device = path.stat().st_dev
-    for above in path.parents:
-        if above.stat().st_dev != device:
-            return
-        try:
-            _sync_directory(above)
-        except PermissionError:
-            return

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.log.segment import DELETED_SUFFIX
-from broker.ports import Clock
+from broker.ports import Clock, Disk
 
 logger = logging.getLogger("headrace.log")
 
@@ -36,12 +35,14 @@ class DeletedFiles:
         self,
         executor: Executor,
         clock: Clock,
+        disk: Disk,
         directory: Path,
         delay_ms: Callable[[str, int], int | None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._executor = executor
         self._clock = clock
+        self._disk = disk
         self._directory = directory
         self._delay_ms = delay_ms
         self._due: dict[Path, float] = {}
@@ -68,7 +69,7 @@ class DeletedFiles:
         while True:
             self._changed.clear()
             if due := self._take_due():
-                await self._loop.run_in_executor(self._executor, _remove, due)
+                await self._loop.run_in_executor(self._executor, self._remove, due)
             else:
                 wait = self._queue[0][0] - self._loop.time() if self._queue else None
                 try:
@@ -93,24 +94,21 @@ class DeletedFiles:
 
     def _find(self) -> list[tuple[Path, float]]:
         """What waits in the folders of partitions, and since how many milliseconds."""
-        found = []
-        with os.scandir(self._directory) as folders:
-            names = [folder.name for folder in folders if folder.is_dir() and _NAME.fullmatch(folder.name)]
-        for name in names:
-            try:
-                with os.scandir(self._directory / name) as entries:
-                    for entry in entries:
-                        if entry.name.endswith(DELETED_SUFFIX):
-                            waited_ms = self._clock.time_ms() - entry.stat().st_ctime_ns / 1e6
-                            found.append((Path(entry.path), waited_ms))
-            except FileNotFoundError:
-                continue  # deleted meanwhile
+        disk, found = self._disk, []
+        for folder in disk.directories(self._directory):
+            if not _NAME.fullmatch(folder):
+                continue
+            for name in disk.names(self._directory / folder):
+                if name.endswith(DELETED_SUFFIX):
+                    path = self._directory / folder / name
+                    since_ms = disk.changed_ms(path)
+                    if since_ms is not None:  # else removed meanwhile
+                        found.append((path, self._clock.time_ms() - since_ms))
         return found
 
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            logger.error("%s cannot be removed, the next start tries again: %s", path, error)
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            try:
+                self._disk.remove(path)
+            except OSError as error:
+                logger.error("%s cannot be removed, the next start tries again: %s", path, error)

@@ -35,7 +35,7 @@ from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.producer_state import SNAPSHOT_SUFFIX
 from broker.log.scan import WalkEnd, walk
 from broker.log.segment import LOG_SUFFIX, OFFSET_DIGITS
-from broker.ports import CreateNode, Entropy
+from broker.ports import CreateNode, Entropy, SystemClock
 
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<index>\d+)")
 _SEGMENT = re.compile(rf"\d{{{OFFSET_DIGITS}}}{re.escape(LOG_SUFFIX)}")
@@ -69,7 +69,9 @@ def find_topics(kafka_data: Path) -> dict[str, list[ImportedPartition]]:
         if match is None or match["topic"].startswith("__"):
             continue
         segments = sorted(path for path in folder.iterdir() if _SEGMENT.fullmatch(path.name))
-        partition = ImportedPartition(folder, int(match["index"]), read_topic_id(folder), segments)
+        partition = ImportedPartition(
+            folder, int(match["index"]), read_topic_id(SystemDisk(), folder), segments
+        )
         partition.log_start_offset = starts.get((match["topic"], partition.index), 0)
         topics.setdefault(match["topic"], []).append(partition)
     for partitions in topics.values():
@@ -107,7 +109,7 @@ async def import_topics(
             )
         chosen = {name: found[name] for name in topics or found}
         configs.check(config)
-        directory = DataDirectory(data, node_id, entropy.uuid())
+        directory = DataDirectory(data, node_id, entropy.uuid(), SystemDisk(), SystemClock())
         try:
             store = EmbeddedStore(directory.store_path)
             await store.open()

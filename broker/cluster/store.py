@@ -17,7 +17,6 @@ import logging
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +33,8 @@ from broker.ports import (
     SetNode,
     StoreError,
     StoreOperation,
+    SystemThreads,
+    Threads,
 )
 from protocol.errors import ErrorCode, KafkaError
 
@@ -61,9 +62,9 @@ _CREATIONS = (
 class EmbeddedStore:
     """A CoordinationStore in the file `path`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: Threads | None = None) -> None:
         self._path = path
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._executor = (threads or SystemThreads()).pool(1, "store")
         self._connection: sqlite3.Connection | None = None
         self._watches: dict[str, list[Callable[[], None]]] = {}
 

@@ -7,9 +7,12 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+from broker.ports import DiskUsage, LockedError
 
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 _TEMPORARY_SUFFIX = ".tmp"
@@ -134,8 +137,41 @@ class SystemDisk:
         if sync:
             self.sync_directory(path.parent)
 
-    def make_directory(self, path: Path) -> None:
-        os.makedirs(path, exist_ok=True)
+    def directories(self, directory: Path) -> list[str]:
+        try:
+            with os.scandir(directory) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+
+    def is_directory(self, path: Path) -> bool:
+        return os.path.isdir(path)
+
+    def written_ms(self, path: Path) -> float | None:
+        try:
+            return os.stat(path).st_mtime_ns / 1e6
+        except FileNotFoundError:
+            return None
+
+    def changed_ms(self, path: Path) -> float | None:
+        try:
+            return os.stat(path).st_ctime_ns / 1e6
+        except FileNotFoundError:
+            return None
+
+    def touch(self, path: Path) -> None:
+        os.utime(path)
+
+    def make_directory(self, path: Path) -> bool:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+            return False
+        except FileNotFoundError:
+            os.makedirs(path, exist_ok=True)
+        return True
 
     def rename(self, old: Path, new: Path) -> None:
         os.replace(old, new)
@@ -148,9 +184,66 @@ class SystemDisk:
         with contextlib.suppress(OSError):
             os.rmdir(path)
 
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
     def sync_directory(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def sync_above(self, path: Path) -> None:
+        path = path.resolve()
+        device = path.stat().st_dev
+        for above in path.parents:
+            if above.stat().st_dev != device:
+                return
+            try:
+                self.sync_directory(above)
+            except PermissionError:
+                return
+
+    def usage(self, path: Path) -> DiskUsage:
+        volume = shutil.disk_usage(path)
+        return DiskUsage(volume.total, volume.free)
+
+    def lock(self, path: Path, holder: str) -> SystemLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise LockedError(_holder(fd)) from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{holder}\n".encode(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return SystemLock(fd)
+
+    def lock_holder(self, path: Path) -> str | None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _holder(fd)
+        finally:
+            os.close(fd)
+        return None
+
+
+class SystemLock:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def _holder(fd: int) -> str:
+    return os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"

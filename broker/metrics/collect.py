@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.groups.coordinator import GroupCoordinator
     from broker.net.listener import Network
+    from broker.ports import Disk
     from broker.transactions.coordinator import TransactionCoordinator
 
 GROUP_LAGS_MAX: Final = 500
@@ -89,6 +90,7 @@ class BrokerCollector:
         self,
         metadata: TopicManager,
         data_dir: Path,
+        disk: Disk,
         executor: Executor,
         background: BackgroundTasks,
         network: Network,
@@ -97,6 +99,7 @@ class BrokerCollector:
     ) -> None:
         self._metadata = metadata
         self._data_dir = data_dir
+        self._disk = disk
         self._executor = executor
         self._background = background
         self._network = network
@@ -157,7 +160,7 @@ class BrokerCollector:
             loop = asyncio.get_running_loop()
             directory = self._data_dir
             known = await loop.run_in_executor(
-                self._executor, lambda: known | sizes_on_disk(directory, unknown)
+                self._executor, lambda: known | sizes_on_disk(self._disk, directory, unknown)
             )
         self._sizes = known
 

@@ -22,6 +22,11 @@ from broker.security.principal import ANONYMOUS, Session
 logger = logging.getLogger("headrace.net")
 
 
+def host_name() -> str:
+    """This machine's, for those who reach it from elsewhere."""
+    return socket.gethostname()
+
+
 class Network:
     """One listener and its connections; every frame goes to `answerer`. Lives on one event loop."""
 

@@ -36,12 +36,15 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from broker.ports import DiskUsage, LockedError
+
 SECTOR = 512
+VOLUME_BYTES = 1 << 40
 
 
 class Tear(Enum):
@@ -63,6 +66,8 @@ class _Inode:
     data: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
+    written_ms: float = 0.0
+    changed_ms: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +86,8 @@ class _Directory:
     entries: dict[str, _Inode | _Directory] = field(default_factory=dict)
     durable: dict[str, _Inode | _Directory] = field(default_factory=dict)
     pending: list[_Entry] = field(default_factory=list)
+    written_ms: float = 0.0
+    changed_ms: float = 0.0
 
     def change(self, name: str, node: _Inode | _Directory | None, needs: _Entry | None = None) -> _Entry:
         entry = _Entry(name, node, needs)
@@ -205,6 +212,7 @@ class SimulatedFile:
     def _change(self, position: int, data: bytes | None) -> None:
         with self._disk._lock:
             _apply(self._inode.data, position, data)
+            self._inode.written_ms = self._inode.changed_ms = self._disk.now_ms()
             self._inode.pending.append((position, data))
 
     def _require_writable(self) -> None:
@@ -214,11 +222,15 @@ class SimulatedFile:
 
 class SimulatedDisk:
     """`capacity` bytes of file contents (None: no limit). `operations` counts what changes something; `calls`
-    counts every call by kind.
+    counts every call by kind. `now_ms`: the wall clock that files are dated by.
     """
 
-    def __init__(self, *, seed: int = 0, capacity: int | None = None) -> None:
+    def __init__(
+        self, *, seed: int = 0, capacity: int | None = None, now_ms: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.capacity = capacity
+        self.now_ms = now_ms
+        self._locks: dict[Path, str] = {}
         self.operations = 0
         self.crash_at: int | None = None
         self.is_dead = False
@@ -241,7 +253,7 @@ class SimulatedDisk:
     def restart(self, tear: Tear) -> SimulatedDisk:
         """The disk the next process finds. This one stays as it is, so several restarts can be tried."""
         random_ = random.Random(f"{self._random.random()}{tear}")
-        after = SimulatedDisk(seed=random_.randrange(1 << 30))
+        after = SimulatedDisk(seed=random_.randrange(1 << 30), now_ms=self.now_ms)
         with self._lock:
             if tear is Tear.KEPT:
                 after._root = copy.deepcopy(self._root)
@@ -274,7 +286,9 @@ class SimulatedDisk:
                 continue
             if node not in inodes:
                 data = self._surviving_data(node, tear, random_)
-                inodes[node] = _Inode(data, bytearray(data))
+                inodes[node] = _Inode(
+                    data, bytearray(data), written_ms=node.written_ms, changed_ms=node.changed_ms
+                )
             after.entries[name] = inodes[node]
         after.durable = dict(after.entries)
         return after
@@ -396,26 +410,56 @@ class SimulatedDisk:
         if sync:
             self.sync_directory(path.parent)
 
-    def make_directory(self, path: Path) -> None:
-        node = self._root
+    def directories(self, directory: Path) -> list[str]:
+        self._begin("names", directory, changes=False)
+        node = self._node(directory)
+        if not isinstance(node, _Directory):
+            return []
+        with self._lock:
+            return [name for name, entry in node.entries.items() if isinstance(entry, _Directory)]
+
+    def is_directory(self, path: Path) -> bool:
+        self._begin("size", path, changes=False)
+        return isinstance(self._node(path), _Directory)
+
+    def written_ms(self, path: Path) -> float | None:
+        node = self._node(path)
+        return None if node is None else node.written_ms
+
+    def changed_ms(self, path: Path) -> float | None:
+        node = self._node(path)
+        return None if node is None else node.changed_ms
+
+    def touch(self, path: Path) -> None:
+        self._file(path).written_ms = self.now_ms()
+
+    def make_directory(self, path: Path) -> bool:
+        node, made = self._root, False
         for part in path.parts[1:]:
             following = node.entries.get(part)
+            made = following is None
             if following is None:
                 self._begin("make_directory", path)
                 with self._lock:
                     node.change(part, following := _Directory())
+                    node.written_ms = node.changed_ms = self.now_ms()
             if not isinstance(following, _Directory):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
             node = following
+        return made
 
     def rename(self, old: Path, new: Path) -> None:
-        """Of a file, within its directory."""
         if old.parent != new.parent:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(new))
-        directory, inode = self._directory(old.parent), self._file(old)
+        directory, node, there = self._directory(old.parent), self._node(old), self._node(new)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
+        if isinstance(there, _Directory) and there.entries:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(new))
         self._begin("rename", new)
         with self._lock:
-            directory.change(old.name, None, needs=directory.change(new.name, inode))
+            directory.change(old.name, None, needs=directory.change(new.name, node))
+            node.changed_ms = directory.written_ms = self.now_ms()
 
     def remove(self, path: Path) -> None:
         if isinstance(self._node(path), _Inode):
@@ -430,11 +474,56 @@ class SimulatedDisk:
             with self._lock:
                 self._directory(path.parent).change(path.name, None)
 
+    def remove_tree(self, path: Path) -> None:
+        node = self._node(path)
+        if not isinstance(node, _Directory):
+            return
+        try:
+            for name, entry in list(node.entries.items()):
+                if isinstance(entry, _Directory):
+                    self.remove_tree(path / name)
+                else:
+                    self.remove(path / name)
+        except OSError:
+            return
+        self.remove_directory(path)
+
     def sync_directory(self, path: Path) -> None:
         directory = self._directory(path)
         self._begin("sync_directory", path)
         with self._lock:
             directory.sync()
+
+    def sync_above(self, path: Path) -> None:
+        for above in path.parents:
+            self.sync_directory(above)
+
+    def usage(self, path: Path) -> DiskUsage:
+        room = self._room()
+        return DiskUsage(VOLUME_BYTES, VOLUME_BYTES // 2 if room is None else room)
+
+    def lock(self, path: Path, holder: str) -> SimulatedLock:
+        if path in self._locks:
+            raise LockedError(self._locks[path])
+        file = self.open(path, create=True)
+        file.truncate(0)
+        file.write([f"{holder}\n".encode()], 0)
+        self._locks[path] = holder
+        return SimulatedLock(self._locks, path)
+
+    def lock_holder(self, path: Path) -> str | None:
+        return self._locks.get(path)
+
+
+class SimulatedLock:
+    """Gone with the process: another disk, of `restart`, knows nothing of it."""
+
+    def __init__(self, locks: dict[Path, str], path: Path) -> None:
+        self._locks = locks
+        self._path = path
+
+    def release(self) -> None:
+        del self._locks[self._path]
 
 
 def _size(node: _Inode | _Directory) -> int:

@@ -21,7 +21,7 @@ from concurrent.futures import Executor, Future
 from contextvars import ContextVar
 from typing import Any
 
-from broker.ports import Clock, Entropy
+from broker.ports import Clock, Entropy, Threads
 
 OWNER: ContextVar[str] = ContextVar("owner", default="")
 THREAD_SECONDS = 0.002
@@ -152,8 +152,19 @@ class SimulatedEntropy(Entropy):
     def uuid(self) -> uuid.UUID:
         return uuid.UUID(int=self._random.getrandbits(128), version=4)
 
+    def bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
     def random(self) -> float:
         return self._random.random()
+
+
+class InlineThreads(Threads):
+    def pool(self, threads: int, name: str) -> Executor:
+        return InlineExecutor()
+
+    def pause(self, seconds: float) -> None:
+        """No time passes: nobody else could go on."""
 
 
 class InlineExecutor(Executor):

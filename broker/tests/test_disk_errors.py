@@ -153,7 +153,7 @@ def test_without_room_for_the_marker_there_is_none(tmp_path, monkeypatch) -> Non
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:
             await broker.create_topic("t")
-            monkeypatch.setattr("broker.cluster.data_dir._write_durably", no_space)
+            monkeypatch.setattr(SystemDisk, "replace", no_space)
 
     asyncio.run(test())
     assert not (tmp_path / ".kafka_cleanshutdown").exists()

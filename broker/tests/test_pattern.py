@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.pattern import PATTERN_BYTES_MAX, PatternError, compile_pattern, matching
+from broker.ports import SystemClock
 
 ATOMS = st.sampled_from(
     [
@@ -148,7 +149,7 @@ def test_many_names_are_matched_in_slices_that_others_share():
     names = [f"topic-{number}" for number in range(30_000)]
 
     async def run(executor):
-        found = asyncio.ensure_future(matching("topic-.*[05]", names, executor))
+        found = asyncio.ensure_future(matching("topic-.*[05]", names, executor, SystemClock()))
         turns = 0
         while not found.done():
             await asyncio.get_running_loop().run_in_executor(executor, int)

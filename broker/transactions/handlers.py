@@ -468,7 +468,9 @@ class TransactionHandlers:
         found = await self._slices.run(self._filtered(request, states))
         if request.transactional_id_pattern:
             try:
-                matched = await matching(request.transactional_id_pattern, list(found), self._executor)
+                matched = await matching(
+                    request.transactional_id_pattern, list(found), self._executor, self._clock
+                )
             except PatternError as error:
                 raise KafkaError(
                     ErrorCode.INVALID_REGULAR_EXPRESSION,

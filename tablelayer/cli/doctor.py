@@ -203,8 +203,9 @@ def data_directory(path: Path) -> Iterator[Finding]:
     elif path.exists():
         yield Finding(name, Verdict.OK, f"{path} belongs to {_user(owner)}")
     from broker.cluster.data_dir import holder
+    from broker.log.disk import SystemDisk
 
-    user_of_it = holder(path)
+    user_of_it = holder(SystemDisk(), path)
     if user_of_it is not None:
         yield Finding(
             name,

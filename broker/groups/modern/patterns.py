@@ -57,7 +57,7 @@ class PatternResolver:
             version, now_ms = self._metadata.version, self._clock.time_ms()
             names = [image.name for image in self._metadata.topics()]
             try:
-                topics = await matching(pattern, names, self._executor)
+                topics = await matching(pattern, names, self._executor, self._clock)
             except PatternError:
                 return None
         return ResolvedPattern(frozenset(topics), version, now_ms)

@@ -28,7 +28,14 @@ async def cleaned_broker(path: Path) -> AsyncIterator[tuple[DirectBroker, LogCle
         yield (
             broker,
             LogCleaner(
-                parts.config, parts.metadata, parts.data_dir, parts.executor, parts.ages, parts.background
+                parts.config,
+                parts.metadata,
+                parts.data_dir,
+                parts.executor,
+                parts.ages,
+                parts.background,
+                parts.disk,
+                parts.entropy,
             ),
         )
 

@@ -7,13 +7,15 @@ import pytest
 from broker.cluster.data_dir import DataDirectory
 from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
+from broker.log.disk import SystemDisk
+from broker.ports import SystemClock
 from broker.testing.fsyncs import recorded_fsyncs
 
 NEW = uuid.UUID(int=7)
 
 
 def opened(path, broker_id: int = 0) -> DataDirectory:
-    return DataDirectory(path, broker_id, NEW)
+    return DataDirectory(path, broker_id, NEW, SystemDisk(), SystemClock())
 
 
 def topic(name: str, partitions: int = 1) -> TopicImage:
@@ -31,7 +33,7 @@ def test_a_second_broker_is_told_who_has_the_directory(tmp_path) -> None:
 def test_the_cluster_id_stays_and_a_foreign_broker_id_is_refused(tmp_path) -> None:
     first = opened(tmp_path)
     first.close(clean=True)
-    second = DataDirectory(tmp_path, 0, uuid.uuid4())
+    second = DataDirectory(tmp_path, 0, uuid.uuid4(), SystemDisk(), SystemClock())
     assert second.cluster_id == first.cluster_id
     assert len(first.cluster_id) == 22
     second.close(clean=True)
@@ -120,7 +122,7 @@ def test_a_new_directory_is_durable_up_to_the_root_before_it_says_whose_it_is(tm
     path = tmp_path / "a" / "b" / "data"
     with recorded_fsyncs(tmp_path) as synced:
         directory = opened(path)
-    identity = synced.index(path / "meta.properties.tmp")
+    identity = next(at for at, each in enumerate(synced) if each.name.startswith("meta.properties."))
     for above in (path.parent, path.parent.parent, tmp_path):
         assert above in synced[:identity]
     assert path in synced[identity:]
@@ -144,7 +146,8 @@ def test_a_clean_stop_is_on_disk_before_it_is_over(tmp_path) -> None:
     directory = opened(tmp_path)
     with recorded_fsyncs(tmp_path) as synced:
         directory.close(clean=True)
-    assert synced == [tmp_path / ".kafka_cleanshutdown.tmp", tmp_path]
+    assert [path.name.split(".")[1] for path in synced[:-1]] == ["kafka_cleanshutdown"]
+    assert synced[-1] == tmp_path
     assert (tmp_path / ".kafka_cleanshutdown").exists()
 
 
@@ -157,8 +160,9 @@ def test_a_deleted_topic_has_lost_its_name_durably_before_its_files_go(tmp_path,
         with recorded_fsyncs(tmp_path) as synced:
             before = []
             monkeypatch.setattr(
-                "broker.cluster.data_dir.shutil.rmtree",
-                lambda path, ignore_errors, before=before, synced=synced: before.append((path.name, *synced)),
+                SystemDisk,
+                "remove_tree",
+                lambda _, path, before=before, synced=synced: before.append((path.name, *synced)),
             )
             remove()
         assert before == [(f"{image.topic_id.hex}-0-delete", tmp_path)]
@@ -188,4 +192,12 @@ def test_a_folder_that_lost_its_id_goes_with_its_topic(tmp_path) -> None:
     directory.set_aside(old)
     again = directory.prepare_partition_dir(new, 0)
     assert not (again / "00000000000000000000.log").exists()
+    directory.close(clean=False)
+
+
+def test_what_a_killed_process_was_writing_goes_at_the_next_start(tmp_path) -> None:
+    directory = opened(tmp_path)
+    (tmp_path / ".kafka_cleanshutdown.1234.tmp").write_bytes(b"half")
+    directory.set_aside_strays([])
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
     directory.close(clean=False)

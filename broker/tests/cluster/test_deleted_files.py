@@ -10,6 +10,7 @@ import pytest
 
 from broker.cluster.deleted_files import DeletedFiles
 from broker.log.checkpoint import CLEAN_NAME
+from broker.log.disk import SystemDisk
 from broker.ports import SystemClock
 from broker.testing.direct import direct_broker
 from broker.testing.loop import InlineExecutor, SimulatedLoop
@@ -33,7 +34,9 @@ def simulated(work) -> None:
 
 @asynccontextmanager
 async def running(directory, delay_ms):
-    files = DeletedFiles(InlineExecutor(), SystemClock(), directory, lambda topic, index: delay_ms)
+    files = DeletedFiles(
+        InlineExecutor(), SystemClock(), SystemDisk(), directory, lambda topic, index: delay_ms
+    )
     task = asyncio.ensure_future(files.run())
     await asyncio.sleep(0.1)
     yield files
@@ -108,7 +111,9 @@ def test_the_time_before_a_restart_counts(tmp_path) -> None:
     path = made(tmp_path / "t-0", "a.log.deleted")
 
     async def test() -> None:
-        files = DeletedFiles(InlineExecutor(), LaterClock(), tmp_path, lambda topic, index: HOUR_MS + 30_000)
+        files = DeletedFiles(
+            InlineExecutor(), LaterClock(), SystemDisk(), tmp_path, lambda topic, index: HOUR_MS + 30_000
+        )
         task = asyncio.ensure_future(files.run())
         await asyncio.sleep(25)
         assert path.exists()

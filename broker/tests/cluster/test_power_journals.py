@@ -49,7 +49,7 @@ class PowerDisk:
         self._changed = threading.Condition()
         self._whole = threading.Lock()
 
-    def open(self, directory, config, *, is_new=False, **more):
+    def open(self, directory, config, *, is_new=False, disk=None, **more):
         place = self.home / directory.relative_to(directory.parent)
         self.disk.make_directory(self.home)
         self.disk.sync_directory(self.home.parent)
