@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
 from broker.kafka_configs import KAFKA_CONFIGS
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
+from broker.security.acl.configs import AUTHORIZATION_CONFIGS
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.BOOLEAN,
@@ -110,6 +111,8 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         _check_listener,
     ),
     ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
+    # security
+    *AUTHORIZATION_CONFIGS,
     # topics
     ConfigKey("num.partitions", _INT, "1", "Partitions of a topic created without a number.", at_least(1)),
     ConfigKey(

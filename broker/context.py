@@ -9,6 +9,7 @@ import msgspec
 
 from broker.background import BackgroundTasks
 from broker.metrics.model import Metrics
+from broker.security.rights import OPEN, Authorizer
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
     from broker.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
+    from broker.security.acl.store import AclStore
 
 
 class BrokerContext(msgspec.Struct):
@@ -39,6 +41,9 @@ class BrokerContext(msgspec.Struct):
     """What retention and expiry go by."""
     background: BackgroundTasks
     """Work beside the requests, whose failure stops nothing."""
+    authorizer: Authorizer = OPEN
+    acls: AclStore | None = None
+    """What the authorizer goes by; None without one."""
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     """Where a part says what can be measured of it."""
 

@@ -189,7 +189,6 @@ remote.log.storage.manager.class.path STRING
 remote.log.storage.manager.impl.prefix STRING rsm.config.
 """
 _SECURITY: Final = """
-authorizer.class.name STRING ""
 connections.max.reauth.ms LONG 0
 delegation.token.expiry.check.interval.ms LONG 3600000
 delegation.token.expiry.time.ms LONG 86400000

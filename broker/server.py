@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.api import not_offered
+from broker.api.acls import AclsApi
 from broker.api.api_versions import ApiVersionsApi
 from broker.api.configs import ConfigsApi
 from broker.api.declaration import ApiDeclaration
@@ -76,6 +77,7 @@ from broker.ports import (
     SystemThreads,
     Threads,
 )
+from broker.security.acl.authorization import Authorization
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.handlers import TransactionHandlers
@@ -227,6 +229,13 @@ class Broker:
             background=self._background,
         )
         undo.push_async_callback(self._background.cancel)
+        authorization = Authorization.configured(config, store, self._clock, slices)
+        if authorization is not None:
+            undo.callback(authorization.audit.close)
+            authorization.audit.start()
+            await authorization.acls.load()
+            self._background.keep(authorization.acls.run, "what others change of the ACLs")
+            self.context.authorizer, self.context.acls = authorization.authorizer, authorization.acls
         for extension in self._extensions:
             await extension.start(self.context)
             self._background.keep(partial(extension.run, self.context), f"extension {extension.name}")
@@ -260,7 +269,10 @@ class Broker:
         await transactions.start()
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
         declarations = self._declarations(groups, transactions, fetches, configs, slices)
-        network.answerer = self.dispatcher = Dispatcher(declarations, slices)
+        audit = None if authorization is None else authorization.audit
+        if audit is not None:
+            audit.names = {each.key: each.request.__name__.removesuffix("Request") for each in declarations}
+        network.answerer = self.dispatcher = Dispatcher(declarations, slices, self.context.authorizer, audit)
         metrics = self.context.metrics
         collector = BrokerCollector(
             self._metadata,
@@ -373,6 +385,7 @@ class Broker:
             *LogDirsApi(metadata, context.data_dir, executor, slices, context.disk).declarations(),
             *ReplicasApi(metadata, identity).declarations(),
             *QuotasApi().declarations(),
+            *AclsApi(context.acls, slices).declarations(),
             *SecurityApi().declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(transactions, allocate_producer_id).declarations(),

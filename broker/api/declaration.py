@@ -17,6 +17,7 @@ from broker.security.rights import Authorizer, Operation, ResourceType, denied
 from broker.slices import Work
 
 if TYPE_CHECKING:
+    from broker.security.audit import AuditLog
     from protocol.errors import KafkaError
     from protocol.schema import ApiMessage
 
@@ -33,17 +34,26 @@ class RequestContext(msgspec.Struct):
     listener: str
     session: Session
     authorizer: Authorizer
+    audit: AuditLog | None = None
 
     @property
     def principal(self) -> Principal:
         return self.session.principal
 
-    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        """Whether who sent the request may do this, as of now: it may not any more after an `await`."""
+    def may(
+        self, operation: Operation, resource_type: ResourceType, name: str, *, audited: bool = True
+    ) -> bool:
+        """Whether who sent the request may do this, as of now: it may not any more after an `await`.
+
+        Not `audited` is what is asked to leave something out of a listing, or to tell what would be allowed.
+        """
         authorizer = self.authorizer
-        return authorizer.is_open or authorizer.may(
-            self.session, self.client_host, operation, resource_type, name
-        )
+        if authorizer.is_open:
+            return True
+        allowed = authorizer.may(self.session, self.client_host, operation, resource_type, name)
+        if audited and self.audit is not None:
+            self.audit.note(self, operation, resource_type, name, allowed=allowed)
+        return allowed
 
     def may_any(self, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether it may do this to some resource of the type (KIP-679)."""

@@ -37,6 +37,7 @@ from broker.api.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.api.declaration import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.api.repeats import Repeats
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
+from broker.security.audit import AuditLog
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.rights import CLUSTER_NAME, OPEN, Authorizer, ResourceType
 from broker.slices import Slices, Work
@@ -80,10 +81,12 @@ class Dispatcher:
         declarations: Iterable[ApiDeclaration],
         slices: Slices | None = None,
         authorizer: Authorizer = OPEN,
+        audit: AuditLog | None = None,
     ) -> None:
         """Raises ValueError when two declarations claim one API key."""
         self._slices = slices or Slices()
         self._authorizer = authorizer
+        self._audit = audit
         self._declarations: dict[int, ApiDeclaration] = {}
         self._routes: dict[tuple[int, int], _Route] = {}
         for declaration in declarations:
@@ -128,6 +131,7 @@ class Dispatcher:
                 peer.listener,
                 session,
                 self._authorizer,
+                self._audit,
             )
             is_short = len(frame) <= AT_ONCE_BYTES_MAX
             budget = DecodeBudget(min(MEMORY_PER_BYTE * len(frame) + MEMORY_BASE, MEMORY_MAX))

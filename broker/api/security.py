@@ -1,7 +1,6 @@
 """What clients ask about security, answered as Kafka does where none is set up.
 
-DescribeAcls (29), CreateAcls (30), DeleteAcls (31): there is no authorizer, so everybody may do everything.
-MirrorMaker 2 asks by default and goes on without ACLs when it hears so. SaslHandshake (17), SaslAuthenticate (36):
+SaslHandshake (17), SaslAuthenticate (36):
 connections are not authenticated, so there is nothing to shake hands about. DescribeUserScramCredentials (50): nobody
 has any. Delegation tokens (38-41) stand for a principal, and there are none.
 """
@@ -14,13 +13,10 @@ from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import public, whole, within
 from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 from protocol.messages.create_delegation_token import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
 )
-from protocol.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
-from protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 from protocol.messages.describe_delegation_token import (
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
@@ -39,7 +35,6 @@ from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAut
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from protocol.schema import ApiMessage
 
-NO_AUTHORIZER: Final = "No Authorizer is configured on the broker"
 _NEVER: Final = -1
 
 
@@ -47,23 +42,6 @@ class SecurityApi:
     def declarations(self) -> list[ApiDeclaration]:
         return [
             ApiDeclaration(SaslHandshakeRequest, SaslHandshakeResponse, self.handshake, public()),
-            ApiDeclaration(
-                DescribeAclsRequest, DescribeAclsResponse, self.describe_acls, whole(Operation.DESCRIBE)
-            ),
-            ApiDeclaration(
-                CreateAclsRequest,
-                CreateAclsResponse,
-                self.create_acls,
-                whole(Operation.ALTER),
-                on_error=_created_none,
-            ),
-            ApiDeclaration(
-                DeleteAclsRequest,
-                DeleteAclsResponse,
-                self.delete_acls,
-                whole(Operation.ALTER),
-                on_error=_deleted_none,
-            ),
             ApiDeclaration(SaslAuthenticateRequest, SaslAuthenticateResponse, self.authenticate, public()),
             *(
                 ApiDeclaration(
@@ -96,15 +74,6 @@ class SecurityApi:
             "connections are not authenticated here; use security.protocol=PLAINTEXT",
         )
 
-    def describe_acls(self, context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
-        raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
-
-    def create_acls(self, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-        raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
-
-    def delete_acls(self, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-        raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
-
     def token(self, context: RequestContext, request: ApiMessage) -> ApiMessage:
         response = _OF_TOKENS[type(request)](error_code=ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
         for name in response.FIELDS:
@@ -133,13 +102,3 @@ _OF_TOKENS: Final[dict[type[ApiMessage], type[ApiMessage]]] = {
     ExpireDelegationTokenRequest: ExpireDelegationTokenResponse,
     DescribeDelegationTokenRequest: DescribeDelegationTokenResponse,
 }
-
-
-def _created_none(request: CreateAclsRequest, version: int, error: KafkaError) -> CreateAclsResponse:
-    refused = AclCreationResult(error_code=error.code, error_message=error.message)
-    return CreateAclsResponse(results=[refused] * len(request.creations))
-
-
-def _deleted_none(request: DeleteAclsRequest, version: int, error: KafkaError) -> DeleteAclsResponse:
-    refused = DeleteAclsFilterResult(error_code=error.code, error_message=error.message)
-    return DeleteAclsResponse(filter_results=[refused] * len(request.filters))

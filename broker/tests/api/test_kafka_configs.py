@@ -81,11 +81,7 @@ replica.lag.time.max.ms=10000
         ),
         ("offsets.topic.replication.factor", "3", "Leave it at 1"),
         ("sasl.enabled.mechanisms", "PLAIN", "neither encrypted nor authenticated"),
-        (
-            "authorizer.class.name",
-            "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "everybody may do",
-        ),
+        ("authorizer.class.name", "com.example.Ranger", "everybody may do"),
         ("listener.security.protocol.map", "A:PLAINTEXT,B:SASL_SSL", "the protocol SASL_SSL is not offered"),
         ("create.topic.policy.class.name", "com.example.Policy", "what it is, not set"),
         ("remote.log.storage.system.enable", "true", "Leave it at false"),
