@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tablelayer.cli.errors import CommandError
 from tablelayer.client import Connection, Table
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.partitions import check_partitioned
-from tablelayer.model.table.schema import Column
 
 _EARLIEST = -2
 Row = tuple[Any, ...]

@@ -37,8 +37,8 @@ from tablelayer.model.ddl import (
     parse,
 )
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options.table_options import DECLARED, DeleteBehavior, MergeEngine
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import DECLARED, DeleteBehavior, MergeEngine
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ KERNEL_MODULES = (
     "broker.log.scan_kernels",
     "tablelayer.model.rows.keys",
     "tablelayer.model.rows.stored",
-    "tablelayer.model.rows.buckets",
+    "tablelayer.model.table.buckets",
     "tablelayer.model.filters.literals",
     "tablelayer.model.json.rows",
     "tablelayer.model.json.debezium",

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from tablelayer.model.options.table_options import ChangelogImage
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import ChangelogImage
 from tablelayer.model.table.partitions import Partition
 from tablelayer.spark.frames import splits_frame
 from tablelayer.spark.splits import DELETED_COLUMN, ReadMode, TableRead, plan_splits, state_splits

@@ -17,8 +17,8 @@ from uuid import UUID
 
 from tablelayer.lake.adapter import TABLE_ID_PROPERTY, LakeError, RoundLostError
 from tablelayer.model.lake.topics import from_stored, stored_text
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.model.types.values import literal_sql
 from tablelayer.spark.types import spark_type

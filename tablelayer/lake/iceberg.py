@@ -56,8 +56,8 @@ from tablelayer.lake.iceberg_columns import (
 )
 from tablelayer.lake.iceberg_maintenance import compact, expire
 from tablelayer.model.lake.offsets import Offsets
+from tablelayer.model.options.lake_options import ICEBERG_PREFIX, passed_options
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.lake_options import ICEBERG_PREFIX, passed_options
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
 from tablelayer.spark.splits import DELETED_COLUMN

@@ -25,8 +25,8 @@ from tablelayer.lake.columns import (
     fields_by_column,
     is_of_another_schema,
 )
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.spark.types import spark_type
 

@@ -29,8 +29,8 @@ from tablelayer.lake.reader import filtered, in_our_type, listed_offsets, snapsh
 from tablelayer.model.filters.conditions import Predicate
 from tablelayer.model.filters.filters import Filter
 from tablelayer.model.lake.offsets import offsets_from_json
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import TypeKind
 
 _PRUNED_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT, TypeKind.STRING})

@@ -56,8 +56,8 @@ from tablelayer.lake.paimon_jvm import KIND_COLUMN, KIND_DELETE, KIND_INSERT, Jv
 from tablelayer.lake.paimon_maintenance import compact, expire
 from tablelayer.lake.paimon_read import read_rows
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from tablelayer.model.options.lake_options import PAIMON_PREFIX, passed_options
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.lake_options import PAIMON_PREFIX, passed_options
 from tablelayer.model.table.partition_keys import values_of
 from tablelayer.spark.splits import DELETED_COLUMN
 

@@ -32,8 +32,8 @@ from tablelayer.lake.columns import (
     is_of_another_schema,
 )
 from tablelayer.lake.paimon_jvm import Jvm
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import DataType, TypeKind
 
 _SIMPLE = {

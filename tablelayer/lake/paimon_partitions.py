@@ -1,7 +1,7 @@
 """Partitions of a Paimon table, as its manifests and its folders have them. Pure.
 
 A manifest entry's `_PARTITION` is the number of partition columns (4 bytes, big endian) and a `BinaryRow` of their
-values, whose layout `model/rows/paimon_buckets.py` describes. The files lie in `key=value/…/bucket-n`: by default
+values, whose layout `model/table/paimon_buckets.py` describes. The files lie in `key=value/…/bucket-n`: by default
 (option `partition.legacy-name`) dates are days since 1970 there, else they are dates; characters that a path or a URI
 means something by are `%XX`, and a null or blank value is `partition.default-name`. Source: `SerializationUtils`,
 `InternalRowPartitionComputer` and `PartitionPathUtils` of Paimon 1.4.
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import TypeKind
 
 PartitionValue = bool | int | str | None

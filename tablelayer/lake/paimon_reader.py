@@ -42,8 +42,8 @@ from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.filters.conditions import Predicate
 from tablelayer.model.filters.filters import Filter
 from tablelayer.model.lake.offsets import offsets_from_json
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 

@@ -12,8 +12,8 @@ from tablelayer.lake.adapter import LakeState
 from tablelayer.model.filters.conditions import Predicate
 from tablelayer.model.filters.filters import Filter
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import TypeKind
 
 

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from tablelayer.model.errors import RowError
 from tablelayer.model.lake.topics import TopicFormat
-from tablelayer.model.table.options import UnknownFields
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.options.table_options import UnknownFields
+from tablelayer.model.schema.schema import Schema
 
 Indices = npt.NDArray[np.int64]
 

@@ -27,8 +27,8 @@ from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake.offsets import Offsets
 from tablelayer.model.lake.topics import TopicFormat, TopicLake, successor
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, STRING, DataType, decimal
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 from tablelayer.spark.types import conform, spark_arrow_schema, spark_schema

@@ -37,11 +37,11 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import DUCKDB, Predicate, filter_of_sql, push_down
 from tablelayer.model.filters.filters import Filter, FilterLike, encode_filter
 from tablelayer.model.lake.offsets import PartitionBucket
+from tablelayer.model.options.table_options import ChangelogImage
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import ChangelogImage
 from tablelayer.model.table.partition_keys import values_of
 from tablelayer.model.table.partitions import Partition, typed_value
-from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
 

@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import table_options
+from tablelayer.model.options.option_types import parse_name_list
+from tablelayer.model.options.table_options import TableOptions
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.strict_json import loads
-from tablelayer.model.table import options as table_options
 from tablelayer.model.table.definition import (
     BUCKET_KEY_CONFIG,
     COMMENT_CONFIG,
@@ -25,9 +28,6 @@ from tablelayer.model.table.definition import (
     history_from_dict,
 )
 from tablelayer.model.table.evolution import check_successor, drop_followed_retention
-from tablelayer.model.table.option_types import parse_name_list
-from tablelayer.model.table.options import TableOptions
-from tablelayer.model.table.schema import Schema
 
 
 def from_topic_config(

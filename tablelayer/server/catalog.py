@@ -25,6 +25,9 @@ from broker.ports import CreateNode
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake import topics as topic_lake
+from tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
+from tablelayer.model.options.table_options import TableOptions, is_table_option
+from tablelayer.model.schema.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table.definition import (
     DEFAULT_DATABASE,
     HISTORY_CONFIG,
@@ -36,11 +39,8 @@ from tablelayer.model.table.definition import (
     check_name,
 )
 from tablelayer.model.table.evolution import Change, changes_from_json, evolve
-from tablelayer.model.table.kafka_formats import AvroSchemaPlace, KafkaValueFormat
-from tablelayer.model.table.options import TableOptions, is_table_option
 from tablelayer.model.table.partition_keys import values_of
 from tablelayer.model.table.partitions import check_partitioned, spec_texts
-from tablelayer.model.table.schema import FIRST_SCHEMA_ID
 from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
 from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options

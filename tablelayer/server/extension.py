@@ -19,9 +19,9 @@ from broker.config_key import ConfigKey, ConfigType, at_least
 from protocol.errors import KafkaError
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake import topics as topic_lake
+from tablelayer.model.options.lake_options import ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
+from tablelayer.model.options.table_options import DECLARED
 from tablelayer.model.table.definition import DEFINITION_CONFIGS
-from tablelayer.model.table.lake_options import ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
-from tablelayer.model.table.options import DECLARED
 from tablelayer.server.api.declarations import TableApis
 from tablelayer.server.api.targets import Targets
 from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from broker.config_key import ConfigKey, ConfigType
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
+from tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
 
 ALLOWED_CONFIG = "datalake.table.options.allowed"
 _PREFIXES = (ICEBERG_PREFIX, PAIMON_PREFIX)

@@ -14,7 +14,7 @@ import msgspec
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.option_types import parse_duration_ms
+from tablelayer.model.options.option_types import parse_duration_ms
 from tablelayer.server.kafka_face.caches import PieceCaches
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
 from tablelayer.server.limits import Limits

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.splits import BATCH_ROWS
 from tablelayer.spark.types import CHANGE_TYPE_COLUMN, conform, spark_arrow_schema

@@ -46,8 +46,8 @@ from tablelayer.client.write.conform import conform
 from tablelayer.client.write.writer import CHANGE_COLUMN
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.spark.options import WriteMode, WriteOptions
 from tablelayer.spark.types import arrow_of_spark
 from tablelayer.spark.worker import connection

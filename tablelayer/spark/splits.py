@@ -34,10 +34,10 @@ import pyarrow.compute as pc
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
+from tablelayer.model.options.table_options import ChangelogImage
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import ChangelogImage
 from tablelayer.model.table.partitions import Partition
-from tablelayer.model.table.schema import Column
 from tablelayer.spark.key_set import KeySet
 from tablelayer.spark.types import (
     BUCKET_COLUMN,

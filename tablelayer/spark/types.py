@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.rows.nested import cast
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types.column_types import ELEMENT, DataType, TypeKind
 
 SPARK_TIME_PRECISION_MAX = 6

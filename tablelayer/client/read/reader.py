@@ -56,8 +56,8 @@ from tablelayer.model.messages.read import (
     PrefixLookupRequest,
     PrefixLookupResponse,
 )
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 
 AnswerT = TypeVar("AnswerT")
 

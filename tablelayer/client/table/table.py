@@ -45,9 +45,9 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import filter_of_sql
 from tablelayer.model.filters.filters import FilterLike, encode_filter
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.partitions import Partition, check_partitioned, spec_texts
-from tablelayer.model.table.schema import Column
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from tablelayer.client.errors import DataError
 from tablelayer.model.errors import RowError
 from tablelayer.model.rows.nested import cast, check_inside, make_entries, make_row, owners
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import Field, TypeKind, from_arrow
 
 #: What the write and lookup calls take.

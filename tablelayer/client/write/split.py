@@ -15,7 +15,7 @@ def buckets_of(definition: TableDefinition, rows: pa.RecordBatch) -> np.ndarray:
     """The bucket of each row, int32[n], by the hash of the bucket key, whose columns `rows` must have."""
     if definition.bucket_count == 1:
         return np.zeros(rows.num_rows, np.int32)
-    from tablelayer.model.rows.buckets import bucket_of  # numba: only who needs a hash waits for it
+    from tablelayer.model.table.buckets import bucket_of  # numba: only who needs a hash waits for it
 
     return bucket_of(definition, rows)
 

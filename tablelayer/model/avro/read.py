@@ -40,9 +40,9 @@ from tablelayer.model.avro import nested as avro_nested
 from tablelayer.model.avro.nested import MisfitError
 from tablelayer.model.avro.schema import AvroKind, AvroSchema, AvroSchemaError, Node
 from tablelayer.model.errors import RowError
+from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.rows.nested import check_inside
-from tablelayer.model.table.options import UnknownFields
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import INTEGER_BITS, DataType, TypeKind
 from tablelayer.model.types.sizes import RowBytes, RowCost
 

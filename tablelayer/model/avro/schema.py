@@ -37,7 +37,7 @@ import pyarrow as pa
 from tablelayer.model.arrays.arrays import validity
 from tablelayer.model.errors import RowError
 from tablelayer.model.rows.nested import entries, owners, row_fields
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types.column_types import TEXT_KINDS, TIMESTAMP_KINDS, DataType, Field, TypeKind
 
 SCHEMA_TEXT_MAX = 4 << 20  # a thousand columns with long comments take a tenth of it

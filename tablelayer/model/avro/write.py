@@ -20,7 +20,7 @@ from tablelayer.model.arrays.arrays import Bytes, Offsets, binary_array, sealed,
 from tablelayer.model.arrays.memory import Int64, bit_at, byte_at, int32_at, int64_at
 from tablelayer.model.avro.schema import check_range
 from tablelayer.model.rows.nested import entries, row_fields
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types.column_types import DataType, Field, TypeKind
 
 _BOOLEAN, _INT8, _INT16, _INT32, _INT64, _COPIED, _VARIABLE, _DECIMAL, _ENCODED = range(9)

@@ -55,7 +55,7 @@ from protocol.records.header import (
 )
 from tablelayer.model.batches.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, decode_ipc, encode_ipc
 from tablelayer.model.batches.ipc_metadata import opened_size
-from tablelayer.model.table.options import ArrowCompression
+from tablelayer.model.options.table_options import ArrowCompression
 
 APPEND_ONLY: Final = 0x01
 FILTERED: Final = 0x02

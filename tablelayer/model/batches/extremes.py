@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 
 _ORDERED_AS_BYTES = (pa.types.is_string, pa.types.is_binary, pa.types.is_fixed_size_binary)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from protocol.errors import DecodeError
 from protocol.records.header import Buffer
 from tablelayer.model.batches.ipc_metadata import check_message
-from tablelayer.model.table.options import ArrowCompression
+from tablelayer.model.options.table_options import ArrowCompression
 
 ROWS_PER_MESSAGE_MAX: Final = 1 << 20
 """Rows of one message of a stranger. Writers send a MiB at a time, and a row is counted as a byte at least; so many

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from protocol.errors import DecodeError
 from tablelayer.model.arrays.arrays import fixed_values, validity
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types.column_types import (
     BINARY_KINDS,
     FLOAT_KINDS,

@@ -13,11 +13,11 @@ from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.ddl.type_names import read_type
 from tablelayer.model.errors import TableError
-from tablelayer.model.table import options as table_options
-from tablelayer.model.table.aggregates import is_aggregate_option, parse_option
+from tablelayer.model.options import table_options
+from tablelayer.model.options.option_types import parse_name_list
+from tablelayer.model.schema.aggregates import is_aggregate_option, parse_option
+from tablelayer.model.schema.schema import NO_NESTED_KEY, Column, Schema, check_column_name, check_size
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath, check_name
-from tablelayer.model.table.option_types import parse_name_list
-from tablelayer.model.table.schema import NO_NESTED_KEY, Column, Schema, check_column_name, check_size
 from tablelayer.model.types.column_types import DataType
 from tablelayer.model.types.values import Value, canonical
 

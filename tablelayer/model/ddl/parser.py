@@ -38,10 +38,10 @@ from tablelayer.model.ddl.statements import (
 )
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.errors import TableError
-from tablelayer.model.table import options as table_options
+from tablelayer.model.options import table_options
+from tablelayer.model.options.option_types import parse_name_list
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TableDefinition
 from tablelayer.model.table.evolution import Change, ModifyColumn, SetTableComment
-from tablelayer.model.table.option_types import parse_name_list
 from tablelayer.model.types.values import Value
 
 

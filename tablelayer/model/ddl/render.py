@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tablelayer.model.table.aggregates import options_of
+from tablelayer.model.options.table_options import BUCKET_COUNT, BUCKET_KEY
+from tablelayer.model.schema.aggregates import options_of
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import BUCKET_COUNT, BUCKET_KEY
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.values import literal_sql
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from tablelayer.model.batches.statistics import ColumnStatistics
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters import substrait
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 
 FilterLike = str | pc.Expression | None
 """What callers give: a condition in SQL, an expression, or nothing."""

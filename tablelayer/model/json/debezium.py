@@ -29,9 +29,9 @@ from tablelayer.model.errors import RowError
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json import values as json_values
 from tablelayer.model.json.rows import Field, JsonTexts, find_fields
-from tablelayer.model.table.kafka_formats import DebeziumDecimals, DebeziumTime
-from tablelayer.model.table.options import TableOptions
-from tablelayer.model.table.schema import Column
+from tablelayer.model.options.kafka_formats import DebeziumDecimals, DebeziumTime
+from tablelayer.model.options.table_options import TableOptions
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import STRING, TIMESTAMP_KINDS, TypeKind
 
 Indices = npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from tablelayer.model.errors import RowError
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json.rows import JsonTexts, find_fields
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import STRING
 
 

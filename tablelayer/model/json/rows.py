@@ -46,9 +46,9 @@ from tablelayer.model.json import parts as json_parts
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json import values as json_values
 from tablelayer.model.json.write import rows_to_json
+from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.rows.nested import last_of_each_key, make_entries, make_row, owners
-from tablelayer.model.table.options import UnknownFields
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types.column_types import INTEGER_BITS, TEXT_KINDS, DataType, TypeKind
 from tablelayer.model.types.sizes import RowBytes, RowCost, value_width
 

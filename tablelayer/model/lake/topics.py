@@ -24,6 +24,9 @@ from uuid import UUID
 import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options.option_types import parse_duration_ms, parse_name_list
+from tablelayer.model.options.table_options import TableOptions, UnknownFields
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import (
     DEFAULT_DATABASE,
     PRIMARY_KEY_CONFIG,
@@ -32,9 +35,6 @@ from tablelayer.model.table.definition import (
     TablePath,
 )
 from tablelayer.model.table.evolution import AddColumn, Change, DropColumn, ModifyColumn, evolve, widens
-from tablelayer.model.table.option_types import parse_duration_ms, parse_name_list
-from tablelayer.model.table.options import TableOptions, UnknownFields
-from tablelayer.model.table.schema import Column
 from tablelayer.model.topic_config import from_topic_config
 
 PREFIX = "datalake."

@@ -1,1 +1,1 @@
-"""Rows and keys as bytes, and the bucket that a row belongs to."""
+"""Rows and keys as bytes."""

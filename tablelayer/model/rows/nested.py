@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tablelayer.model.arrays.arrays import Mask, bitmap, ends_to_offsets, validity
 from tablelayer.model.errors import RowError
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import FLOAT_KINDS, DataType, TypeKind, is_list
 
 Indices = npt.NDArray[np.int64]

@@ -45,7 +45,7 @@ from tablelayer.model.arrays.arrays import (
 )
 from tablelayer.model.arrays.memory import copy_bytes
 from tablelayer.model.rows.nested import entries, make_entries, make_row, row_fields
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 
 _ID_SIZE = 2
 _END_DTYPE = np.dtype("<u4")

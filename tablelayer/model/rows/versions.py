@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 
 
 class Conversion(msgspec.Struct, frozen=True):

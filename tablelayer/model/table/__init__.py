@@ -1,1 +1,1 @@
-"""What a table is: its schema and its history, its options, its partitions; and how they may change."""
+"""What a table is: its schemas and options, its partitions, the bucket of a row; and how a table may change."""

@@ -18,27 +18,27 @@ from uuid import UUID
 
 from tablelayer.model.avro.schema import complaint_about
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.rows.versions import SchemaVersions
-from tablelayer.model.strict_json import loads, whole_number
-from tablelayer.model.table import options as table_options
-from tablelayer.model.table.aggregates import Aggregate, check_type, is_aggregate_option, parse_options
-from tablelayer.model.table.kafka_formats import KafkaValueFormat
-from tablelayer.model.table.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
-from tablelayer.model.table.option_types import parse_name_list
-from tablelayer.model.table.options import (
+from tablelayer.model.options import table_options
+from tablelayer.model.options.kafka_formats import KafkaValueFormat
+from tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX
+from tablelayer.model.options.option_types import parse_name_list
+from tablelayer.model.options.table_options import (
     ChangelogImage,
     DatalakeFormat,
     DeleteBehavior,
     MergeEngine,
     TableOptions,
 )
+from tablelayer.model.rows.versions import SchemaVersions
+from tablelayer.model.schema.aggregates import Aggregate, check_type, is_aggregate_option, parse_options
+from tablelayer.model.schema.schema import NO_NESTED_KEY, Column, Schema
+from tablelayer.model.strict_json import loads, whole_number
 from tablelayer.model.table.partition_keys import (
     check_auto_partition,
     check_partition_keys,
     check_partition_name,
     values_of,
 )
-from tablelayer.model.table.schema import NO_NESTED_KEY, Column, Schema
 from tablelayer.model.types.column_types import FLOAT_KINDS, TIMESTAMP_KINDS, TypeKind
 
 SCHEMA_CONFIG = "table.schema"

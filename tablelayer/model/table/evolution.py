@@ -24,13 +24,13 @@ import msgspec
 from msgspec.structs import fields
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options import table_options
+from tablelayer.model.options.option_types import parse_name_list
+from tablelayer.model.options.table_options import TableOptions
+from tablelayer.model.schema.aggregates import is_aggregate_option, parse_options
+from tablelayer.model.schema.schema import MAX_COLUMNS, MAX_SCHEMA_ID, Column, Schema
 from tablelayer.model.strict_json import loads
-from tablelayer.model.table import options as table_options
-from tablelayer.model.table.aggregates import is_aggregate_option, parse_options
 from tablelayer.model.table.definition import RETENTION_CONFIG, TableDefinition
-from tablelayer.model.table.option_types import parse_name_list
-from tablelayer.model.table.options import TableOptions
-from tablelayer.model.table.schema import MAX_COLUMNS, MAX_SCHEMA_ID, Column, Schema
 from tablelayer.model.types.column_types import INTEGER_BITS, INTEGER_KINDS, DataType, TypeKind
 from tablelayer.model.types.text import parse_type
 from tablelayer.model.types.values import normal, widened

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.options import TableOptions, TimeUnit
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.options.table_options import TableOptions, TimeUnit
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import TypeKind
 
 PARTITION_KINDS = frozenset(

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.options.table_options import TimeUnit
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import TimeUnit
 from tablelayer.model.table.partition_keys import value_problem, values_of
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.model.types.values import Value, canonical
 

@@ -10,8 +10,8 @@ from broker.net.reply import CloseConnection
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages import write as m
+from tablelayer.model.options.table_options import MergeEngine
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import MergeEngine
 from tablelayer.server.api.parts import each_part, refuse
 from tablelayer.server.api.targets import Targets
 from tablelayer.server.bucket.key_bucket import KeyBucket

@@ -22,10 +22,10 @@ from protocol.records.header import BatchHeader
 from tablelayer.model.avro.schema import schema_text
 from tablelayer.model.avro.write import Frame
 from tablelayer.model.errors import RowError, TableError
-from tablelayer.model.rows.buckets import bucket_of
+from tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.rows.versions import SchemaVersions
+from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from tablelayer.server.bucket.joint_write import Part, write_together
 from tablelayer.server.kafka_face import producers as kafka_face
 from tablelayer.server.kafka_face.pieces import Answer, Consumption

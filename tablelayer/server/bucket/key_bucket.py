@@ -27,8 +27,8 @@ from broker.log.partition_log import AppendInfo, AppendOrigin
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.batches.batch import opened_size_of
 from tablelayer.model.rows.versions import SchemaVersions
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import PARTITION_OF_CONFIG
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import INTEGER_BITS
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.merge.auto_increment import OutOfNumbersError

@@ -25,8 +25,8 @@ from tablelayer.model.avro import kernels
 from tablelayer.model.avro.read import AvroTexts, avro_to_rows
 from tablelayer.model.avro.schema import SCHEMA_TEXT_MAX, AvroKind, AvroSchema, AvroSchemaError
 from tablelayer.model.errors import RowError
-from tablelayer.model.table.options import UnknownFields
-from tablelayer.model.table.schema import Column
+from tablelayer.model.options.table_options import UnknownFields
+from tablelayer.model.schema.schema import Column
 
 Indices = npt.NDArray[np.int64]
 Schemas = Mapping[int, "AvroSchema | str"]

@@ -23,8 +23,8 @@ from tablelayer.model.avro.write import Frame
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType
 from tablelayer.model.batches.ipc import STORED_BYTES_MAX
 from tablelayer.model.errors import TableError
+from tablelayer.model.options.kafka_formats import KafkaValueFormat
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.kafka_formats import KafkaValueFormat
 from tablelayer.model.types.sizes import text_size
 from tablelayer.server.kafka_face.caches import Opened, PieceCaches
 from tablelayer.server.kafka_face.transcode import empty_batch, to_kafka

@@ -16,8 +16,8 @@ from protocol.records.decode import RecordColumns
 from protocol.records.header import BatchHeader, read_header, verify_crc
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.options.table_options import MAX_BUCKET_COUNT
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import MAX_BUCKET_COUNT
 from tablelayer.model.table.partitions import check_rows_of_partition
 from tablelayer.server.kafka_face.avro import Schemas, schema_ids
 from tablelayer.server.kafka_face.transcode import from_kafka

@@ -32,7 +32,7 @@ from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from protocol.errors import ErrorCode, KafkaError
 from protocol.one_line import one_line
 from tablelayer.model.avro.schema import SCHEMA_TEXT_MAX, AvroSchema, AvroSchemaError
-from tablelayer.model.table.kafka_formats import parse_registry_url
+from tablelayer.model.options.kafka_formats import parse_registry_url
 
 if TYPE_CHECKING:
     from broker.config import BrokerConfig

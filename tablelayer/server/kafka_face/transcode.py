@@ -45,10 +45,10 @@ from tablelayer.model.json.debezium import (
 )
 from tablelayer.model.json.path import descend, wrap
 from tablelayer.model.json.rows import JsonTexts, json_to_rows, rows_to_json
+from tablelayer.model.options.kafka_formats import KafkaValueFormat
+from tablelayer.model.options.table_options import KafkaChangelog, UnknownFields
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.kafka_formats import KafkaValueFormat
-from tablelayer.model.table.options import KafkaChangelog, UnknownFields
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.model.types.sizes import check_rows
 from tablelayer.server.kafka_face import avro as avro_face

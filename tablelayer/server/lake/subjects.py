@@ -16,8 +16,8 @@ from protocol.records.header import ARROW_HEADER_SIZE, read_header
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import PartitionBucket, Place
 from tablelayer.model.lake.topics import ENABLED, TopicLake, is_tiered_topic
+from tablelayer.model.options.table_options import TableOptions
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.options import TableOptions
 from tablelayer.server.catalog import Catalog, is_partition, is_table
 
 if TYPE_CHECKING:

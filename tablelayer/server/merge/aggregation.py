@@ -29,8 +29,8 @@ from tablelayer.model.arrays.arrays import (
     variable_values,
 )
 from tablelayer.model.errors import RowError
-from tablelayer.model.table.aggregates import DEFAULT_FUNCTION, JOINING, Aggregate, AggregateFunction
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.aggregates import DEFAULT_FUNCTION, JOINING, Aggregate, AggregateFunction
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import FLOAT_KINDS, INTEGER_BITS, TypeKind
 from tablelayer.server.merge import fold_kernels as kernels
 from tablelayer.server.merge.roaring import MalformedBitmapError, union

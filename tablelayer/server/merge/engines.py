@@ -25,11 +25,11 @@ from msgspec.structs import replace
 
 from tablelayer.model.arrays.arrays import Mask, sealed, validity
 from tablelayer.model.batches.batch import ChangeType
+from tablelayer.model.options.table_options import ChangelogImage, MergeEngine
 from tablelayer.model.rows.keys import encode_few_keys, encode_keys
 from tablelayer.model.rows.stored import decode_rows, encode_rows
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import ChangelogImage, MergeEngine
-from tablelayer.model.table.schema import Schema
 
 Indices = npt.NDArray[np.int64]
 TakeNumbers = Callable[[int], Indices]

@@ -21,13 +21,13 @@ from tablelayer.model.batches.batch import PREFIX_SIZE, ArrowBatch, ChangeType
 from tablelayer.model.batches.ipc import STORED_BYTES_MAX
 from tablelayer.model.batches.statistics import STATISTICS_FROM_ROWS, automatic_columns, compute
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
+from tablelayer.model.options.kafka_formats import KafkaValueFormat
+from tablelayer.model.options.table_options import ArrowCompression, DeleteBehavior, MergeEngine
 from tablelayer.model.rows.nested import check_inside
 from tablelayer.model.rows.versions import Conversion
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.kafka_formats import KafkaValueFormat
-from tablelayer.model.table.options import ArrowCompression, DeleteBehavior, MergeEngine
 from tablelayer.model.table.partitions import check_rows_of_partition
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.model.types.sizes import check_rows
 from tablelayer.server.merge.engines import Operations

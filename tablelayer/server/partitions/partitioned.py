@@ -18,7 +18,7 @@ from broker.cluster.hooks import FetchedRecords
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
-from tablelayer.model.rows.buckets import bucket_of
+from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.partitions import partitions_of_rows
 from tablelayer.server.bucket.bucket import as_kafka_error, no_rows

@@ -19,9 +19,9 @@ from tablelayer.model.batches.batch import EXTENSION, PREFIX_SIZE, ArrowBatch, e
 from tablelayer.model.batches.ipc import STORED_BYTES_MAX
 from tablelayer.model.batches.statistics import ColumnStatistics, comparable, decode
 from tablelayer.model.filters.filters import Filter, Verdict
+from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.rows.versions import Conversion, SchemaVersions
-from tablelayer.model.table.options import ArrowCompression
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 from tablelayer.server.read.projection import Projection, project_batch
 
 if TYPE_CHECKING:

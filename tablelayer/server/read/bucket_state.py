@@ -27,8 +27,8 @@ from tablelayer.model.filters.filters import Filter, Verdict
 from tablelayer.model.messages.read import ScanSnapshotRequest
 from tablelayer.model.rows.stored import decode_few_rows
 from tablelayer.model.rows.versions import SchemaVersions, decode_stored
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Schema
 from tablelayer.server.bucket.log_bucket import Counted, LogBucket
 from tablelayer.server.merge.engines import few_row_keys, row_keys
 from tablelayer.server.read.batch_filter import BatchFilter

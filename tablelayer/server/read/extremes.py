@@ -19,7 +19,7 @@ from tablelayer.model.arrays.arrays import Mask
 from tablelayer.model.batches.extremes import extremes
 from tablelayer.model.batches.statistics import ColumnStatistics, scalar_of
 from tablelayer.model.filters.filters import Verdict
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.server.read.batch_filter import BatchColumns, BatchFilter
 from tablelayer.server.read.bucket_state import Versions, Wanted, pieces
 from tablelayer.server.regions import headers_of

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.options import ChangelogImage
+from tablelayer.model.options.table_options import ChangelogImage
 from tablelayer.server.regions import headers_of
 from tablelayer.server.store.kv import KeyValueStore
 from tablelayer.server.store.tablet import Tablet

@@ -7,7 +7,7 @@ import pyarrow as pa
 from protocol.errors import DecodeError
 from tablelayer.model.batches.ipc import decode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 from tablelayer.server.merge.engines import row_keys
 from tablelayer.server.store.kv import KeyValueStore
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.rows.stored import decode_rows
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.server.store.kv import KeyValueStore
 

@@ -28,8 +28,8 @@ from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_
 from tablelayer.model.errors import RowError
 from tablelayer.model.rows.stored import encode_rows
 from tablelayer.model.rows.versions import SchemaVersions, decode_stored, upgraded
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Schema
 from tablelayer.server.merge.auto_increment import Numbers
 from tablelayer.server.merge.engines import MergeRules, Operations, merge, row_keys
 from tablelayer.server.merge.writes import OperationSource, Writer, compression_of, statistics_of

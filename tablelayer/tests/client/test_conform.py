@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tablelayer.client.errors import DataError
 from tablelayer.client.write.conform import conform
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.text import parse_type
 
 

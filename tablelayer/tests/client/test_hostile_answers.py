@@ -12,9 +12,9 @@ from protocol.errors import DecodeError
 from tablelayer.client.read.part_scan import PartScan
 from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.model.batches.ipc import answer_bytes_max, decode_answer, encode_ipc
+from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.rows.versions import SchemaVersions
-from tablelayer.model.table.options import ArrowCompression
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import BYTES
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed
 

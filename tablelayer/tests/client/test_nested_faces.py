@@ -19,8 +19,8 @@ from tablelayer.client import Connection
 from tablelayer.model.ddl.render import create_table_sql
 from tablelayer.model.errors import TableError
 from tablelayer.model.json.rows import json_to_rows, rows_to_json
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import INT, DataType, TypeKind
 from tablelayer.tests.model.random_rows import array_of, nested_types, values_of
 

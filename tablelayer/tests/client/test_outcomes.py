@@ -28,8 +28,8 @@ from tablelayer.model.messages import (
     ListDatabasesResponse,
     WrittenBucket,
 )
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.text import parse_type
 
 ROWS = pa.table({"id": [1, 2, 3]})

@@ -15,8 +15,8 @@ from protocol.messages.metadata import (
 from tablelayer.client import ClientConfig, connect_async
 from tablelayer.client.wire.cluster import parse_bootstrap
 from tablelayer.model.messages import CountRowsRequest, CountRowsResponse, CountRowsResult
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.text import parse_type
 
 

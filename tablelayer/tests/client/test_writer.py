@@ -18,8 +18,8 @@ from tablelayer.client.write.writer import Writer
 from tablelayer.model.batches.batch import ArrowBatch
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.messages import AppendRowsRequest, AppendRowsResponse, WrittenBucket
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.text import parse_type
 
 

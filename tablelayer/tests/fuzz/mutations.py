@@ -21,7 +21,7 @@ from protocol.records.encode import Record, build_batch
 from protocol.records.header import LOG_OVERHEAD, write_crc
 from protocol.schema import ApiMessage, Field, Struct
 from tablelayer.model.batches.batch import ArrowBatch
-from tablelayer.model.table.options import DECLARED
+from tablelayer.model.options.table_options import DECLARED
 from tablelayer.tests.fuzz.world import World
 from tablelayer.tests.model import ipc_mutations
 

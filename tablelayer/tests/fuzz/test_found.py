@@ -18,8 +18,8 @@ from protocol.records.header import BatchHeader
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.options.table_options import MAX_BUCKET_COUNT
 from tablelayer.model.table.evolution import changes_from_json
-from tablelayer.model.table.options import MAX_BUCKET_COUNT
 from tablelayer.server.api.parts import each_part
 from tablelayer.server.kafka_face.producers import PRODUCER_IDS, check_frame, forwarded
 from tablelayer.tests.server.tables import run, tables

@@ -38,9 +38,9 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.ddl import AlterTable, parse, parse_columns
 from tablelayer.model.filters.filters import encode_filter
 from tablelayer.model.json.write import rows_to_json
+from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import changes_to_json
-from tablelayer.model.table.options import ArrowCompression
 from tablelayer.tests.fuzz.server import WatchedServer, Wire
 from tablelayer.tests.server.test_hostile_batches import COLUMNS, KEYED, filled
 

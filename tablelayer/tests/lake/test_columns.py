@@ -14,9 +14,9 @@ from tablelayer.lake.adapter import LakeError, RoundLostError
 from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.ddl import AlterTable, parse
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.evolution import evolve
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import (
     BIGINT,
     BOOLEAN,

@@ -8,8 +8,8 @@ import pytest
 
 from tablelayer.lake.adapter import LakeError, LakeState, round_properties
 from tablelayer.lake.history import LakeSnapshot, find_committed
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import INT
 
 TABLE = TableDefinition(TablePath("shop", "orders"), Schema.of([("id", INT)], ()), table_id=UUID(int=1))

@@ -17,8 +17,8 @@ from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.paimon_read import data_files
 from tablelayer.lake.tiering_round import Outcome
 from tablelayer.lake.union_read import merge_tail
-from tablelayer.model.rows.buckets import bucket_of
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
+from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.types.column_types import (
     BIGINT,
     BOOLEAN,

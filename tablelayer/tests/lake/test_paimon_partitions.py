@@ -32,8 +32,8 @@ from tablelayer.lake.paimon_partitions import (
 from tablelayer.lake.paimon_reader import PaimonReader
 from tablelayer.model.filters.conditions import DUCKDB, filter_of_sql, push_down
 from tablelayer.model.filters.filters import Filter, encode_filter
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, SMALLINT, STRING, TINYINT
 
 GOLDEN: list[dict[str, Any]] = json.loads(Path(__file__).with_name("paimon_partitions.json").read_text())[

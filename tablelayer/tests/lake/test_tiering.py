@@ -24,8 +24,8 @@ from tablelayer.lake.reader import LakeReader
 from tablelayer.lake.tiering_round import Outcome, RoundResult, tier_round
 from tablelayer.lake.union_read import merge_tail
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, DATE, STRING, TINYINT, decimal
 from tablelayer.spark.session import iceberg_catalog_properties
 from tablelayer.spark.splits import last_changes

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.lake.topics import inferred_columns
 from tablelayer.model.lake.topics import TopicFormat
-from tablelayer.model.table.options import UnknownFields
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.options.table_options import UnknownFields
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, INT, STRING, decimal
 
 COLUMNS = [("id", INT), ("name", STRING)]

@@ -27,9 +27,9 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import filter_of_sql
 from tablelayer.model.filters.filters import Filter, encode_filter
 from tablelayer.model.lake.offsets import PartitionBucket
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.partitions import Partition
-from tablelayer.model.table.schema import Column
 from tablelayer.tests.lake.in_memory import tiered_into
 
 Row = dict[str, Any]

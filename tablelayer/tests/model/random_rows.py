@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from tablelayer.model.rows.nested import make_entries, make_row
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types import column_types as types
 from tablelayer.model.types.column_types import DataType, Field, TypeKind
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from protocol.errors import DecodeError
 from protocol.records.header import verify_crc
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch, stamp_timestamp
-from tablelayer.model.table.options import ArrowCompression
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.options.table_options import ArrowCompression
+from tablelayer.model.schema.schema import Schema
 from tablelayer.tests.model.random_rows import batches
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model.rows.buckets import bucket_of, iceberg_buckets
 from tablelayer.model.rows.keys import encode_keys
+from tablelayer.model.schema.schema import Schema
+from tablelayer.model.table.buckets import bucket_of, iceberg_buckets
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types import column_types as t
 
 relaxed = settings(max_examples=120, deadline=None)

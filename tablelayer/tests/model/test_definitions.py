@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from tablelayer.model.ddl import CreateTable, create_table_sql, parse
 from tablelayer.model.errors import RowError, TableError, TableErrorCode
-from tablelayer.model.table.aggregates import Aggregate, AggregateFunction
-from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.option import markdown_rows
-from tablelayer.model.table.option_types import format_duration, parse_duration_ms
-from tablelayer.model.table.options import (
+from tablelayer.model.options.option import markdown_rows
+from tablelayer.model.options.option_types import format_duration, parse_duration_ms
+from tablelayer.model.options.table_options import (
     DECLARED,
     ChangelogImage,
     DatalakeFormat,
     DeleteBehavior,
     TableOptions,
 )
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.aggregates import Aggregate, AggregateFunction
+from tablelayer.model.schema.schema import Column, Schema
+from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.model.types import column_types as t
 from tablelayer.model.types.text import parse_type

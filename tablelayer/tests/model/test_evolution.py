@@ -14,6 +14,7 @@ from tablelayer.model.ddl import AlterDatabase, AlterTable, CreateTable, DdlErro
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.rows.stored import encode_rows
 from tablelayer.model.rows.versions import Conversion, decode_stored, upgraded
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import (
     FIRST,
@@ -29,7 +30,6 @@ from tablelayer.model.table.evolution import (
     evolve,
     widens,
 )
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.topic_config import changed_table, from_topic_config
 from tablelayer.model.types import column_types as t
 from tablelayer.model.types import values

@@ -29,7 +29,7 @@ from tablelayer.model.filters import filters, substrait
 from tablelayer.model.filters import literals as literal_kernels
 from tablelayer.model.filters.conditions import filter_of_sql
 from tablelayer.model.filters.filters import Filter, Verdict, encode_filter
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types import column_types as types
 from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, batches, values_of

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
 from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
-from tablelayer.model.table.options import ArrowCompression
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.options.table_options import ArrowCompression
+from tablelayer.model.schema.schema import Schema
 from tablelayer.tests.model.ipc_mutations import Message
 from tablelayer.tests.model.random_rows import batches
 

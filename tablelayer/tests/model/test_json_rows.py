@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tablelayer.model.errors import RowError, TableErrorCode
 from tablelayer.model.json.rows import json_to_rows, rows_to_json, warm
-from tablelayer.model.table.options import UnknownFields
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.options.table_options import UnknownFields
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types import column_types as t
 from tablelayer.model.types.column_types import TypeKind
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tablelayer.model.errors import RowError
 from tablelayer.model.json.rows import json_to_rows, rows_to_json
+from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.rows.nested import cast, check_inside, entries, repeated_keys
 from tablelayer.model.rows.stored import decode_rows, encode_rows
-from tablelayer.model.table.options import UnknownFields
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types import column_types as t
 from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.model.types.text import parse_type

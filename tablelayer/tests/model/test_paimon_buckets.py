@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tablelayer.model.rows.buckets import bucket_of
-from tablelayer.model.rows.paimon_buckets import paimon_buckets
+from tablelayer.model.schema.schema import Schema
+from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.table.paimon_buckets import paimon_buckets
 from tablelayer.model.types import column_types as t
 from tablelayer.tests.model.test_buckets import MASK, shortest
 

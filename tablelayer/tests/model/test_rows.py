@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.errors import DecodeError
 from tablelayer.model.arrays.arrays import width_of
 from tablelayer.model.rows.stored import decode_few_rows, decode_rows, encode_rows
-from tablelayer.model.table.schema import Column, Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, INT, STRING
 from tablelayer.tests.model.random_rows import batches, nested_types, plain_types
 

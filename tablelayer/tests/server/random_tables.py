@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 from tablelayer.model.ddl import parse_columns
+from tablelayer.model.options.table_options import MergeEngine
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.options import MergeEngine
 from tablelayer.tests.server.oracle import Operation, Row, bitmap32, bitmap64
 
 KEY = ("k1", "k2")

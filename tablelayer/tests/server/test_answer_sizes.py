@@ -16,7 +16,7 @@ from tablelayer.model import messages as m
 from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, STRING, array_of, binary, row_of
 from tablelayer.model.types.sizes import RowCost, value_width
 from tablelayer.server.limits import Limits

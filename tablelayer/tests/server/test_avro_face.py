@@ -19,8 +19,8 @@ from tablelayer.model.avro.schema import AvroSchema, AvroSchemaError, check_rang
 from tablelayer.model.avro.write import Frame, rows_to_avro
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import BIGINT, TEXT_KINDS, DataType, TypeKind, array_of, timestamp
 from tablelayer.server.kafka_face.avro import schema_ids
 from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka

@@ -17,7 +17,7 @@ from protocol.records.header import BatchHeader, iter_headers, verify_crc
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ArrowBatch
 from tablelayer.model.filters.filters import encode_filter
-from tablelayer.model.table.options import ArrowCompression
+from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.server.limits import Limits
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, with_field
 from tablelayer.tests.server.tables import Table, tables

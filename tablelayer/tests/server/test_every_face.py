@@ -13,8 +13,8 @@ from protocol.records.decode import decode_records
 from tablelayer.model.avro.schema import AvroSchema, schema_text
 from tablelayer.model.avro.write import Frame
 from tablelayer.model.batches.batch import encode_arrow_batch
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import DOUBLE, FLOAT
 from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 from tablelayer.server.merge.writes import decode_append

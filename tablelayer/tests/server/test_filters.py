@@ -22,7 +22,7 @@ from tablelayer.model.batches.batch import ArrowBatch, ChangeType, with_statisti
 from tablelayer.model.batches.ipc import decode_ipc
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
-from tablelayer.model.table.options import ArrowCompression
+from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.server.merge import writes
 from tablelayer.server.read import batch_filter, scan_log
 from tablelayer.server.read import bucket_state as reads

@@ -27,7 +27,7 @@ from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.model.batches.ipc import BYTES_PER_MESSAGE_MAX, ROWS_PER_MESSAGE_MAX, decode_ipc, encode_ipc
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
-from tablelayer.model.table.options import ArrowCompression
+from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.types.column_types import TypeKind
 from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room

@@ -19,8 +19,8 @@ from protocol.messages.incremental_alter_configs import (
 from tablelayer.model import messages as m
 from tablelayer.model.ddl import DdlError, parse_columns
 from tablelayer.model.errors import MESSAGE_LENGTH_MAX, TableError, TableErrorCode
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types import text as type_text
 from tablelayer.model.types.text import parse_type
 from tablelayer.server.catalog import DEFINITION_BYTES_MAX

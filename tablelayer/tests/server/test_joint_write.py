@@ -19,7 +19,7 @@ from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.encode import Record, build_batch
 from tablelayer.model.ddl import CreateTable, parse
-from tablelayer.model.rows.buckets import bucket_of
+from tablelayer.model.table.buckets import bucket_of
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.limits import Limits
 from tablelayer.tests.server.tables import Table, Tables, run, tables

@@ -119,7 +119,7 @@ async def test_r17_2_values_are_upserts_and_nulls_deletes_wherever_the_client_se
         assert all(states)
         import pyarrow as pa
 
-        from tablelayer.model.rows.buckets import bucket_of
+        from tablelayer.model.table.buckets import bucket_of
 
         for bucket, state in enumerate(states):
             rows = pa.RecordBatch.from_pylist(state, schema=table.definition.schema.arrow())

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tablelayer.model.batches.batch import ChangeType
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.rows.stored import decode_rows
-from tablelayer.model.table.aggregates import Aggregate, AggregateFunction
+from tablelayer.model.schema.aggregates import Aggregate, AggregateFunction
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types import column_types as types
 from tablelayer.server.merge.aggregation import Chain, fold
 from tablelayer.server.merge.auto_increment import Numbers

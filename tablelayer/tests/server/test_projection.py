@@ -14,8 +14,8 @@ from protocol.errors import DecodeError
 from protocol.records.header import read_header
 from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.model.batches.ipc import encode_ipc
-from tablelayer.model.table.options import ArrowCompression
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.options.table_options import ArrowCompression
+from tablelayer.model.schema.schema import Schema
 from tablelayer.server.read.projection import Projection, build_metadata, parse_metadata, project_batch
 from tablelayer.tests.model.random_rows import batches as nested_batches
 from tablelayer.tests.model.random_rows import nested_types, plain_types

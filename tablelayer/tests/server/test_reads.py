@@ -86,7 +86,7 @@ async def test_a_log_table_gives_back_what_was_appended_whole_and_projected(
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(LOG)
         rows = [log_row(number) for number in range(500)]
-        from tablelayer.model.table.options import ArrowCompression
+        from tablelayer.model.options.table_options import ArrowCompression
 
         for start in range(0, 500, 50):
             answer = await table.append(rows[start : start + 50], compression=ArrowCompression(compression))

@@ -16,6 +16,7 @@ import pytest
 from broker.testing.files import copy_as_killed
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.evolution import (
     AddColumn,
@@ -26,7 +27,6 @@ from tablelayer.model.table.evolution import (
     changes_to_json,
     evolve,
 )
-from tablelayer.model.table.schema import Column
 from tablelayer.model.types.column_types import DataType, TypeKind
 from tablelayer.model.types.text import parse_type
 from tablelayer.server.limits import Limits

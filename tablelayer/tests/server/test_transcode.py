@@ -17,8 +17,8 @@ from protocol.records.encode import Record, build_batch
 from protocol.records.header import read_header, verify_crc, write_base_offset_and_epoch
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.errors import RowError
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.text import parse_type
 from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka
 

@@ -19,8 +19,8 @@ from protocol.records.header import write_base_offset_and_epoch
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.errors import RowError, TableError
 from tablelayer.model.json.rows import rows_to_json
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Column, Schema
 from tablelayer.model.types.column_types import BIGINT
 from tablelayer.model.types.text import parse_type
 from tablelayer.server.kafka_face.transcode import from_kafka, to_kafka

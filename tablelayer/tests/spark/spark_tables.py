@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tablelayer.client import Connection
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import DataType
 
 SHORT_LIVED_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}

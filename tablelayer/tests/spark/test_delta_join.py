@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tablelayer.model.errors import TableError
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, INT, STRING
 from tablelayer.spark.delta_join import GroupPartition, check_join, groups_of, read_group
 from tablelayer.spark.splits import Split

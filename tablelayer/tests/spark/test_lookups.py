@@ -11,8 +11,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.model.table.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, STRING
 from tablelayer.spark.lookup_join import BatchLookup, CachedLookups
 

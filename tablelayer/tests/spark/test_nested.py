@@ -13,7 +13,7 @@ import pytest
 from tablelayer.client import Connection
 from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import union_read
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.text import parse_type
 from tablelayer.spark.lookup_join import lookup_join
 from tablelayer.spark.types import spark_schema

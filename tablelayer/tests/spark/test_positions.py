@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablelayer.model.filters.conditions import arrow_expression, columns_of, push_down
-from tablelayer.model.table.schema import Schema
+from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING
 from tablelayer.model.types.column_types import decimal as decimal_type
 from tablelayer.spark.options import ReadOptions, WriteOptions

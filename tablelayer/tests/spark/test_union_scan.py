@@ -22,7 +22,7 @@ from tablelayer.client import Connection
 from tablelayer.lake import union_scan as module
 from tablelayer.lake.adapter import LakeError, LakeState
 from tablelayer.lake.union_scan import union_scan
-from tablelayer.model.table.schema import Column
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import BIGINT, INT, STRING
 from tablelayer.tests.lake.in_memory import tiered_into
 from tablelayer.tests.spark.spark_tables import create

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.option import Option, OptionType
-from tablelayer.model.table.option_types import TEXT
+from tablelayer.model.options.option import Option, OptionType
+from tablelayer.model.options.option_types import TEXT
 
 PAIMON_PREFIX = "paimon."
 PAIMON_DOC = (

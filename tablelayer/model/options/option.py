@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
-from tablelayer.model.table.kafka_formats import KafkaValueFormat
+from tablelayer.model.options.kafka_formats import KafkaValueFormat
 
 Value = TypeVar("Value")
 Read = TypeVar("Read", covariant=True)

@@ -1,12 +1,12 @@
 """Which bucket a row belongs to: the hash of its bucket key, for whole batches at once.
 
 - Tables for Iceberg (``table.datalake.format`` = iceberg): Iceberg's own ``bucket(n, column)``, so that a log
-bucket is a lake bucket: murmur3_32, seed 0, of the column's canonical bytes, ``& 0x7fffffff``, modulo n
-(Iceberg spec, appendix B). Integers and dates are hashed as 8-byte little-endian longs, timestamps and
-times as microseconds, decimals as the shortest big-endian two's complement of the unscaled value, texts as
-UTF-8, binary as it is.
+  bucket is a lake bucket: murmur3_32, seed 0, of the column's canonical bytes, ``& 0x7fffffff``, modulo n
+  (Iceberg spec, appendix B). Integers and dates are hashed as 8-byte little-endian longs, timestamps and
+  times as microseconds, decimals as the shortest big-endian two's complement of the unscaled value, texts as
+  UTF-8, binary as it is.
 - Tables for Paimon: Paimon's own hash of the whole bucket key, for the same reason (``paimon_buckets.py``).
-- All others: murmur3_32, seed 0, of the encoded bucket key (``keys.py``), ``& 0x7fffffff``, modulo n.
+- All others: murmur3_32, seed 0, of the encoded bucket key (``rows/keys.py``), ``& 0x7fffffff``, modulo n.
 
 The functions are part of the stored format: they place rows for good, and never change. A null in the
 bucket key of a log table goes to bucket 0 (Iceberg's transform gives null there; Paimon hashes nulls like values; key
@@ -24,10 +24,10 @@ from numba import njit
 
 from tablelayer.model.arrays.arrays import Bytes, Offsets, variable_values
 from tablelayer.model.arrays.murmur import finish, mix
+from tablelayer.model.options.table_options import DatalakeFormat
 from tablelayer.model.rows.keys import encode_keys
-from tablelayer.model.rows.paimon_buckets import paimon_buckets
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.model.table.options import DatalakeFormat
+from tablelayer.model.table.paimon_buckets import paimon_buckets
 
 Buckets = npt.NDArray[np.int32]
 

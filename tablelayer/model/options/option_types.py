@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 from typing import TypeVar
 
-from tablelayer.model.table.option import OptionType
+from tablelayer.model.options.option import OptionType
 
 Word = TypeVar("Word", bound=StrEnum)
 

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.schema.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.strict_json import loads, whole_number
-from tablelayer.model.table.aggregates import DEFAULT_DELIMITER, JOINING, Aggregate, AggregateFunction
 from tablelayer.model.types.column_types import DataType, check_name
 from tablelayer.model.types.sizes import RowCost
 from tablelayer.model.types.text import parse_type

@@ -18,8 +18,7 @@ from enum import StrEnum
 from typing import Any, NoReturn
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.table.aggregates import is_aggregate_option, parse_option
-from tablelayer.model.table.kafka_formats import (
+from tablelayer.model.options.kafka_formats import (
     AvroSchemaPlace,
     DebeziumDecimals,
     DebeziumTime,
@@ -28,9 +27,9 @@ from tablelayer.model.table.kafka_formats import (
     parse_value_path,
     render_value_path,
 )
-from tablelayer.model.table.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX, find_passed
-from tablelayer.model.table.option import Option, OptionType
-from tablelayer.model.table.option_types import (
+from tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX, find_passed
+from tablelayer.model.options.option import Option, OptionType
+from tablelayer.model.options.option_types import (
     BOOLEAN,
     COLUMN,
     COLUMNS,
@@ -39,6 +38,7 @@ from tablelayer.model.table.option_types import (
     one_of,
     whole_number,
 )
+from tablelayer.model.schema.aggregates import is_aggregate_option, parse_option
 
 BUCKET_COUNT = "bucket.num"
 BUCKET_KEY = "bucket.key"
