@@ -15,8 +15,8 @@
 `connect` blocks and may be used from any thread; `connect_async` is the same with `await`. Rows go in as
 pyarrow Tables or RecordBatches, lists of dicts, pandas or polars DataFrames, and come out as pyarrow. Writes
 are idempotent: what was retried is applied once. Errors are `TableError` and `KafkaError` (the server said
-no), `DataError` (the data does not fit), `ConnectionFailed` (nothing was done) and `OutcomeUnknown` (nobody
-knows; `RequestTimeout` and `ConnectionLost` say why).
+no), `DataError` (the data does not fit), `AuthenticationFailed` and `ConnectionFailed` (nothing was done) and
+`OutcomeUnknown` (nobody knows; `RequestTimeout` and `ConnectionLost` say why).
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from tablelayer.client.blocking import Connection, Scan, Table, TableRef, connec
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.connection import AsyncConnection, connect_async
 from tablelayer.client.errors import (
+    AuthenticationFailed,
     ClientError,
     ConnectionFailed,
     ConnectionLost,
     DataError,
     OutcomeUnknown,
     RequestTimeout,
+    SettingsError,
     UnsupportedRequest,
 )
 from tablelayer.client.metrics import ClientMetrics, RequestMetrics
 from tablelayer.client.read.part_scan import ScanBatch
 from tablelayer.client.read.reader import Extremes, LookupResult
+from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.client.table.scan import AsyncScan
 from tablelayer.client.table.table import AsyncTable
 from tablelayer.client.write.writer import WriteResult
@@ -49,6 +52,7 @@ __all__ = [
     "AsyncConnection",
     "AsyncScan",
     "AsyncTable",
+    "AuthenticationFailed",
     "ChangeType",
     "ClientConfig",
     "ClientError",
@@ -56,6 +60,7 @@ __all__ = [
     "Connection",
     "ConnectionFailed",
     "ConnectionLost",
+    "ConnectionSettings",
     "DataError",
     "Extremes",
     "KafkaError",
@@ -66,6 +71,7 @@ __all__ = [
     "RequestTimeout",
     "Scan",
     "ScanBatch",
+    "SettingsError",
     "Table",
     "TableDefinition",
     "TableError",

@@ -28,6 +28,7 @@ from tablelayer.client.connection import connect_async
 from tablelayer.client.metrics import ClientMetrics
 from tablelayer.client.read.part_scan import ScanBatch
 from tablelayer.client.read.reader import AnyMoment
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.client.table.scan import AsyncScan, PartitionPositions, Start, Until
 from tablelayer.client.table.staging import AsyncStagedWriter
 from tablelayer.client.table.table import AsyncTable
@@ -121,17 +122,27 @@ def _waits(
 class Connection:
     """A client of one cluster. Make one with `connect`; close it, or use it in `with`."""
 
-    def __init__(self, bootstrap: str, config: ClientConfig | None = None) -> None:
-        self.bootstrap = bootstrap
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        config: ClientConfig | None = None,
+        properties: Mapping[str, object] | None = None,
+    ) -> None:
+        self.settings = ConnectionSettings.make(bootstrap, properties)
         self.config = config or ClientConfig()
         self._loop = _LoopThread()
         try:
-            self._connection = self._loop.run(connect_async(bootstrap, self.config))
+            self._connection = self._loop.run(connect_async(self.settings, self.config))
         except BaseException:
             self._loop.stop()
             raise
         self.admin = Admin(self._connection.admin, self._loop)
         self.kafka = KafkaAdmin(self._connection.kafka, self._loop)
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses it was given."""
+        return self.settings.bootstrap
 
     def table(self, path: TablePath | str) -> Table:
         """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
@@ -191,13 +202,19 @@ class Connection:
         self.close()
 
 
-def connect(bootstrap: str = "127.0.0.1:9092", config: ClientConfig | None = None) -> Connection:
+def connect(
+    bootstrap: Bootstrap = "127.0.0.1:9092",
+    config: ClientConfig | None = None,
+    properties: Mapping[str, object] | None = None,
+) -> Connection:
     """Connect to a cluster: `with connect("127.0.0.1:9092") as connection: ...`.
 
-    `bootstrap` names some of its servers, "host:port,host:port". Raises ConnectionFailed at once if none of
-    them answers.
+    `bootstrap` names some of its servers, "host:port,host:port". `properties` are Kafka's of security, as Java and
+    librdkafka call them, for example {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-256", ...}; None:
+    those of the environment. Raises ConnectionFailed at once if none of the servers answers, AuthenticationFailed if
+    one does not accept us or is not the one we trust.
     """
-    return Connection(bootstrap, config)
+    return Connection(bootstrap, config, properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +224,7 @@ class TableRef:
     `with ref.connect() as connection: connection.table(ref.path)`.
     """
 
-    bootstrap: str
+    bootstrap: Bootstrap
     path: str
     config: ClientConfig = field(default_factory=ClientConfig)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from weakref import WeakSet
 
 from tablelayer.client.admin.databases import AsyncAdmin, as_path
 from tablelayer.client.admin.kafka import AsyncKafkaAdmin
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.metrics import ClientMetrics
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.client.table.table import AsyncTable
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.model.table.definition import TableDefinition, TablePath
@@ -16,13 +18,23 @@ from tablelayer.model.table.definition import TableDefinition, TablePath
 class AsyncConnection:
     """A client of one cluster, for one event loop. Connections to brokers are made as they are needed."""
 
-    def __init__(self, bootstrap: str, config: ClientConfig | None = None) -> None:
-        self.bootstrap = bootstrap
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        config: ClientConfig | None = None,
+        properties: Mapping[str, object] | None = None,
+    ) -> None:
+        self.settings = ConnectionSettings.make(bootstrap, properties)
         self.config = config or ClientConfig()
-        self.cluster = Cluster(bootstrap, self.config)
+        self.cluster = Cluster(self.settings, self.config)
         self.admin = AsyncAdmin(self.cluster)
         self.kafka = AsyncKafkaAdmin(self.cluster)
         self._tables: WeakSet[AsyncTable] = WeakSet()
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses it was given."""
+        return self.settings.bootstrap
 
     async def table(self, path: TablePath | str) -> AsyncTable:
         """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
@@ -52,13 +64,17 @@ class AsyncConnection:
 
 
 async def connect_async(
-    bootstrap: str = "127.0.0.1:9092", config: ClientConfig | None = None
+    bootstrap: Bootstrap = "127.0.0.1:9092",
+    config: ClientConfig | None = None,
+    properties: Mapping[str, object] | None = None,
 ) -> AsyncConnection:
     """Connect to a cluster by the addresses of some of its servers: "host:port,host:port".
 
-    Raises ConnectionFailed at once if none of them answers, ValueError for an address that is none.
+    `properties` are Kafka's of security, as Java and librdkafka call them (`tablelayer.client.security`); None: those
+    of the environment. Raises ConnectionFailed at once if none of the servers answers, AuthenticationFailed if one does
+    not accept us or is not the one we trust, ValueError for an address or properties that are none.
     """
-    connection = AsyncConnection(bootstrap, config)
+    connection = AsyncConnection(bootstrap, config, properties)
     try:
         await connection.cluster.connect()
     except BaseException:

@@ -9,6 +9,9 @@
 
 A call makes several attempts. When the last one failed and an earlier one's outcome is unknown, so is the call's.
 
+`AuthenticationFailed` says that one side does not know the other, `SettingsError` that the properties to connect with
+are wrong.
+
 `DataError` is the caller's own: data that does not fit the table's schema, found before anything is sent.
 """
 
@@ -40,6 +43,16 @@ class ConnectionLost(OutcomeUnknown):
 
 class RequestTimeout(OutcomeUnknown):
     """No answer within the deadline."""
+
+
+class SettingsError(ClientError, ValueError):
+    """Properties to connect with that make no sense, or a file of theirs that cannot be used. No value is repeated."""
+
+
+class AuthenticationFailed(ClientError):  # noqa: N818 - states what happened
+    """One of both sides is not who the other wants: the password or token was refused, the server's certificate is not
+    trusted, or the server does not let in who says nothing. Nothing was done; trying again does not help.
+    """
 
 
 class UnsupportedRequest(ClientError):  # noqa: N818 - states what happened

@@ -19,8 +19,10 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from protocol.schema import ApiMessage
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.errors import ConnectionFailed
+from tablelayer.client.errors import AuthenticationFailed, ConnectionFailed, ConnectionLost
 from tablelayer.client.metrics import Counters
+from tablelayer.client.security.access import access_of
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.client.wire.connection import BrokerConnection
 from tablelayer.client.wire.retry import Deadline, error_of, retrying
 
@@ -28,6 +30,8 @@ ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
 CONTROL = "control"
 DEFAULT_PORT = 9092
+TURNED_AWAY_MAX = 3
+"""Connections in a row on which nothing was answered but what everybody may ask: no accident any more."""
 
 
 @dataclass(slots=True)
@@ -62,10 +66,14 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
 class Cluster:
     """Connections and routes. `close` ends them all."""
 
-    def __init__(self, bootstrap: str, config: ClientConfig) -> None:
+    def __init__(self, bootstrap: Bootstrap, config: ClientConfig) -> None:
+        """ValueError for an address that is none, SettingsError for properties that make no sense."""
+        settings = ConnectionSettings.make(bootstrap)
         self.config = config
         self.counters = Counters()
-        self._bootstrap = parse_bootstrap(bootstrap)
+        self._bootstrap = parse_bootstrap(settings.bootstrap)
+        self._access = access_of(settings)
+        self._turned_away = 0
         self._brokers: dict[int, tuple[str, int]] = {}
         self._routes: dict[str, TopicRoutes] = {}
         self._slots: dict[tuple[tuple[str, int], str], _Slot] = {}
@@ -126,6 +134,7 @@ class Cluster:
                     connect_timeout_ms=self.config.connect_timeout_ms,
                     request_timeout_ms=self.config.request_timeout_ms,
                     counters=self.counters,
+                    access=self._access,
                 )
             return slot.connection
 
@@ -159,7 +168,18 @@ class Cluster:
         """
         connection = await self.connection(node_id, channel)
         timeout_ms = min(self.config.request_timeout_ms + extra_wait_ms, max(deadline.remaining_ms, 1))
-        return await connection.request(message, response, timeout_ms=timeout_ms)
+        try:
+            answer = await connection.request(message, response, timeout_ms=timeout_ms)
+        except ConnectionLost as error:
+            self._turned_away += not connection.has_answered
+            if self._turned_away >= TURNED_AWAY_MAX and self._access.begin is None:
+                raise AuthenticationFailed(
+                    f"{connection.host}:{connection.port} closes the connection at the first request: does it want its"
+                    f" clients to authenticate? security.protocol is {self._access.protocol}"
+                ) from error
+            raise
+        self._turned_away = 0
+        return answer
 
     async def call(
         self,

@@ -5,6 +5,9 @@ has arrived gets a buffer of its own size and the rest of it is received straigh
 are copied by nobody. Answers are matched by correlation id. Every wait has a deadline: when one passes, the
 connection is closed, because what is behind a late answer on the same connection would be late too.
 
+Where `Access` says so the stream is TLS and the client authenticates before anything else is asked, and again before
+its session ends (KIP-368): requests that come meanwhile wait until it is known anew.
+
 A connection is for one event loop and is never reused after it has failed; `tablelayer.client.wire.cluster` makes
 a new one.
 """
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
+import ssl
 from collections.abc import Callable
 from time import perf_counter
 from typing import TypeVar
@@ -22,8 +27,12 @@ from protocol.errors import DecodeError, ErrorCode
 from protocol.framing import MAX_FRAME_SIZE
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from protocol.schema import ApiMessage
 from tablelayer.client.errors import (
+    AuthenticationFailed,
+    ClientError,
     ConnectionFailed,
     ConnectionLost,
     OutcomeUnknown,
@@ -31,6 +40,8 @@ from tablelayer.client.errors import (
     UnsupportedRequest,
 )
 from tablelayer.client.metrics import Counters
+from tablelayer.client.security.access import Access
+from tablelayer.client.security.sasl import SaslClient, SaslError
 
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 
@@ -40,6 +51,10 @@ _NEWEST_BY_NAME = {
     8: 9,
     9: 9,
 }  # OffsetCommit and OffsetFetch 10 know topics by id, positions know them by name
+_OPEN = Access("PLAINTEXT")
+_SESSION_USED = (0.85, 0.95)
+"""After which part of its session's lifetime a client authenticates again: Kafka's, at random, so that clients which
+have come together do not come together again."""
 
 
 class _Frames(asyncio.BufferedProtocol):
@@ -121,8 +136,15 @@ class _Frames(asyncio.BufferedProtocol):
 class BrokerConnection:
     """A negotiated connection. Make one with `BrokerConnection.open`."""
 
-    def __init__(self, host: str, port: int, client_id: str, counters: Counters) -> None:
+    def __init__(
+        self, host: str, port: int, client_id: str, counters: Counters, access: Access = _OPEN
+    ) -> None:
         self._counters = counters
+        self._access = access
+        self._authenticating = asyncio.Lock()
+        self._session_ends_at: float | None = None
+        self.has_answered = False
+        """Whether anything has been answered but what everybody may ask."""
         self.host = host
         self.port = port
         self._client_id = client_id
@@ -143,23 +165,41 @@ class BrokerConnection:
         connect_timeout_ms: int,
         request_timeout_ms: int,
         counters: Counters | None = None,
+        access: Access = _OPEN,
     ) -> BrokerConnection:
-        """Connect and learn which requests and versions the broker offers.
+        """Connect, learn which requests and versions the broker offers, and authenticate.
 
-        Raises ConnectionFailed when nobody answers there, or what answers is not a broker.
+        Raises ConnectionFailed when nobody answers there, or what answers is not a broker; AuthenticationFailed when
+        one side does not accept the other; SettingsError for files of TLS that cannot be used.
         """
-        self = cls(host, port, client_id, counters or Counters())
+        self = cls(host, port, client_id, counters or Counters(), access)
         loop = asyncio.get_running_loop()
+        context = None if access.tls is None else access.tls.context()
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
                 transport, frames = await loop.create_connection(
-                    lambda: _Frames(self._received, self._lost), host, port
+                    lambda: _Frames(self._received, self._lost), host, port, ssl=context
                 )
         except TimeoutError:
+            what = "a connection" if context is None else "a connection with TLS"
             raise ConnectionFailed(
-                f"{host}:{port} did not accept a connection within {connect_timeout_ms} ms"
+                f"{host}:{port} did not accept {what} within {connect_timeout_ms} ms"
+            ) from None
+        except ssl.SSLCertVerificationError as error:
+            raise AuthenticationFailed(
+                f"the certificate of {host}:{port} is not accepted: {error.verify_message}. ssl.ca.location"
+                " names what is trusted"
+            ) from None
+        except ssl.SSLError as error:
+            raise AuthenticationFailed(
+                f"no TLS with {host}:{port}: {_reason(error)}. Is it a listener with TLS? Does it want a"
+                " certificate?"
             ) from None
         except OSError as error:
+            if isinstance(error, ConnectionResetError) and context is not None:
+                raise ConnectionFailed(
+                    f"{host}:{port} broke off the connection in the handshake of TLS: is it a listener with TLS?"
+                ) from None
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else str(error)
             raise ConnectionFailed(
@@ -167,12 +207,26 @@ class BrokerConnection:
             ) from None
         self._transport, self._frames = transport, frames
         try:
-            await self._negotiate(min(request_timeout_ms, max(connect_timeout_ms, 1_000)))
+            timeout_ms = min(request_timeout_ms, max(connect_timeout_ms, 1_000))
+            await self._negotiate(timeout_ms)
+            await self._authenticate(timeout_ms)
         except BaseException as error:
             self.close()
             if isinstance(error, (DecodeError, OutcomeUnknown)):
+                cause = error.__cause__
+                if isinstance(
+                    cause, ssl.SSLError
+                ):  # TLS 1.3 tells of a missing certificate after the handshake
+                    raise AuthenticationFailed(
+                        f"{host}:{port} broke off TLS: {_reason(cause)}. It may want a certificate of its clients"
+                    ) from None
+                hint = (
+                    "wants TLS: security.protocol"
+                    if context is None
+                    else "wants a certificate of its clients"
+                )
                 raise ConnectionFailed(
-                    f"{host}:{port} does not answer like a Kafka broker: {error}"
+                    f"{host}:{port} does not answer like a Kafka broker, or {hint}: {error}"
                 ) from error
             raise
         self._counters.connections_made += 1
@@ -189,6 +243,66 @@ class BrokerConnection:
             name = ErrorCode(response.error_code).name
             raise ConnectionFailed(f"{self.host}:{self.port} refused the version negotiation: {name}")
         self._ranges = {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
+
+    async def _authenticate(self, timeout_ms: int) -> None:
+        """One SASL exchange, if the settings name a mechanism. Raises AuthenticationFailed."""
+        if self._access.begin is None:
+            return
+        loop = asyncio.get_running_loop()
+        client = await asyncio.to_thread(self._access.begin)
+        handshake = await self._ask(
+            SaslHandshakeRequest(mechanism=client.mechanism), SaslHandshakeResponse, timeout_ms
+        )
+        if handshake.error_code != ErrorCode.NONE:
+            offered = ", ".join(handshake.mechanisms) or "none"
+            raise AuthenticationFailed(
+                f"{self.host}:{self.port} does not authenticate by {client.mechanism}; what it offers: {offered}"
+            )
+        try:
+            said: bytes | None = client.first()
+            while said is not None:
+                began = loop.time()
+                answer = await self._ask(
+                    SaslAuthenticateRequest(auth_bytes=said), SaslAuthenticateResponse, timeout_ms
+                )
+                if answer.error_code != ErrorCode.NONE:
+                    raise self._refused(client, answer)
+                said = await asyncio.to_thread(
+                    client.answer, answer.auth_bytes
+                )  # a password's hash takes a while
+        except SaslError as error:
+            raise AuthenticationFailed(
+                f"{self.host}:{self.port} fails the authentication by {client.mechanism}: {error}"
+            ) from None
+        lifetime_s = answer.session_lifetime_ms / 1000
+        self._session_ends_at = (
+            began + lifetime_s * random.uniform(*_SESSION_USED) if lifetime_s > 0 else None
+        )
+
+    def _refused(self, client: SaslClient, answer: SaslAuthenticateResponse) -> ClientError:
+        code = ErrorCode(answer.error_code)
+        why = answer.error_message or code.name
+        text = f"{self.host}:{self.port} refuses user {client.user} by {client.mechanism}: {why}"
+        return ConnectionFailed(text) if code.retriable else AuthenticationFailed(text)
+
+    async def _still_known(self, timeout_ms: int) -> None:
+        """Authenticate again where the session ends soon, or wait for who does."""
+        if self._session_ends_at is None:
+            return
+        now = asyncio.get_running_loop().time
+        if now() < self._session_ends_at and not self._authenticating.locked():
+            return
+        async with self._authenticating:
+            if self._session_ends_at is not None and now() >= self._session_ends_at and not self.is_closed:
+                try:
+                    await self._authenticate(timeout_ms)
+                except BaseException as error:
+                    self._fail(error if isinstance(error, Exception) else ConnectionFailed("cut short"))
+                    if isinstance(error, OutcomeUnknown):
+                        raise ConnectionFailed(
+                            f"{self.host}:{self.port} was lost while authenticating again: {error}"
+                        ) from error
+                    raise
 
     @staticmethod
     def _decode_api_versions(frame: memoryview, version: int) -> ApiVersionsResponse:
@@ -239,6 +353,12 @@ class BrokerConnection:
         Raises UnsupportedRequest (nothing sent), ConnectionFailed (nothing sent), OutcomeUnknown (sent; the connection
         is closed): ConnectionLost, RequestTimeout, or itself for an answer that makes no sense.
         """
+        await self._still_known(timeout_ms)
+        answer = await self._ask(message, response, timeout_ms)
+        self.has_answered = True
+        return answer
+
+    async def _ask(self, message: ApiMessage, response: type[ResponseT], timeout_ms: int) -> ResponseT:
         version = self.version_for(type(message))
         frame = await self._exchange(message, version, timeout_ms)
         try:
@@ -296,7 +416,8 @@ class BrokerConnection:
 
     def _lost(self, error: Exception | None) -> None:
         reason = f": {error}" if error else ""
-        self._fail(ConnectionLost(f"the connection to {self.host}:{self.port} was lost{reason}"))
+        lost = ConnectionLost(f"the connection to {self.host}:{self.port} was lost{reason}")
+        self._fail(error if isinstance(error, ssl.SSLError) else lost)
 
     def _fail(self, error: Exception) -> None:
         if self._closed_because is None:
@@ -304,10 +425,12 @@ class BrokerConnection:
         if self._transport is not None:
             self._transport.abort()
         waiting, self._waiting = self._waiting, {}
+        unwelcome = self._ranges and not self.has_answered and self._access.begin is None
+        hint = ", the first on it: does the server want its clients to authenticate?" if unwelcome else ""
         for future in waiting.values():
             if not future.done():
                 lost = ConnectionLost(
-                    f"the connection to {self.host}:{self.port} was lost before the answer came"
+                    f"the connection to {self.host}:{self.port} was lost before the answer came{hint}"
                 )
                 lost.__cause__ = error
                 future.set_exception(lost)
@@ -315,3 +438,8 @@ class BrokerConnection:
     def close(self) -> None:
         """Close at once. Waiting requests fail with ConnectionLost."""
         self._fail(ConnectionFailed(f"the connection to {self.host}:{self.port} was closed"))
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """OpenSSL's word for what went wrong, as a person writes it."""
+    return (error.reason or "it failed").replace("_", " ").lower()

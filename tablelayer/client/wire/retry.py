@@ -29,6 +29,15 @@ _STALE_ROUTE_CODES = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
+_NOT_AUTHORIZED = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    }
+)
 #: A topic that was just created may be unknown to a broker for a moment; one that does not exist stays
 #: unknown.
 UNKNOWN_TOPIC_PATIENCE_MS = 5_000
@@ -91,6 +100,8 @@ def error_of(code: int, message: str | None, *, doing: str) -> TableError | Kafk
         known = ErrorCode(code)
     except ValueError:
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing}: unknown error {code}: {message or ''}")
+    if known in _NOT_AUTHORIZED:
+        return KafkaError(known, f"not authorized to {doing}{': ' if message else ''}{message or ''}")
     return KafkaError(known, f"{doing}: {message}" if message else f"could not {doing}")
 
 

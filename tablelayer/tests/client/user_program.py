@@ -13,6 +13,7 @@ from tablelayer.client import (
     AsyncConnection,
     AsyncScan,
     AsyncTable,
+    AuthenticationFailed,
     ChangeType,
     ClientConfig,
     ClientError,
@@ -20,6 +21,7 @@ from tablelayer.client import (
     Connection,
     ConnectionFailed,
     ConnectionLost,
+    ConnectionSettings,
     DataError,
     Extremes,
     KafkaError,
@@ -30,6 +32,7 @@ from tablelayer.client import (
     RequestTimeout,
     Scan,
     ScanBatch,
+    SettingsError,
     Table,
     TableDefinition,
     TableError,
@@ -210,6 +213,16 @@ async def asynchronous(address: str) -> int:
         metrics: ClientMetrics = connection.metrics()
         await kafka.list_topics()
         return result.row_count + len(names) + metrics.retries + int(found[0]) + (0 if row is None else count)
+
+
+def secured(address: str, password: str) -> str:
+    properties = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.password": password}
+    settings = ConnectionSettings.make(address, properties)
+    try:
+        with connect(settings) as connection:
+            return f"{connection.bootstrap} {connection.settings}"
+    except (AuthenticationFailed, SettingsError) as error:
+        return str(error)
 
 
 async def make(address: str) -> AsyncConnection:
