@@ -111,7 +111,7 @@ class Dispatcher:
         session = peer.session
         if session is None:
             session = self._unauthenticated(peer, frame)
-        elif peer.memory is not None and type(frame) is bytes:
+        elif peer.memory is not None and type(frame) is bytes and peer.memory.session is session:
             repeated: list[Part] | None = peer.memory.answer(frame)
             if repeated is not None:
                 return repeated
@@ -230,8 +230,8 @@ class Dispatcher:
         assert route.declaration.repeat is not None
         repeat = route.declaration.repeat(context, request)
         if repeat is not None:
-            if peer.memory is None:
-                peer.memory = Repeats()
+            if peer.memory is None or peer.memory.session is not context.session:
+                peer.memory = Repeats(context.session)
             peer.memory.learn(frame, position, request, context.api_version, repeat)
 
     def _failing(

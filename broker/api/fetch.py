@@ -34,6 +34,7 @@ from broker.api.fetch_sessions import (
     NO_SESSION,
     FetchSession,
     FetchSessions,
+    Rights,
     SessionPartition,
 )
 from broker.api.leaders import current_leader, endpoint
@@ -44,7 +45,7 @@ from broker.cluster.partition import Partition, PartitionChanges
 from broker.config import BrokerConfig
 from broker.ports import Clock, Entropy
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Pace, Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import (
@@ -126,7 +127,7 @@ class FetchApi:
                 for asked in topic.partitions:
                     yield
                     wanted.append(_Wanted(topic, asked))
-        fetch = _Fetch(wanted, request, self._max_bytes, session, self._metadata.changes)
+        fetch = _Fetch(wanted, context, request, self._max_bytes, session, self._metadata.changes)
         if session is None:
             return (yield from self._begin(fetch, version))
         before = self._in_session.get(session.session_id)
@@ -143,14 +144,16 @@ class FetchApi:
 
     def _begin(self, fetch: _Fetch, version: int) -> Work[FetchResponse | Awaitable[Any]]:
         """Read what there is; answer it if that is enough."""
-        by_id = version >= FIRST_VERSION_WITH_IDS
+        is_checked = fetch.is_checked
+        if not is_checked:
+            fetch.check()
         for entry in fetch.wanted:
             yield
             if fetch.superseded:
                 break
             entry.size, entry.answer = 0, None
-            if entry.image != self._metadata.version:
-                self._resolve(entry, by_id)
+            if not is_checked or entry.image != self._metadata.version:
+                self._resolve(entry, fetch)
             if entry.partition is not None and entry.partition.hooks is not None:
                 fetch.has_hooks = True
         if not fetch.has_hooks:
@@ -183,14 +186,14 @@ class FetchApi:
             self._leave_session(fetch)
             fetch.stop_watching()
 
-    def _resolve(self, entry: _Wanted, by_id: bool) -> None:
-        """Find the entry's partition in the present image of the topics."""
+    def _resolve(self, entry: _Wanted, fetch: _Fetch) -> None:
+        """Find the entry's partition in the present image of the topics, if it may be read."""
         topic = entry.topic
-        if by_id:
+        if fetch.by_id:
             image = self._metadata.topic_by_id(topic.topic_id)
             if image is not None:
                 entry.name = image.name
-            elif entry.name and self._metadata.topic(entry.name) is not None:
+            elif entry.name and self._metadata.topic(entry.name) is not None and fetch.may_read(entry.name):
                 # A session goes on, and the topic was made again: its log is another one's.
                 entry.missing_code = ErrorCode.INCONSISTENT_TOPIC_ID
             else:
@@ -203,10 +206,27 @@ class FetchApi:
         )
         if entry.partition is None and found:
             entry.missing_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if entry.name and not fetch.may_read(entry.name):
+            entry.partition = None
+            entry.missing_code = fetch.code_of_denied(entry.name)
         entry.image = self._metadata.version
+
+    def _check_again(self, fetch: _Fetch) -> Work[None]:
+        """Rights have changed since the partitions were looked up: what may not be read any more is not told."""
+        fetch.check()
+        for entry in fetch.wanted:
+            yield
+            if fetch.superseded:
+                return
+            was_there = entry.partition is not None
+            self._resolve(entry, fetch)
+            if was_there and entry.partition is None:
+                fetch.forget(entry)
 
     def _answer(self, fetch: _Fetch, version: int) -> Work[FetchResponse]:
         request, session = fetch.request, fetch.session
+        while not fetch.is_checked:
+            yield from self._check_again(fetch)
         response = FetchResponse(responses=[])
         told = fetch.wanted
         if session is not None:
@@ -306,12 +326,16 @@ class _Fetch:
         "_callbacks",
         "_changed",
         "_changes",
+        "_context",
         "_failed",
         "_max_bytes",
         "_moved",
         "_places",
+        "_rights",
         "_seen",
+        "by_id",
         "has_hooks",
+        "is_follower",
         "request",
         "session",
         "superseded",
@@ -321,6 +345,7 @@ class _Fetch:
     def __init__(
         self,
         wanted: list[_Wanted],
+        context: RequestContext,
         request: FetchRequest,
         bytes_max: int,
         session: FetchSession[_Wanted] | None,
@@ -340,6 +365,44 @@ class _Fetch:
         self._callbacks: list[tuple[Partition, Callable[[], None]]] = []
         self._failed: set[_Wanted] = set()
         self.has_hooks = False
+        self.by_id = context.api_version >= FIRST_VERSION_WITH_IDS
+        state = request.replica_state
+        self.is_follower = request.replica_id >= 0 or (state is not None and state.replica_id >= 0)
+        self._context = context
+        self._rights: Rights | None = None if session is None else session.rights
+
+    # -- rights --------------------------------------------------------------------------------------------
+
+    @property
+    def is_checked(self) -> bool:
+        """What was said of the rights to the partitions still holds."""
+        return self._context.authorizer.is_open or self._rights == self._now()
+
+    def check(self) -> None:
+        """From now on partitions are asked for as of now."""
+        self._rights = self._now()
+        if self.session is not None:
+            self.session.rights = self._rights
+
+    def _now(self) -> Rights:
+        context = self._context
+        return context.authorizer.version, context.principal, context.client_host, self.is_follower
+
+    def may_read(self, topic: str) -> bool:
+        """A follower reads everything, if it is one of the cluster's own."""
+        if self.is_follower:
+            return self._context.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+        return self._context.may(Operation.READ, ResourceType.TOPIC, topic)
+
+    def code_of_denied(self, topic: str) -> ErrorCode:
+        """Who may not know of a topic hears of its id what it would hear of any other."""
+        if self.by_id and not self._context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic, audited=False):
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
+    def forget(self, entry: _Wanted) -> None:
+        """What was read of an entry, whose partition is not there any more."""
+        self._begin(entry)
 
     # -- reading -------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 from uuid import UUID
 
+from broker.security.principal import Principal
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic, PartitionData
@@ -47,6 +48,8 @@ PARTITIONS_MAX = 500_000
 _EPOCH_MAX = 2**31 - 1
 
 Key = tuple[str | UUID, int]
+Rights = tuple[int, Principal, str, bool]
+"""Version of the authorizer, who asks from which host, and whether as a follower."""
 
 
 class SessionPartition:
@@ -92,6 +95,7 @@ class FetchSession(Generic[Entry]):
         "last_used",
         "partitions",
         "rank",
+        "rights",
         "session_id",
         "topics",
     )
@@ -104,6 +108,7 @@ class FetchSession(Generic[Entry]):
         self.partitions: dict[Key, Entry] = {}
         self.topics: dict[str | UUID, FetchTopic] = {}
         self.rank: tuple[int, int] | None = None  # its place among those that may be evicted
+        self.rights: Rights | None = None  # those by which its partitions were looked up
         self.counted = 0  # of its partitions, in those of all sessions
 
     def fill(self, entries: Iterable[Entry]) -> Work[None]:

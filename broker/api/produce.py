@@ -27,7 +27,7 @@ from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import Operation, ResourceType, denied
 from broker.slices import Slices, Work
 from broker.transactions.admission import admit_batch
 from broker.transactions.coordinator import TransactionCoordinator
@@ -109,6 +109,8 @@ class ProduceApi:
             raise KafkaError(
                 ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; 0, 1 and -1 (all) are possible"
             )
+        if request.transactional_id is not None:
+            context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
         waiting: list[Coroutine[Any, Any, None]] = []
         unsafe: list[_Unsafe] = []
         slow: list[tuple[Partition, memoryview, PartitionProduceResponse]] = []
@@ -126,6 +128,9 @@ class ProduceApi:
                     topics.append((yield from _unknown_id(topic)))
                     continue
                 name = image.name
+            if not context.may(Operation.WRITE, ResourceType.TOPIC, name):
+                topics.append((yield from _denied(context, topic, name)))
+                continue
             answers = []
             for data in topic.partition_data:
                 count += 1
@@ -136,6 +141,8 @@ class ProduceApi:
                 try:
                     partition = self._admit(name, data, context.api_version, acks)
                     if data.records[FLAGS_POSITION] & TRANSACTIONAL_BIT:
+                        if request.transactional_id is None and not context.authorizer.is_open:
+                            raise denied(ResourceType.TRANSACTIONAL_ID)
                         admission = admit_batch(
                             self._transactions,
                             request.transactional_id,
@@ -145,7 +152,9 @@ class ProduceApi:
                         )
                         if admission is not None:
                             waiting.append(
-                                self._append_admitted(admission, partition, data.records, request, answer)
+                                self._append_admitted(
+                                    admission, context, partition, data.records, request, answer
+                                )
                             )
                             continue
                     if partition.hooks is None:
@@ -166,7 +175,7 @@ class ProduceApi:
             )
         response = ProduceResponse(responses=topics)
         if slow:
-            waiting.append(self._prepare_in_turn(slow, request))
+            waiting.append(self._prepare_in_turn(context, slow, request))
         if waiting or unsafe:
             return self._wait(response, waiting, unsafe, request)
         return (yield from self._answer(response, acks))
@@ -181,6 +190,9 @@ class ProduceApi:
         partition = self._find(topic.name if image is None else image.name, index)
         if partition is None or partition.hooks is not None or partition.topic.internal:
             return None
+        if not context.may(Operation.WRITE, ResourceType.TOPIC, partition.topic.name):
+            return None
+        authorizer, rights = context.authorizer, context.authorizer.version
         try:
             config = partition.log.config
             self._check_in_sync(partition, acks)
@@ -193,6 +205,8 @@ class ProduceApi:
 
         def handle(records: memoryview) -> tuple[int, int, int] | None:
             if metadata.version != known or partition.log.config is not config:
+                return None
+            if authorizer.version != rights:
                 return None
             check_records(partition, records, version)
             if records[FLAGS_POSITION] & TRANSACTIONAL_BIT:
@@ -274,14 +288,18 @@ class ProduceApi:
             response.node_endpoints = [NodeEndpoint(**endpoint(self._identity))]
 
     async def _prepare_in_turn(
-        self, slow: list[tuple[Partition, memoryview, PartitionProduceResponse]], request: ProduceRequest
+        self,
+        context: RequestContext,
+        slow: list[tuple[Partition, memoryview, PartitionProduceResponse]],
+        request: ProduceRequest,
     ) -> None:
         """One request has one thread, so that it leaves threads and cores to the others."""
         for partition, records, answer in slow:
-            await self._prepare_and_append(partition, records, request, answer)
+            await self._prepare_and_append(context, partition, records, request, answer)
 
     async def _prepare_and_append(
         self,
+        context: RequestContext,
         partition: Partition,
         records: memoryview,
         request: ProduceRequest,
@@ -294,6 +312,7 @@ class ProduceApi:
                 self._kernel_asked_for = True
                 loop.run_in_executor(self._executor, check.load)  # nobody waits for it
             prepared = await loop.run_in_executor(self._executor, partition.log.prepare, records)
+            context.require(Operation.WRITE, ResourceType.TOPIC, partition.topic.name)
             info = partition.append(prepared, AppendOrigin.CLIENT, prepared=True)
             _fill(answer, info)
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
@@ -305,6 +324,7 @@ class ProduceApi:
     async def _append_admitted(
         self,
         admission: Awaitable[None],
+        context: RequestContext,
         partition: Partition,
         records: memoryview,
         request: ProduceRequest,
@@ -313,10 +333,11 @@ class ProduceApi:
         """The journal of transactions has to know of the partition before anything is written to it."""
         try:
             await admission
+            context.require(Operation.WRITE, ResourceType.TOPIC, partition.topic.name)
             try:
                 info = partition.append(records, AppendOrigin.CLIENT, effort=Effort())
             except TakesTime:
-                await self._prepare_and_append(partition, records, request, answer)
+                await self._prepare_and_append(context, partition, records, request, answer)
                 return
             _fill(answer, info)
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
@@ -403,6 +424,14 @@ async def _wait_durable(
     except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
         _refuse(answer, error, partition.topic.name)
         answer.base_offset = answer.log_append_time_ms = answer.log_start_offset = -1
+
+
+def _denied(context: RequestContext, topic: TopicProduceData, name: str) -> Work[TopicProduceResponse]:
+    """Who may not know of a topic hears of its id what it would hear of any other."""
+    by_id = context.api_version >= _FIRST_VERSION_WITH_IDS
+    if by_id and not context.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False):
+        return (yield from _unknown_id(topic))
+    return (yield from _failed_topic(topic, denied(ResourceType.TOPIC)))
 
 
 def _unknown_id(topic: TopicProduceData) -> Work[TopicProduceResponse]:

@@ -4,7 +4,8 @@ The first request of a form goes the whole way and leaves a template (`protocol.
 handler. Those that follow with the same bytes are given to the repeat as they are; whatever it does not answer
 goes the whole way again. So the handler alone says what a request means, and alone reports what is wrong.
 
-A few dozen forms are remembered for a connection that has such requests, nothing for others.
+A few dozen forms are remembered for a connection that has such requests, nothing for others; and nothing of what
+somebody else has asked on it, before it was authenticated again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 
 from broker.api.declaration import Repeat
 from broker.net.reply import CloseConnection, Part
+from broker.security.principal import Session
 from protocol.errors import KafkaError
 from protocol.schema import ApiMessage
 from protocol.template import CORRELATION_END, NumbersTemplate, RecordsTemplate
@@ -30,9 +32,10 @@ Form = tuple[RecordsTemplate, NumbersTemplate, Repeat]
 class Repeats:
     """The forms of one connection."""
 
-    __slots__ = ("_forms", "_sizes")
+    __slots__ = ("_forms", "_sizes", "session")
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self._forms: dict[bytes, Form] = {}
         self._sizes: tuple[int, ...] = ()  # where prefixes end, as a rule one value
 
