@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from broker.cluster.topic_policy import TopicPolicy
 
 if TYPE_CHECKING:
-    from broker.api.declaration import ApiDeclaration
     from broker.config_key import ConfigKey
     from broker.context import BrokerContext
+    from broker.requests.declaration import ApiDeclaration
 
 
 class Extension(TopicPolicy, Protocol):

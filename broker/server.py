@@ -24,7 +24,6 @@ from broker.api import not_offered
 from broker.api.acls import AclsApi
 from broker.api.api_versions import ApiVersionsApi
 from broker.api.configs import ConfigsApi
-from broker.api.declaration import ApiDeclaration
 from broker.api.dispatch import Dispatcher
 from broker.api.fetch import FetchApi
 from broker.api.log_dirs import LogDirsApi
@@ -77,6 +76,7 @@ from broker.ports import (
     SystemThreads,
     Threads,
 )
+from broker.requests.declaration import ApiDeclaration
 from broker.security.acl.authorization import Authorization
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator

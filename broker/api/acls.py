@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from broker.api.answers import AnswerBudget
-from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.requests.answers import AnswerBudget
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.acl.model import Acl, AclFilter, checked, checked_filter
 from broker.security.requirement import whole
 from broker.security.rights import Operation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import public
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import (

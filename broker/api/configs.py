@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from broker.api.answers import AnswerBudget
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager, check_topic_name, unknown_topic
@@ -21,6 +19,8 @@ from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
 from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
 from broker.config_key import ConfigKey, ConfigType
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym
+from broker.requests.answers import AnswerBudget
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole, within
 from broker.security.rights import Operation
 from broker.slices import Slices, Work

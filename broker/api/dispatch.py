@@ -33,10 +33,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from broker.api.answers import ANSWER_BYTES_MAX, answer_too_large
-from broker.api.declaration import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.api.repeats import Repeats
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
+from broker.requests.answers import ANSWER_BYTES_MAX, answer_too_large
+from broker.requests.declaration import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.security.audit import AuditLog
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.rights import CLUSTER_NAME, OPEN, Authorizer, ResourceType

@@ -26,7 +26,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.api.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_VERSION_WITH_IDS,
@@ -44,6 +43,7 @@ from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition, PartitionChanges
 from broker.config import BrokerConfig
 from broker.ports import Clock, Entropy
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Pace, Slices, Work

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.ports import Disk, DiskUsage
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole, within
 from broker.security.rights import Operation
 from broker.slices import Slices, Work

@@ -10,12 +10,12 @@ from collections.abc import Awaitable
 from typing import Any
 from uuid import UUID
 
-from broker.api.answers import ANSWER_BYTES_MAX, AnswerBudget
-from broker.api.declaration import ApiDeclaration, Encodable, RequestContext
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic, TopicManager, check_topic_name
 from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
+from broker.requests.answers import ANSWER_BYTES_MAX, AnswerBudget
+from broker.requests.declaration import ApiDeclaration, Encodable, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import Operation
 from broker.slices import Work, sort_in_slices

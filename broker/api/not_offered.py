@@ -14,7 +14,7 @@ Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would 
 
 from __future__ import annotations
 
-from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.api.fetch import check_leader_epoch
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.log.time_lookup import BatchTakesTime, Opened
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import Operation
 from broker.slices import Work

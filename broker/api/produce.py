@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
-from broker.api.declaration import ApiDeclaration, Repeat, RequestContext
 from broker.api.leaders import current_leader, endpoint
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
@@ -26,6 +25,7 @@ from broker.cluster.partition import Partition
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
+from broker.requests.declaration import ApiDeclaration, Repeat, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import Operation, ResourceType, denied
 from broker.slices import Slices, Work

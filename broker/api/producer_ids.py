@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import Operation
 from broker.transactions.coordinator import TransactionCoordinator

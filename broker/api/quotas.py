@@ -6,7 +6,7 @@ Kafka checks it, so that a tool hears what is wrong with it.
 
 from __future__ import annotations
 
-from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError

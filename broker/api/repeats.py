@@ -14,8 +14,8 @@ import logging
 from struct import Struct
 from typing import Final
 
-from broker.api.declaration import Repeat
 from broker.net.reply import CloseConnection, Part
+from broker.requests.declaration import Repeat
 from broker.security.principal import Session
 from protocol.errors import KafkaError
 from protocol.schema import ApiMessage

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation
 from broker.slices import Work

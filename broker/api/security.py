@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.api.declaration import ApiDeclaration, RequestContext
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import public, whole, within
 from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError

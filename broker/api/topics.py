@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from broker.api.answers import AnswerBudget
 from broker.api.configs import describe_topic
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import (
     INTERNAL_TOPICS,
@@ -19,6 +17,8 @@ from broker.cluster.metadata import (
 )
 from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
+from broker.requests.answers import AnswerBudget
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import Operation
 from broker.slices import Slices

@@ -29,9 +29,9 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from broker import disk_errors
+from broker.cluster.traffic import Traffic
 from broker.disk_errors import DISK_FULL, DISK_LOG, is_disk_full, is_out_of_descriptors
 from broker.log.validation import AppendOrigin
-from broker.metrics.traffic import Traffic
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.check import Effort
 from protocol.records.header import RECORD_COUNT, RECORD_COUNT_POSITION

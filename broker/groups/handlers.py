@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, S
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from broker.api.answers import AnswerBudget
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.events import (
     Commit,
     DeleteGroup,
@@ -31,6 +29,8 @@ from broker.groups.journal import encode_batch_in_slices
 from broker.groups.model import CONSUMER_PROTOCOL_TYPE, CommittedOffset, Phase, PutOffset
 from broker.groups.modern.positions import fetch_error
 from broker.groups.offsets import is_too_long
+from broker.requests.answers import AnswerBudget
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import Operation
 from broker.slices import Slices, Work

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.api.log_dirs import sizes_on_disk
 from broker.metrics.model import OTHERS, Gathering, Metric, MetricKind
-from broker.metrics.traffic import Totals
+from broker.metrics.totals import Totals
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -14,9 +14,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
-from broker.api.declaration import ApiDeclaration
 from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind
 from broker.net.reply import Answer, Answerer, Part, Peer, Pending
+from broker.requests.declaration import ApiDeclaration
 
 BOUNDS: Final = (
     0.0001,

@@ -45,7 +45,7 @@ _ADMINISTRATIVE: Final = frozenset(
 
 
 class Asked(Protocol):
-    """What is known of a request (`broker.api.declaration.RequestContext`)."""
+    """What is known of a request (`broker.requests.declaration.RequestContext`)."""
 
     api_key: int
     client_id: str | None

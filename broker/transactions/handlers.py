@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from broker.api.answers import AnswerBudget
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.handlers import prepared
 from broker.groups.model import CommittedOffset
 from broker.pattern import PatternError, matching
+from broker.requests.answers import AnswerBudget
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole, within
 from broker.security.rights import Operation
 from broker.slices import Slices, Work, sort_in_slices

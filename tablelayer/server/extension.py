@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.api.declaration import ApiDeclaration
 from broker.config_key import ConfigKey, ConfigType, at_least
+from broker.requests.declaration import ApiDeclaration
 from protocol.errors import KafkaError
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake import topics as topic_lake

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from broker.metrics.model import Gathering, Metric, MetricKind
-from broker.metrics.traffic import Totals
+from broker.metrics.totals import Totals
 from tablelayer.model.errors import TableError
 
 if TYPE_CHECKING:

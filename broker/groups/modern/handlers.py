@@ -7,8 +7,6 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from broker.api.answers import AnswerBudget
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.groups.events import ConsumerHeartbeat, ConsumerHeartbeatResult
 from broker.groups.group import Group
 from broker.groups.modern.model import (
@@ -21,6 +19,8 @@ from broker.groups.modern.model import (
 )
 from broker.groups.modern.reconcile import without_epochs
 from broker.invariants import invariant
+from broker.requests.answers import AnswerBudget
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import Operation
 from broker.slices import Work

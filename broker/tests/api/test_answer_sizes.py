@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.api import answers
+from broker.requests import answers
 from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pytest
 
 from broker import background
-from broker.api.declaration import ApiDeclaration
 from broker.cluster.hooks import FetchedRecords
 from broker.cluster.partition import Partition
 from broker.cluster.topic import TopicImage
@@ -16,6 +15,7 @@ from broker.config_key import ConfigKey, ConfigType
 from broker.context import BrokerContext
 from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
+from broker.requests.declaration import ApiDeclaration
 from broker.security.requirement import public
 from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode, KafkaError

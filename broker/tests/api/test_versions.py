@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from broker.api.declaration import ApiDeclaration
 from broker.api.dispatch import Dispatcher
 from broker.net.reply import CloseConnection, Peer
+from broker.requests.declaration import ApiDeclaration
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.requirement import public
 from broker.testing.direct import direct_broker, response_type

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.api.declaration import RequestContext
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.journal_topic import partition_of
 from broker.groups.coordinator import GroupCoordinator
@@ -20,6 +19,7 @@ from broker.groups.model import Limits
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
 from broker.ports import AgeClock
+from broker.requests.declaration import RequestContext
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.rights import OPEN
 from broker.slices import Slices, finish

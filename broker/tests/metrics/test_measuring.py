@@ -7,12 +7,12 @@ from time import perf_counter, thread_time
 
 import pytest
 
-from broker.api.declaration import ApiDeclaration
 from broker.config_key import ConfigError
 from broker.metrics.endpoint import MetricsEndpoint
 from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind, Metrics
 from broker.metrics.requests import BOUNDS, REQUEST_SECONDS, RequestMeter
 from broker.net.reply import CloseConnection, Peer, Pending
+from broker.requests.declaration import ApiDeclaration
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.requirement import public
 from broker.testing.direct import direct_broker

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.metrics.model import OTHERS, Gathering
-from broker.metrics.traffic import Totals
+from broker.metrics.totals import Totals
 
 _steps = st.lists(
     st.one_of(

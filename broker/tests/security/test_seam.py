@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.declaration import ApiDeclaration
 from broker.api.dispatch import Dispatcher, failed_response
 from broker.net.reply import CloseConnection, Peer
+from broker.requests.declaration import ApiDeclaration
 from broker.security.principal import ANONYMOUS, Principal, Session
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied

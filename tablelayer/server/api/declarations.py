@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from broker.api.declaration import ApiDeclaration, RequestContext
 from broker.net.reply import CloseConnection
+from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import Requirement, within
 from broker.security.rights import Operation
 from protocol.errors import KafkaError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from broker.api.declaration import RequestContext
+from broker.requests.declaration import RequestContext
 from protocol.one_line import one_line
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import in_order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from broker.api.declaration import RequestContext
+from broker.requests.declaration import RequestContext
 from tablelayer.model.batches.extremes import check_ordered
 from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.api.declaration import RequestContext
+from broker.requests.declaration import RequestContext
 from tablelayer.model.messages import staged as m
 from tablelayer.server.catalog import Catalog
 from tablelayer.server.staged.commits import StagedCommits

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from broker.api.declaration import RequestContext
 from broker.log.partition_log import AppendInfo
 from broker.net.reply import CloseConnection
+from broker.requests.declaration import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages import write as m

@@ -1,7 +1,6 @@
-"""What goes into and out of partitions, and sums of such counts that only grow.
+"""Sums by name of counts that begin anew: a partition's traffic, say, added to its topic's when somebody asks.
 
-A partition counts in four plain integers (`Traffic`). When somebody asks, what came since the last time is added to the
-sums of its topic (`Totals`), so that sums only grow, whatever becomes of partitions.
+What came since the last time is added, so that sums only grow, whatever becomes of partitions.
 """
 
 from __future__ import annotations
@@ -12,27 +11,6 @@ from broker.metrics.model import OTHERS
 
 NAMES_MAX = 200
 """Each name is a handful of series: nobody reads a dashboard of more, and every series costs a scrape microseconds."""
-
-
-class Traffic:
-    """Bytes and records of one partition since it was opened. Bytes out are those of answers to consumers."""
-
-    __slots__ = ("bytes_in", "bytes_out", "records_in", "records_out")
-
-    def __init__(self) -> None:
-        self.bytes_in = 0
-        self.records_in = 0
-        self.bytes_out = 0
-        self.records_out = 0
-
-    def sent(self, size: int, records: int) -> None:
-        """A consumer gets that much."""
-        self.bytes_out += size
-        self.records_out += records
-
-    def all(self) -> tuple[int, int, int, int]:
-        """(bytes in, records in, bytes out, records out)"""
-        return self.bytes_in, self.records_in, self.bytes_out, self.records_out
 
 
 class Totals:
