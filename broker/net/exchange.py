@@ -80,7 +80,8 @@ class Exchange:
 
     def postpone(self) -> None:
         """The answer to the frame that was taken comes later."""
-        invariant(self._is_taken and not self.is_under_way, "a frame is postponed that was not taken")
+        if not self._is_taken or self.is_under_way:
+            raise InvariantError("a frame is postponed that was not taken")
         self.is_under_way = True
 
     def answer(self, parts: list[Part] | None) -> bytes | None:
