@@ -62,8 +62,8 @@ logger = logging.getLogger("headrace.api")
 _ZSTD = 4
 _FIRST_VERSION_WITH_IDS = 13
 _PLACEHOLDERS = (0x6B1D_A2E4_97C3_5F08, 0x2E97_04D8_B16A_F35C, 0x51F8_3C6E_0AD9_72B4)
-_APPENDED_TOGETHER = 8
-"""Topics and partitions of one request between two rests. One with fewer, as nearly all are, is answered at once."""
+_ANSWERS_TOGETHER = 8
+"""Answers of one request that are looked at between two rests."""
 _AWAITED_TOGETHER = 100
 """Partitions of one request that are worked at side by side: many times what clients send."""
 
@@ -119,7 +119,7 @@ class ProduceApi:
         count = 0
         for topic in request.topic_data:
             count += 1
-            if not count % _APPENDED_TOGETHER:
+            if count > 2:
                 yield
             name = topic.name
             if context.api_version >= _FIRST_VERSION_WITH_IDS:
@@ -134,7 +134,9 @@ class ProduceApi:
             answers = []
             for data in topic.partition_data:
                 count += 1
-                if not count % _APPENDED_TOGETHER:
+                if (
+                    count > 2
+                ):  # the first append to a log opens its files; the bytes of a batch are its sender's choice
                     yield
                 answer = PartitionProduceResponse(index=data.index, base_offset=-1)
                 answers.append(answer)
@@ -261,11 +263,11 @@ class ProduceApi:
         count = 0
         for topic in response.responses:
             count += 1
-            if not count % _APPENDED_TOGETHER:
+            if not count % _ANSWERS_TOGETHER:
                 yield
             for partition in topic.partition_responses:
                 count += 1
-                if not count % _APPENDED_TOGETHER:
+                if not count % _ANSWERS_TOGETHER:
                     yield
                 if not partition.error_code:
                     continue

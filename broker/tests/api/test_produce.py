@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import threading
 import uuid
@@ -9,8 +10,10 @@ import uuid
 import pytest
 
 from broker.disk_errors import DISK_LOG
+from broker.log.partition_log import PartitionLog
 from broker.net.reply import CloseConnection
 from broker.testing.direct import direct_broker, values_of
+from broker.testing.log import StillClock
 from protocol.errors import ErrorCode
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records import check
@@ -299,3 +302,32 @@ async def test_the_event_loop_opens_so_many_bytes_of_a_request_and_threads_the_o
         assert sum(size for is_loops, size in opened if is_loops) < 1_000_000
         assert sum(size for is_loops, size in opened if not is_loops) > 60 * 400_000
         assert max(at_a_time) == 1
+
+
+async def test_a_request_rests_between_its_partitions_whatever_their_batches_take(
+    tmp_path, monkeypatch
+) -> None:
+    clock, turns, appended_in = StillClock(NOW), 0, []
+    original = PartitionLog.append
+
+    def append(*arguments, **options):
+        clock.seconds += 0.002
+        appended_in.append(turns)
+        return original(*arguments, **options)
+
+    async def innocent() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with direct_broker(tmp_path, clock=clock) as broker:
+        await broker.create_topic("t", 6)
+        monkeypatch.setattr(PartitionLog, "append", append)
+        other = asyncio.ensure_future(innocent())
+        data = [PartitionProduceData(index=index, records=BATCH) for index in range(6)]
+        request = ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="t", partition_data=data)])
+        response = await broker.send(request, 12)
+        other.cancel()
+        assert {p.error_code for p in response.responses[0].partition_responses} == {0}
+        assert len(set(appended_in)) == 6

@@ -23,6 +23,9 @@ VERSION_AT, TYPE_AT, BODY_SIZE_AT = 40, 42, 32
 """Where `build_metadata` puts fields of the message, from its first byte."""
 METHOD_AT = 8 + 80 + 5
 
+SURPLUS_ROWS_MAX = 1 << 16
+"""A message that was mutated before may say that it has 2^62 rows."""
+
 Pieces = list[bytes]
 
 
@@ -144,7 +147,7 @@ def _count(data: bytes, rng: np.random.Generator) -> tuple[str, bytes]:
     if which == 2:  # a surplus column that is whole, or one less
         if add:
             message.nodes.append([message.row_count, 0])
-            message.buffers += [b"", bytes(8 * max(0, message.row_count))]
+            message.buffers += [b"", bytes(8 * max(0, min(message.row_count, SURPLUS_ROWS_MAX)))]
         else:
             del message.nodes[-1], message.buffers[-2:]
     elif add:

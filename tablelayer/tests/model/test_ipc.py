@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from protocol.errors import DecodeError
 from tablelayer.model.batches.ipc import decode_ipc, encode_ipc
 from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.schema.schema import Schema
-from tablelayer.tests.model.ipc_mutations import Message
+from tablelayer.tests.model.ipc_mutations import Message, mutated
 from tablelayer.tests.model.random_rows import batches
 
 
@@ -90,3 +91,10 @@ def test_parts_without_values_are_sent_with_their_one_offset(length: int) -> Non
     whole = pa.record_batch(columns, ["l", "m", "s"])
     for batch in (whole.slice(0, length), whole.slice(2 - length, length)):
         assert decode_ipc(encode_ipc(batch), batch.schema, untrusted=True).equals(batch)
+
+
+def test_mutations_of_a_message_that_says_it_has_trillions_of_rows_stay_small() -> None:
+    message = Message(bytes(encode_ipc(pa.record_batch({"a": pa.array([1, 2])}))))
+    message.row_count = 1 << 40
+    rng = np.random.default_rng(1)
+    assert max(len(mutated(message.encoded(), rng)[1]) for _ in range(500)) < 1 << 20
