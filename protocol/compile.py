@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-from protocol.fields import FORMATS, STRUCT_DEFAULT, Field
-
-if TYPE_CHECKING:
-    from protocol.schema import Struct
+from protocol.fields import FORMATS, STRUCT_DEFAULT, Declared, Field
 
 
 class Source:
@@ -77,7 +74,7 @@ def minimum_size(field: Field, version: int, flexible: bool) -> int:
     return 2 if field.kind == "string" else 4
 
 
-def struct_minimum_size(structure: type[Struct], version: int, flexible: bool) -> int:
+def struct_minimum_size(structure: type[Declared], version: int, flexible: bool) -> int:
     """The least number of bytes that the struct takes in an encoding of `version`."""
     return int(flexible) + sum(
         minimum_size(field, version, flexible)
@@ -107,7 +104,7 @@ def _default_cost(field: Field, version: int) -> int:
     return _VALUE_COST["array"] if field.default == [] else 0
 
 
-def struct_cost(structure: type[Struct], version: int) -> int:
+def struct_cost(structure: type[Declared], version: int) -> int:
     """Bytes of memory that an object takes once it is decoded, without what its strings, arrays and the
     like contain. A tagged field counts as absent: what it takes is charged when it is there.
     """
@@ -130,7 +127,7 @@ class _Unset:
 _UNSET = _Unset()
 
 
-def compile_constructor(cls: type[Struct]) -> Callable[..., None]:
+def compile_constructor(cls: type[Declared]) -> Callable[..., None]:
     """The `__init__` of a declared struct: keyword-only, each field with its default."""
     source = Source()
     source.namespace["UNSET"] = _UNSET

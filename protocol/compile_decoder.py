@@ -19,16 +19,13 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from struct import Struct as Packer
 from struct import unpack_from
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from protocol.budget import exceeded
 from protocol.compile import Source, minimum_size, struct_cost, struct_minimum_size, value_cost
 from protocol.errors import DecodeError
-from protocol.fields import FORMATS, Field
-
-if TYPE_CHECKING:
-    from protocol.schema import Message, Struct
+from protocol.fields import FORMATS, Declared, DeclaredMessage, Field
 
 Decoder = Callable[[Any, int, int], tuple[Any, int, int]]
 RestingDecoder = Callable[[Any, int, int], Generator[None, None, tuple[Any, int, int]]]
@@ -42,20 +39,20 @@ _PRIVATE_KEYS_FROM = 10_000
 _LENGTH_OF_STRING = f"a length of a string, of at most {STRING_BYTES_MAX} bytes"
 
 
-def compile_decoder(cls: type[Message], version: int) -> Decoder:
+def compile_decoder(cls: type[DeclaredMessage], version: int) -> Decoder:
     """The decoder of `cls` in `version`, which must be one of its versions."""
     decoder: Decoder = _DecoderCompiler(cls, version, rests=False).compile()
     return decoder
 
 
-def compile_resting_decoder(cls: type[Message], version: int) -> RestingDecoder:
+def compile_resting_decoder(cls: type[DeclaredMessage], version: int) -> RestingDecoder:
     """The same as a generator, which yields every few elements and returns what the other one returns."""
     decoder: RestingDecoder = _DecoderCompiler(cls, version, rests=True).compile()
     return decoder
 
 
 class _DecoderCompiler:
-    def __init__(self, cls: type[Message], version: int, *, rests: bool) -> None:
+    def __init__(self, cls: type[DeclaredMessage], version: int, *, rests: bool) -> None:
         self.cls = cls
         self.version = version
         self.rests = rests
@@ -119,7 +116,7 @@ class _DecoderCompiler:
         self.source.line(f"left -= {amount}")
         self.source.line(f"if left < 0: raise exceeded({amount}, left + {amount})")
 
-    def structure(self, structure: type[Struct], target: str, path: str) -> None:
+    def structure(self, structure: type[Declared], target: str, path: str) -> None:
         """Decode a struct into a new object named `target`."""
         line = self.source.line
         self.flush()

@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from struct import Struct as Packer
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from protocol.compile import Source
 from protocol.compile_decoder import ELEMENTS_PER_REST
 from protocol.errors import EncodeError, EncodeTooLarge
-from protocol.fields import FORMATS, STRUCT_DEFAULT, Field
+from protocol.fields import FORMATS, STRUCT_DEFAULT, Declared, DeclaredMessage, Field
 from protocol.varint import ONE_BYTE, encode_unsigned_varint
-
-if TYPE_CHECKING:
-    from protocol.schema import Message, Struct
 
 Encoder = Callable[[Any], list[Any]]
 RestingEncoder = Callable[[Any, int], Generator[None, None, list[Any]]]
@@ -30,13 +27,13 @@ RestingEncoder = Callable[[Any, int], Generator[None, None, list[Any]]]
 _CHUNKS_PER_PART = 512
 
 
-def compile_encoder(cls: type[Message], version: int) -> Encoder:
+def compile_encoder(cls: type[DeclaredMessage], version: int) -> Encoder:
     """The encoder of `cls` in `version`, which must be one of its versions."""
     encoder: Encoder = _EncoderCompiler(cls, version, rests=False).compile()
     return encoder
 
 
-def compile_resting_encoder(cls: type[Message], version: int) -> RestingEncoder:
+def compile_resting_encoder(cls: type[DeclaredMessage], version: int) -> RestingEncoder:
     """The same as a generator, which yields every few elements. Its second argument is how many bytes there may be
     besides records; above it raises EncodeTooLarge.
     """
@@ -45,7 +42,7 @@ def compile_resting_encoder(cls: type[Message], version: int) -> RestingEncoder:
 
 
 class _EncoderCompiler:
-    def __init__(self, cls: type[Message], version: int, *, rests: bool) -> None:
+    def __init__(self, cls: type[DeclaredMessage], version: int, *, rests: bool) -> None:
         self.cls = cls
         self.version = version
         self.rests = rests
@@ -101,7 +98,7 @@ class _EncoderCompiler:
         pack = self.source.constant(Packer(">" + "".join(letter for letter, _ in run)).pack, "P")
         self.source.line(f"{self.add}({pack}({', '.join(expression for _, expression in run)}))")
 
-    def structure(self, structure: type[Struct], target: str, path: str) -> None:
+    def structure(self, structure: type[Declared], target: str, path: str) -> None:
         tagged: list[tuple[str, Field]] = []
         for name, field in structure.FIELDS.items():
             if self.version not in field.versions:
@@ -306,7 +303,7 @@ class _EncoderCompiler:
         self.source.depth -= 1
 
 
-def _carries_records(structure: type[Struct], version: int) -> bool:
+def _carries_records(structure: type[Declared], version: int) -> bool:
     return any(
         version in field.versions
         and (
@@ -342,7 +339,7 @@ def _records_part(value: Any) -> tuple[Any, int]:
     return (view if view.format == "B" and view.ndim == 1 else view.cast("B")), view.nbytes
 
 
-def _too_large(message: Message) -> EncodeTooLarge:
+def _too_large(message: DeclaredMessage) -> EncodeTooLarge:
     return EncodeTooLarge(f"{type(message).__name__} takes more bytes than are allowed")
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from struct import error, pack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
-from protocol.fields import FORMATS, Field
-
-if TYPE_CHECKING:
-    from protocol.schema import Message, Struct
+from protocol.fields import FORMATS, Declared, DeclaredMessage, Field
 
 _MISSING = object()
 
 
-def explain(message: Message, version: int, cause: Exception) -> str:
+def explain(message: DeclaredMessage, version: int, cause: Exception) -> str:
     """Names the first field whose value does not fit, or tells `cause` when none is found."""
     string_size_max = 2**31 - 2 if message.is_flexible(version) else 2**15 - 1
     found = _in_struct(message, version, string_size_max, type(message).__name__)
     return found or f"{type(cause).__name__}: {cause}"
 
 
-def _in_struct(value: Struct, version: int, string_size_max: int, path: str) -> str | None:
+def _in_struct(value: Declared, version: int, string_size_max: int, path: str) -> str | None:
     for name, field in value.FIELDS.items():
         if version in field.versions:
             found = _in_value(

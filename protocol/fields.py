@@ -21,13 +21,10 @@ And the functions are typed as returning Any, so that `name: int = int32()` read
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final, Protocol
 from uuid import UUID
 
 import msgspec
-
-if TYPE_CHECKING:
-    from protocol.schema import Struct
 
 NIL_UUID: Final = UUID(int=0)
 LATEST: Final = 32767
@@ -69,6 +66,20 @@ class Versions:
         return self.low <= version <= self.high
 
 
+class Declared(Protocol):
+    """A class of fields: what compilers know of a `protocol.schema.Struct`."""
+
+    FIELDS: ClassVar[dict[str, Field]]
+
+
+class DeclaredMessage(Declared, Protocol):
+    """What compilers know of a `protocol.schema.Message`."""
+
+    @classmethod
+    def is_flexible(cls, version: int) -> bool:
+        """Whether `version` has compact lengths and tagged fields (KIP-482)."""
+
+
 class Field(msgspec.Struct, frozen=True, eq=False):
     """One field of a struct as declared. `kind` is a key of FORMATS or string, binary, records, array, struct."""
 
@@ -80,7 +91,7 @@ class Field(msgspec.Struct, frozen=True, eq=False):
     tag: int | None
     tagged: Versions
     element: Field | None = None
-    structure: type[Struct] | None = None
+    structure: type[Declared] | None = None
 
     def is_tagged(self, version: int) -> bool:
         return self.tag is not None and version in self.tagged
@@ -96,7 +107,7 @@ def _field(
     tag: int | None = None,
     tagged: str | None = None,
     element: Field | None = None,
-    structure: type[Struct] | None = None,
+    structure: type[Declared] | None = None,
     **given: Any,
 ) -> Any:
     default = given.pop("default", zero)
@@ -177,13 +188,13 @@ def records(**keywords: Any) -> Any:
     return _field("records", None, **keywords)
 
 
-def array(element: type[Struct] | Callable[[], Any], **keywords: Any) -> Any:
+def array(element: type[Declared] | Callable[[], Any], **keywords: Any) -> Any:
     """A list of structs, `array(FetchTopic)`, or of plain values, `array(int32)`."""
     inner = _field("struct", None, structure=element) if isinstance(element, type) else element()
     return _field("array", [], element=inner, **keywords)
 
 
-def struct(structure: type[Struct], **keywords: Any) -> Any:
+def struct(structure: type[Declared], **keywords: Any) -> Any:
     """A nested struct. Tagged: None when absent. Nullable and not tagged: preceded by a byte, -1 for None
     and 1 otherwise.
     """
