@@ -78,6 +78,12 @@ class Authorizer(Protocol):
         self, session: Session, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> bool: ...
 
+    def denies(
+        self, session: Session, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        """Whether it is denied outright, and not merely not allowed: what an extension allows besides is not then."""
+        ...
+
     def may_any(self, session: Session, host: str, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether there is some resource of the type that it may do this to (KIP-679)."""
         ...
@@ -93,6 +99,11 @@ class _Open:
         self, session: Session, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> bool:
         return True
+
+    def denies(
+        self, session: Session, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        return False
 
     def may_any(self, session: Session, host: str, operation: Operation, resource_type: ResourceType) -> bool:
         return True

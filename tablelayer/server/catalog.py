@@ -475,15 +475,17 @@ class Catalog:
         topic = self.context.metadata.topic_by_id(table_id)
         if topic is None or not _has_rows(topic.config):
             self._definitions.pop(table_id, None)
-            raise TableError(
-                TableErrorCode.TABLE_NOT_FOUND,
-                f"there is no table with id {table_id}; it may have been dropped",
-            )
+            raise no_table_with_id(table_id)
         return self.definition(topic)
 
-    async def create_table(self, text: str, *, ignore_if_exists: bool) -> UUID:
-        """Create the table of a definition in JSON; its id. Raises TableError."""
+    async def create_table(
+        self, text: str, *, ignore_if_exists: bool, check: Callable[[TablePath], None] = lambda path: None
+    ) -> UUID:
+        """Create the table of a definition in JSON; its id. `check` is asked once the path is known, before anything
+        else. Raises TableError, and what `check` raises.
+        """
         path, buckets, config = await self.reader.run(_read_definition, text)
+        check(path)
         self._check_database(path.database)
         if path.partition is not None:
             raise TableError(
@@ -685,6 +687,12 @@ class Catalog:
                 except KafkaError as error:
                     if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                         raise
+
+
+def no_table_with_id(table_id: UUID) -> TableError:
+    return TableError(
+        TableErrorCode.TABLE_NOT_FOUND, f"there is no table with id {table_id}; it may have been dropped"
+    )
 
 
 def _read_definition(text: str) -> tuple[TablePath, int, dict[str, str]]:

@@ -34,6 +34,8 @@ from tablelayer.server.lake_options import LAKE_OPTION_CONFIG
 from tablelayer.server.limits import Limits
 from tablelayer.server.metrics import TABLE_METRICS, TableCollector
 from tablelayer.server.partitions.automatic import Calendar
+from tablelayer.server.rights.column_grants import ColumnGrants
+from tablelayer.server.rights.table_rights import TableRights
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class TableExtension:
         self.catalog = Catalog()
         self.on_first_table: Callable[[], object] | None = None
         """Called once, when a table is made or opened after this was set: what tables need can be loaded meanwhile."""
+        self.column_grants = ColumnGrants()
         self._lake: LakeRounds | None = None
         self.lake_subjects: LakeSubjects
         """How far the lake is, also for metrics; there from `start` on."""
@@ -147,13 +150,21 @@ class TableExtension:
 
                 self._scans = SnapshotScans(self._services)
                 self._services.release_scans = self._scans.release
-                bucket = partial(Targets(self.catalog).bucket, kind=TableBucket)
+                rights = TableRights(self.catalog, self.column_grants)
+                bucket = partial(Targets(self.catalog, rights).bucket, kind=TableBucket)
                 area = StagingArea(self._services.directory / "staged", self._services.context.data_dir)
                 staged = StagedCommits(self._services, area, self.catalog.by_id, bucket)
                 await staged.load()
                 self._staged = staged
                 self._handlers = Handlers(
-                    self._services, self.catalog, self._lake, self.lake_subjects, self._scans, staged
+                    self._services,
+                    self.catalog,
+                    self._lake,
+                    self.lake_subjects,
+                    self._scans,
+                    staged,
+                    rights,
+                    self.column_grants,
                 )
         return self._handlers
 
@@ -169,6 +180,7 @@ class TableExtension:
 
     async def start(self, context: BrokerContext) -> None:
         await self.catalog.load(context)
+        await self.column_grants.load(context.store)
         limits = self.limits
         timing = Timing(
             limits.lake_lease_ms, limits.lake_round_ms_max, limits.lake_retry_ms, limits.lake_retry_ms_max
@@ -260,12 +272,16 @@ class TableExtension:
             await self._tend_buckets(context)
             if not context.metadata.is_loaded:
                 continue  # recovery takes its time: a table that is not known yet is not a dropped one
-            for table_id in self._lake.known_tables():
-                if context.metadata.topic_by_id(table_id) is None:
-                    try:
-                        await self._lake.forget(table_id)
-                    except Exception as error:  # noqa: BLE001 - of one table: told
-                        context.background.failed(f"forgetting the lake of {table_id}", error)
+            for forget, known in (
+                (self._lake.forget, self._lake.known_tables()),
+                (self.column_grants.forget, self.column_grants.tables()),
+            ):
+                for table_id in known:
+                    if context.metadata.topic_by_id(table_id) is None:
+                        try:
+                            await forget(table_id)
+                        except Exception as error:  # noqa: BLE001 - of one table: told
+                            context.background.failed(f"forgetting what was kept of {table_id}", error)
             await self._look_after_staged(context)
 
     async def _look_after_staged(self, context: BrokerContext) -> None:

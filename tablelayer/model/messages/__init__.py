@@ -17,5 +17,6 @@ from tablelayer.model.messages.catalog import *
 from tablelayer.model.messages.lake import *
 from tablelayer.model.messages.partitions import *
 from tablelayer.model.messages.read import *
+from tablelayer.model.messages.rights import *
 from tablelayer.model.messages.staged import *
 from tablelayer.model.messages.write import *

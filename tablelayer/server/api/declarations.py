@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from broker.net.reply import CloseConnection
 from broker.requests.declaration import ApiDeclaration, RequestContext
-from broker.security.requirement import Requirement, within
+from broker.security.requirement import Requirement, whole, within
 from broker.security.rights import Operation
 from protocol.errors import KafkaError
 from protocol.schema import ApiMessage
@@ -39,7 +39,7 @@ class TableApis:
                 m.CreateDatabaseRequest,
                 m.CreateDatabaseResponse,
                 lambda by: by.catalog.create_database,
-                within(topic=Operation.CREATE),
+                within(topic=Operation.CREATE, cluster=Operation.CREATE),
             ),
             declare(
                 m.DropDatabaseRequest,
@@ -57,7 +57,7 @@ class TableApis:
                 m.CreateTableRequest,
                 m.CreateTableResponse,
                 lambda by: by.catalog.create_table,
-                within(topic=Operation.CREATE),
+                within(topic=Operation.CREATE, cluster=Operation.CREATE),
             ),
             declare(
                 m.DropTableRequest,
@@ -105,7 +105,10 @@ class TableApis:
                 m.PutRowsRequest, m.PutRowsResponse, lambda by: by.write.put, within(topic=Operation.WRITE)
             ),
             declare(
-                m.LookupRequest, m.LookupResponse, lambda by: by.read.lookup, within(topic=Operation.READ)
+                m.LookupRequest,
+                m.LookupResponse,
+                lambda by: by.read.lookup,
+                within(topic=(Operation.READ, Operation.WRITE)),
             ),
             declare(
                 m.PrefixLookupRequest,
@@ -185,13 +188,13 @@ class TableApis:
                 m.CreatePartitionRequest,
                 m.CreatePartitionResponse,
                 lambda by: by.partitions.create,
-                within(topic=Operation.ALTER),
+                within(topic=Operation.WRITE),
             ),
             declare(
                 m.DropPartitionRequest,
                 m.DropPartitionResponse,
                 lambda by: by.partitions.drop,
-                within(topic=Operation.ALTER),
+                within(topic=Operation.WRITE),
             ),
             declare(
                 m.ListPartitionsRequest,
@@ -207,6 +210,24 @@ class TableApis:
                 m.LakeFinishResponse,
                 lambda by: by.lake.finish,
                 within(topic=Operation.ALTER),
+            ),
+            declare(
+                m.GrantColumnsRequest,
+                m.GrantColumnsResponse,
+                lambda by: by.rights.grant,
+                whole(Operation.ALTER),
+            ),
+            declare(
+                m.RevokeColumnsRequest,
+                m.RevokeColumnsResponse,
+                lambda by: by.rights.revoke,
+                whole(Operation.ALTER),
+            ),
+            declare(
+                m.ListColumnGrantsRequest,
+                m.ListColumnGrantsResponse,
+                lambda by: by.rights.list,
+                whole(Operation.DESCRIBE),
             ),
             declare(
                 m.ListLakeRequest,

@@ -10,6 +10,7 @@ from tablelayer.server.api.catalog import CatalogHandlers
 from tablelayer.server.api.lake import LakeHandlers
 from tablelayer.server.api.partitions import PartitionHandlers
 from tablelayer.server.api.read import ReadHandlers
+from tablelayer.server.api.rights import RightsHandlers
 from tablelayer.server.api.staged import StagedHandlers
 from tablelayer.server.api.targets import Targets
 from tablelayer.server.api.write import WriteHandlers
@@ -17,6 +18,8 @@ from tablelayer.server.catalog import Catalog
 from tablelayer.server.lake.subjects import LakeSubjects
 from tablelayer.server.lake.tiering import LakeRounds
 from tablelayer.server.read.snapshot_scans import SnapshotScans
+from tablelayer.server.rights.column_grants import ColumnGrants
+from tablelayer.server.rights.table_rights import TableRights
 from tablelayer.server.services import Services
 from tablelayer.server.staged.commits import StagedCommits
 
@@ -30,11 +33,14 @@ class Handlers:
         subjects: LakeSubjects,
         scans: SnapshotScans,
         staged: StagedCommits,
+        rights: TableRights,
+        grants: ColumnGrants,
     ) -> None:
-        targets = Targets(catalog)
-        self.catalog = CatalogHandlers(services, catalog)
-        self.partitions = PartitionHandlers(catalog)
+        targets = Targets(catalog, rights)
+        self.catalog = CatalogHandlers(services, catalog, rights)
+        self.partitions = PartitionHandlers(catalog, rights)
         self.write = WriteHandlers(targets)
         self.read = ReadHandlers(services, targets, scans)
-        self.staged = StagedHandlers(catalog, staged)
-        self.lake = LakeHandlers(services, lake, subjects)
+        self.staged = StagedHandlers(rights, staged)
+        self.rights = RightsHandlers(catalog, grants)
+        self.lake = LakeHandlers(services, rights, lake, subjects)

@@ -6,15 +6,18 @@ import asyncio
 import logging
 
 from broker.requests.declaration import RequestContext
+from broker.security.rights import Operation, ResourceType, denied
 from protocol.one_line import one_line
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import in_order
 from tablelayer.model.messages import lake as m
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
+from tablelayer.server.catalog import no_table_with_id
 from tablelayer.server.lake.catalogs import properties_for
 from tablelayer.server.lake.machine import Candidate
 from tablelayer.server.lake.subjects import LakeSubjects, Subject
 from tablelayer.server.lake.tiering import LakeRounds
+from tablelayer.server.rights.table_rights import TableRights
 from tablelayer.server.services import Services
 
 logger = logging.getLogger("headrace.tables")
@@ -25,19 +28,24 @@ _FAILURE_LENGTH_MAX = 2000
 
 
 class LakeHandlers:
-    def __init__(self, services: Services, lake: LakeRounds, subjects: LakeSubjects) -> None:
+    def __init__(
+        self, services: Services, rights: TableRights, lake: LakeRounds, subjects: LakeSubjects
+    ) -> None:
         self._services = services
+        self._rights = rights
         self._lake = lake
         self._subjects = subjects
 
     async def begin(self, context: RequestContext, request: m.LakeBeginRequest) -> m.LakeBeginResponse:
         if request.topic is not None:
+            context.require(Operation.ALTER, ResourceType.TOPIC, request.topic)
             subjects = [self._subjects.by_topic(request.topic)]
         elif request.table is not None:
             path = TablePath(request.database or DEFAULT_DATABASE, request.table)
+            self._rights.require(context, Operation.ALTER, path)
             subjects = [self._subjects.by_path(path)]
         else:
-            subjects = self._subjects.all_tiered()
+            subjects = [each for each in self._subjects.all_tiered() if _may(context, Operation.ALTER, each)]
             if context.api_version == 0:  # it cannot be told of the others
                 subjects = [each for each in subjects if _is_simple(each)]
         worker = one_line(request.worker, _WORKER_LENGTH_MAX)
@@ -66,13 +74,13 @@ class LakeHandlers:
     async def heartbeat(
         self, context: RequestContext, request: m.LakeHeartbeatRequest
     ) -> m.LakeHeartbeatResponse:
-        self._subjects.tiered_by_id(request.table_id)
+        self._require(context, Operation.ALTER, self._subjects.tiered_by_id(request.table_id))
         doing = one_line(request.doing, _WORKER_LENGTH_MAX)
         finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, doing)
         return m.LakeHeartbeatResponse(finish=finish)
 
     async def commit(self, context: RequestContext, request: m.LakeCommitRequest) -> m.LakeCommitResponse:
-        subject = self._subjects.tiered_by_id(request.table_id)
+        subject = self._require(context, Operation.ALTER, self._subjects.tiered_by_id(request.table_id))
         existing = {place for place, _ in self._subjects.places(subject)}
         offsets = {entry.place: entry.offset for entry in request.offsets}
         # A partition that was dropped while its rows were tiered is no mistake.
@@ -83,7 +91,7 @@ class LakeHandlers:
         return m.LakeCommitResponse()
 
     async def end(self, context: RequestContext, request: m.LakeEndRequest) -> m.LakeEndResponse:
-        subject = self._subjects.by_id(request.table_id)
+        subject = self._require(context, Operation.ALTER, self._subjects.by_id(request.table_id))
         failure = None if request.failure is None else one_line(request.failure, _FAILURE_LENGTH_MAX)
         self._lake.give_back(request.table_id, request.epoch, failure)
         if failure is not None:
@@ -92,13 +100,13 @@ class LakeHandlers:
         return m.LakeEndResponse()
 
     async def finish(self, context: RequestContext, request: m.LakeFinishRequest) -> m.LakeFinishResponse:
-        self._subjects.tiered_by_id(request.table_id)
+        self._require(context, Operation.ALTER, self._subjects.tiered_by_id(request.table_id))
         return m.LakeFinishResponse(running=self._lake.finish(request.table_id))
 
     async def describe(
         self, context: RequestContext, request: m.DescribeLakeRequest
     ) -> m.DescribeLakeResponse:
-        subject = self._subjects.by_id(request.table_id)
+        subject = self._require(context, Operation.DESCRIBE, self._subjects.by_id(request.table_id))
         if context.api_version == 0 and subject.definition is not None and subject.definition.is_partitioned:
             raise TableError(
                 TableErrorCode.PARTITION_NEEDED,
@@ -108,6 +116,8 @@ class LakeHandlers:
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
         progress = self._subjects.progress(subject)
+        # Where the lake is, and what opens it: for those who may read all that is in it, or write it.
+        may_read = _may(context, Operation.READ, subject) or _may(context, Operation.ALTER, subject)
         return m.DescribeLakeResponse(
             enabled=subject.enabled,
             format=subject.format,
@@ -115,7 +125,7 @@ class LakeHandlers:
             epoch=record.epoch,
             committed_at_ms=record.committed_at_ms,
             offsets=[m.LakeOffset.of(place, offset) for place, offset in in_order(record.offsets)],
-            properties=properties_for(self._services.context.config, request.token),
+            properties=properties_for(self._services.context.config, request.token) if may_read else [],
             ends=[m.LakeOffset.of(place, offset) for place, offset in in_order(progress.ends)],
             freshness_ms=subject.freshness_ms,
             worker=None if running is None else running.worker,
@@ -132,6 +142,8 @@ class LakeHandlers:
     async def list(self, context: RequestContext, request: m.ListLakeRequest) -> m.ListLakeResponse:
         listed = []
         for subject in self._subjects.all_tiered():
+            if not _may(context, Operation.DESCRIBE, subject):
+                continue
             progress, record = self._subjects.progress(subject), self._lake.state(subject.table_id)
             running, trouble = self._lake.round_of(subject.table_id), self._lake.trouble(subject.table_id)
             entry = m.ListedLake(
@@ -156,6 +168,18 @@ class LakeHandlers:
             listed.append(entry)
             await asyncio.sleep(0)  # there may be many
         return m.ListLakeResponse(entries=listed)
+
+    def _require(self, context: RequestContext, operation: Operation, subject: Subject) -> Subject:
+        """Raises KafkaError, or TableError as of an id that does not exist."""
+        if not _may(context, operation, subject):
+            if not _may(context, Operation.DESCRIBE, subject):
+                raise no_table_with_id(subject.table_id)
+            raise denied(ResourceType.TOPIC)
+        return subject
+
+
+def _may(context: RequestContext, operation: Operation, subject: Subject) -> bool:
+    return context.may(operation, ResourceType.TOPIC, subject.name)
 
 
 def _is_simple(subject: Subject) -> bool:

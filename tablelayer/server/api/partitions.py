@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from broker.requests.declaration import RequestContext
+from broker.security.rights import Operation
 from tablelayer.model.messages import partitions as m
 from tablelayer.server.catalog import Catalog
+from tablelayer.server.rights.table_rights import TableRights
 
 
 class PartitionHandlers:
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, rights: TableRights) -> None:
         self._catalog = catalog
+        self._rights = rights
 
     async def create(
         self, context: RequestContext, request: m.CreatePartitionRequest
     ) -> m.CreatePartitionResponse:
-        definition = self._catalog.by_id(request.table_id)
+        definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
         partition = await self._catalog.create_partition(
             definition, request.name, ignore_if_exists=request.ignore_if_exists
         )
@@ -22,7 +25,7 @@ class PartitionHandlers:
         return m.CreatePartitionResponse(partition_id=partition.table_id, bucket_count=partition.bucket_count)
 
     async def drop(self, context: RequestContext, request: m.DropPartitionRequest) -> m.DropPartitionResponse:
-        definition = self._catalog.by_id(request.table_id)
+        definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
         await self._catalog.drop_partition(
             definition, request.name, ignore_if_not_exists=request.ignore_if_not_exists
         )
@@ -31,8 +34,9 @@ class PartitionHandlers:
     async def list(
         self, context: RequestContext, request: m.ListPartitionsRequest
     ) -> m.ListPartitionsResponse:
+        definition = self._rights.by_id(context, Operation.DESCRIBE, request.table_id)
         found = []
-        for each in self._catalog.partitions(self._catalog.by_id(request.table_id)):
+        for each in self._catalog.partitions(definition):
             assert each.table_id is not None
             assert each.path.partition is not None
             found.append(

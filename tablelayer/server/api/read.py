@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from broker.requests.declaration import RequestContext
 from tablelayer.model.batches.extremes import check_ordered
@@ -12,7 +13,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages import read as m
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.api.parts import Answer, Part, check_each_once, each_part, refuse
-from tablelayer.server.api.targets import Targets
+from tablelayer.server.api.targets import Targets, check_key_table, client_of
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.log_bucket import LogBucket
 from tablelayer.server.merge.writes import check_insertable
@@ -37,10 +38,13 @@ class ReadHandlers:
         self._scans = scans
 
     async def lookup(self, context: RequestContext, request: m.LookupRequest) -> m.LookupResponse:
-        definition = self._targets.key_table(request.table_id)
+        definition = self._targets.read(context, request.table_id)
+        check_key_table(definition)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        self._targets.check_columns(context, definition, wanted, _key_ids(definition))
         limit = self._services.limits.keys_per_lookup_max
         if request.insert_if_absent:
+            self._targets.written(context, request.table_id)
             check_insertable(definition)
         check_each_once(definition, [part.bucket for part in request.buckets])
         quick = reads.lookup_in_memory if len(request.buckets) <= _QUICK_BUCKETS_MAX else None
@@ -68,8 +72,10 @@ class ReadHandlers:
     async def prefix_lookup(
         self, context: RequestContext, request: m.PrefixLookupRequest
     ) -> m.PrefixLookupResponse:
-        definition = self._targets.key_table(request.table_id)
+        definition = self._targets.read(context, request.table_id)
+        check_key_table(definition)
         wanted = reads.Wanted.of(definition, request.schema_id, request.columns)
+        self._targets.check_columns(context, definition, wanted, _key_ids(definition))
         limit = self._services.limits.keys_per_lookup_max
         if not definition.allows_prefix_lookup:
             raise TableError(
@@ -99,13 +105,15 @@ class ReadHandlers:
         return m.PrefixLookupResponse(schema_id=wanted.schema.schema_id, buckets=answers)
 
     async def scan_log(self, context: RequestContext, request: m.ScanLogRequest) -> m.ScanLogResponse:
-        definition = self._targets.with_rows(request.table_id)
+        definition = self._targets.read(context, request.table_id)
         check_each_once(definition, [part.bucket for part in request.buckets])
-        return await scan_log(self._services, definition, request)
+        check = partial(self._targets.check_columns, context, definition)
+        return await scan_log(self._services, definition, request, check)
 
     async def limit_scan(self, context: RequestContext, request: m.LimitScanRequest) -> m.LimitScanResponse:
-        definition = self._targets.with_rows(request.table_id)
+        definition = self._targets.read(context, request.table_id)
         wanted = await self._wanted(definition, request, request.columns)
+        self._targets.check_columns(context, definition, wanted)
         limit = request.limit
         if not 0 <= limit <= self._services.limits.limit_scan_rows_max:
             raise TableError(
@@ -138,9 +146,11 @@ class ReadHandlers:
         return m.LimitScanResponse(schema_id=wanted.schema.schema_id, buckets=answers)
 
     async def count_rows(self, context: RequestContext, request: m.CountRowsRequest) -> m.CountRowsResponse:
-        definition = self._targets.with_rows(request.table_id)
+        definition = self._targets.read(context, request.table_id)
         check_each_once(definition, request.buckets)
         wanted = await self._wanted(definition, request, request.extremes)
+        if wanted.columns is not None or wanted.filter is not None:
+            self._targets.check_columns(context, definition, wanted)
         if wanted.columns is not None:
             check_ordered([wanted.schema.columns[index] for index in wanted.columns])
 
@@ -181,20 +191,23 @@ class ReadHandlers:
     async def scan_snapshot(
         self, context: RequestContext, request: m.ScanSnapshotRequest
     ) -> m.ScanSnapshotResponse:
-        definition = self._targets.key_table(request.table_id)
-        client = context.client_host
+        definition = self._targets.read(context, request.table_id)
+        check_key_table(definition)
+        client = client_of(context)
         if request.close:
             self._scans.close(request.scan_id, request.table_id, client)
             return m.ScanSnapshotResponse(scan_id=request.scan_id)
         if request.scan_id == m.OPEN_SCAN:
             bucket = self._targets.bucket(definition, request.bucket, KeyBucket)
             wanted = await self._wanted(definition, request, request.columns)
+            self._targets.check_columns(context, definition, wanted, _key_ids(definition))
             scan_id = await self._scans.open(bucket, wanted, request, client)
         else:
             scan_id = request.scan_id
         scan, rows, cursor, has_more = await self._scans.next(
             scan_id, request.table_id, client, request.piece, request.max_bytes
         )
+        self._targets.check_columns(context, definition, scan.wanted)
         return m.ScanSnapshotResponse(
             scan_id=scan_id,
             log_offset=scan.log_offset,
@@ -230,6 +243,12 @@ class ReadHandlers:
         return await reads.Wanted.asked(
             self._services, definition, request.schema_id, columns, request.filter
         )
+
+
+def _key_ids(definition: TableDefinition) -> list[int]:
+    """Of the columns that whoever names keys, or ranges of them, learns something about."""
+    schema = definition.schema
+    return [schema.column(name).id for name in schema.primary_key]
 
 
 def _check_whole(whole: bool, room: Room) -> None:

@@ -5,41 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
+from broker.security.principal import ANONYMOUS
+from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.catalog import Catalog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from broker.requests.declaration import RequestContext
     from tablelayer.server.bucket.bucket import TableBucket
+    from tablelayer.server.read.bucket_state import Wanted
+    from tablelayer.server.rights.table_rights import TableRights
 
 Bucket = TypeVar("Bucket", bound="TableBucket")
 
 
 class Targets:
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, rights: TableRights) -> None:
         self._catalog = catalog
+        self._rights = rights
 
-    def with_rows(self, table_id: UUID) -> TableDefinition:
-        """A table or a partition; of a partitioned table only the partitions have rows."""
-        definition = self._catalog.by_id(table_id)
-        if definition.is_partitioned:
-            raise TableError(
-                TableErrorCode.PARTITION_NEEDED,
-                f"table {definition.path} is partitioned: its rows are read and written by partition, "
-                f"such as {definition.path}.{'.'.join(definition.partition_keys)}; this client does not know how",
-            )
-        return definition
+    def written(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+        """A table or a partition that the caller may write to. Raises KafkaError or TableError."""
+        return _with_rows(self._rights.by_id(context, Operation.WRITE, table_id))
 
-    def key_table(self, table_id: UUID) -> TableDefinition:
-        """R16."""
-        definition = self.with_rows(table_id)
-        if not definition.is_primary_key_table:
-            raise TableError(
-                TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
-                f"table {definition.path} is a log table: it has no keys to write or look up by",
-            )
-        return definition
+    def read(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+        """One of which the caller may read some columns; of which, `check_columns` says."""
+        return _with_rows(self._rights.readable_by_id(context, table_id))
+
+    def check_columns(
+        self, context: RequestContext, definition: TableDefinition, wanted: Wanted, used: Iterable[int] = ()
+    ) -> None:
+        self._rights.check_columns(context, definition, wanted, used)
 
     def bucket(self, definition: TableDefinition, index: int, kind: type[Bucket]) -> Bucket:
         """Raises KafkaError for a bucket that is not there, not of that kind or not open."""
@@ -59,3 +59,30 @@ class Targets:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS, f"min.insync.replicas is {needed}, and 1 replica is in sync"
             )
+
+
+def _with_rows(definition: TableDefinition) -> TableDefinition:
+    """Of a partitioned table only the partitions have rows."""
+    if definition.is_partitioned:
+        raise TableError(
+            TableErrorCode.PARTITION_NEEDED,
+            f"table {definition.path} is partitioned: its rows are read and written by partition, "
+            f"such as {definition.path}.{'.'.join(definition.partition_keys)}; this client does not know how",
+        )
+    return definition
+
+
+def client_of(context: RequestContext) -> str:
+    """Whose scans and limits they are: a host's where nobody is authenticated, otherwise a principal's on a host."""
+    if context.principal == ANONYMOUS:
+        return context.client_host
+    return f"{context.principal}@{context.client_host}"
+
+
+def check_key_table(definition: TableDefinition) -> None:
+    """R16."""
+    if not definition.is_primary_key_table:
+        raise TableError(
+            TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
+            f"table {definition.path} is a log table: it has no keys to write or look up by",
+        )

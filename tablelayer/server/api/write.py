@@ -13,7 +13,7 @@ from tablelayer.model.messages import write as m
 from tablelayer.model.options.table_options import MergeEngine
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.api.parts import each_part, refuse
-from tablelayer.server.api.targets import Targets
+from tablelayer.server.api.targets import Targets, check_key_table
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.log_bucket import LogBucket
 
@@ -25,7 +25,7 @@ class WriteHandlers:
     async def append(
         self, context: RequestContext, request: m.AppendRowsRequest
     ) -> m.AppendRowsResponse | None:
-        definition = self._targets.with_rows(request.table_id)
+        definition = self._targets.written(context, request.table_id)
         if definition.is_primary_key_table:
             raise TableError(
                 TableErrorCode.NOT_A_LOG_TABLE,
@@ -40,7 +40,8 @@ class WriteHandlers:
         return None if written is None else m.AppendRowsResponse(buckets=written)
 
     async def put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse | None:
-        definition = self._targets.key_table(request.table_id)
+        definition = self._targets.written(context, request.table_id)
+        check_key_table(definition)
         targets = None if request.target_columns is None else tuple(request.target_columns)
         if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE):
             raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")

@@ -108,6 +108,12 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.columns is None or len(self.columns) == len(self.schema.columns)
 
     @property
+    def filter_ids(self) -> frozenset[int]:
+        """Of the columns that rows are chosen by."""
+        used = () if self.filter is None else self.filter.columns
+        return frozenset(self.schema.columns[index].id for index in used)
+
+    @property
     def ids(self) -> frozenset[int]:
         chosen = range(len(self.schema.columns)) if self.columns is None else self.columns
         return frozenset(self.schema.columns[index].id for index in chosen)

@@ -59,10 +59,13 @@ class Parts:
 
 
 async def scan_log(
-    services: Services, definition: TableDefinition, request: ScanLogRequest
+    services: Services, definition: TableDefinition, request: ScanLogRequest, check: Callable[[Wanted], None]
 ) -> ScanLogResponse:
-    """Raises TableError for columns that do not exist; errors of buckets are in the response."""
+    """Raises TableError for columns that do not exist; errors of buckets are in the response. `check` raises if what
+    is wanted may not be read; it is asked again after each wait.
+    """
     wanted = await Wanted.asked(services, definition, request.schema_id, request.columns, request.filter)
+    check(wanted)
     scan = _Scan(services, definition, request, wanted)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000
@@ -70,7 +73,9 @@ async def scan_log(
     try:
         await scan.read()
         while not scan.is_complete and loop.time() < deadline and await scan.changed(deadline):
+            check(wanted)
             await scan.read()
+        check(wanted)
     finally:
         scan.unwatch()
     return ScanLogResponse(buckets=scan.results)

@@ -1,0 +1,1 @@
+"""Who may do what with tables, and which columns they may read."""

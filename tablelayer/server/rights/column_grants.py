@@ -1,0 +1,104 @@
+"""Columns that somebody may read of a table that they may not read as a whole.
+
+Kafka's ACLs know whole topics; a list of columns is beside them, in the coordination store: a node for each table under
+`/security/columns`, by column id, so that a column that is renamed stays readable and one that is dropped and made
+again is not. A grant adds to what ACLs allow; an ACL that denies READ takes it away again, whatever is granted here.
+
+Changes are compare-and-set. They act at once, on connections and scans that are open too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from broker.ports import CreateNode, DeleteNode, SetNode
+
+if TYPE_CHECKING:
+    from broker.ports import CoordinationStore
+    from broker.security.principal import Principal
+
+ROOT = "/security/columns"
+EVERYBODY = "User:*"
+
+ByPrincipal = Mapping[str, frozenset[int]]
+
+
+class ColumnGrants:
+    def __init__(self) -> None:
+        self._by_table: dict[UUID, ByPrincipal] = {}
+        self._store: CoordinationStore
+        self._changing = asyncio.Lock()
+
+    async def load(self, store: CoordinationStore) -> None:
+        """Call once, before anything is read."""
+        self._store = store
+        for name in await store.children(ROOT):
+            node = await store.get(f"{ROOT}/{name}")
+            if node is not None:
+                self._by_table[UUID(name)] = _decode(node.data)
+
+    def readable(self, principal: Principal, table_id: UUID) -> frozenset[int]:
+        """Ids of the columns that were granted to the principal or to everybody."""
+        granted = self._by_table.get(table_id)
+        if granted is None:
+            return frozenset()
+        nothing: frozenset[int] = frozenset()
+        return granted.get(str(principal), nothing) | granted.get(EVERYBODY, nothing)
+
+    def of_table(self, table_id: UUID) -> ByPrincipal:
+        return self._by_table.get(table_id, {})
+
+    def tables(self) -> list[UUID]:
+        """Those that anybody was granted columns of."""
+        return list(self._by_table)
+
+    async def grant(self, table_id: UUID, principal: str, columns: Sequence[int]) -> None:
+        """Adds to what was granted before."""
+        async with self._changing:
+            before = dict(self.of_table(table_id))
+            before[principal] = before.get(principal, frozenset()) | frozenset(columns)
+            await self._write(table_id, before)
+
+    async def revoke(self, table_id: UUID, principal: str, columns: Sequence[int] | None) -> frozenset[int]:
+        """Takes away some columns, or all (None); those that were taken."""
+        async with self._changing:
+            before = dict(self.of_table(table_id))
+            had = before.pop(principal, frozenset())
+            taken = had if columns is None else had & frozenset(columns)
+            if had - taken:
+                before[principal] = had - taken
+            if taken:
+                await self._write(table_id, before)
+            return taken
+
+    async def forget(self, table_id: UUID) -> None:
+        """The table has been dropped."""
+        async with self._changing:
+            if table_id in self._by_table:
+                await self._write(table_id, {})
+
+    async def _write(self, table_id: UUID, granted: ByPrincipal) -> None:
+        path = f"{ROOT}/{table_id}"
+        node = await self._store.get(path)
+        if not granted:
+            if node is not None:
+                await self._store.transact([DeleteNode(path, node.version)])
+            self._by_table.pop(table_id, None)
+            return
+        data = _encode(granted)
+        await self._store.transact(
+            [CreateNode(path, data) if node is None else SetNode(path, data, node.version)]
+        )
+        self._by_table[table_id] = granted
+
+
+def _encode(granted: ByPrincipal) -> bytes:
+    return json.dumps({each: sorted(columns) for each, columns in sorted(granted.items())}).encode()
+
+
+def _decode(data: bytes) -> ByPrincipal:
+    return {each: frozenset(columns) for each, columns in json.loads(data).items()}

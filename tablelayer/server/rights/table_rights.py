@@ -1,0 +1,142 @@
+"""What somebody may do with databases and tables: Kafka's ACLs, on the topics that tables are.
+
+A table is its topic `db.t`, whatever partitions it has; a database is everything that begins with `db.`, and asked for
+by that name, so that an ACL prefixed `db.` is about it.
+
+| operation | of a table | of a database |
+|---|---|---|
+| READ | scans, lookups, counts, snapshots, the lake's place | |
+| WRITE | appends, upserts, deletes, staged writes, its partitions | |
+| CREATE | making it (or CREATE on the cluster) | likewise |
+| ALTER | changing it, tiering it | changing it |
+| DELETE | dropping it | dropping it |
+| DESCRIBE | its definition, partitions, state of tiering | its description |
+
+Who may not describe a table that it names by id hears what is said of ids that do not exist. By name the refusal is the
+same whether the table exists or not. Listings leave out what may not be described.
+
+Columns may be granted one by one (`column_grants`): reads that name just these, also in filters and keys, are answered;
+all others are refused, also in the Kafka face.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
+from protocol.errors import ErrorCode, KafkaError
+from tablelayer.server.catalog import no_table_with_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from broker.requests.declaration import RequestContext
+    from tablelayer.model.table.definition import TableDefinition, TablePath
+    from tablelayer.server.catalog import Catalog
+    from tablelayer.server.read.bucket_state import Wanted
+    from tablelayer.server.rights.column_grants import ColumnGrants
+
+_TOPIC = ResourceType.TOPIC
+
+
+class TableRights:
+    def __init__(self, catalog: Catalog, grants: ColumnGrants) -> None:
+        self._catalog = catalog
+        self._grants = grants
+
+    # -- tables --------------------------------------------------------------------------------------------
+
+    def may(self, context: RequestContext, operation: Operation, path: TablePath) -> bool:
+        return context.may(operation, _TOPIC, path.whole.topic)
+
+    def require(self, context: RequestContext, operation: Operation, path: TablePath) -> None:
+        """By name, before it is looked for. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        if not self.may(context, operation, path):
+            raise denied(_TOPIC)
+
+    def require_create(self, context: RequestContext, path: TablePath) -> None:
+        if not self._may_create(context, path.whole.topic):
+            raise denied(_TOPIC)
+
+    def by_id(self, context: RequestContext, operation: Operation, table_id: UUID) -> TableDefinition:
+        """A table, or a partition. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED) or TableError(TABLE_NOT_FOUND)."""
+        definition = self._catalog.by_id(table_id)
+        if not self.may(context, operation, definition.path):
+            self.require_visible(context, definition.path, table_id)
+            raise denied(_TOPIC)
+        return definition
+
+    def readable_by_id(self, context: RequestContext, table_id: UUID) -> TableDefinition:
+        """As `by_id` for READ, also if some of the columns only may be read: `check_columns` says of which."""
+        definition = self._catalog.by_id(table_id)
+        if not self.may(context, Operation.READ, definition.path) and not self._granted(context, definition):
+            self.require_visible(context, definition.path, table_id)
+            raise denied(_TOPIC)
+        return definition
+
+    def require_visible(self, context: RequestContext, path: TablePath, table_id: UUID) -> None:
+        """Raises TableError(TABLE_NOT_FOUND) for somebody who may not know that it is there."""
+        if not self.may(context, Operation.DESCRIBE, path):
+            raise no_table_with_id(table_id)
+
+    # -- columns -------------------------------------------------------------------------------------------
+
+    def check_columns(
+        self, context: RequestContext, definition: TableDefinition, wanted: Wanted, used: Iterable[int] = ()
+    ) -> None:
+        """Raise KafkaError unless everything that the read shows, filters by or uses (ids of columns) may be read."""
+        if self.may(context, Operation.READ, definition.path):
+            return
+        allowed = self._granted(context, definition)
+        asked = {*wanted.ids, *used, *wanted.filter_ids}
+        if asked <= allowed:
+            return
+        columns = wanted.schema.columns
+        withheld = [column.name for column in columns if column.id in asked - allowed]
+        shown = [column.name for column in columns if column.id in allowed]
+        may = f"; {', '.join(shown)} may be read, by name" if shown else ""
+        table = definition.path.whole
+        raise KafkaError(
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            f"not authorized: columns {', '.join(withheld)} of {table} are withheld{may}",
+        )
+
+    def _granted(self, context: RequestContext, definition: TableDefinition) -> frozenset[int]:
+        authorizer = context.authorizer
+        topic = self._catalog.context.metadata.topic(definition.path.whole.topic)
+        if topic is None or authorizer.is_open:
+            return frozenset()
+        granted = self._grants.readable(context.principal, topic.topic_id)
+        if granted and authorizer.denies(
+            context.session, context.client_host, Operation.READ, _TOPIC, topic.name
+        ):
+            return frozenset()
+        return granted
+
+    # -- databases -----------------------------------------------------------------------------------------
+
+    def may_see_database(self, context: RequestContext, name: str) -> bool:
+        """It, or one of its tables."""
+        return context.may(Operation.DESCRIBE, _TOPIC, f"{name}.") or bool(self.visible_tables(context, name))
+
+    def visible_tables(self, context: RequestContext, database: str) -> list[str]:
+        tables = self._catalog.tables(database)
+        if context.authorizer.is_open:
+            return tables
+        return [each for each in tables if context.may(Operation.DESCRIBE, _TOPIC, f"{database}.{each}")]
+
+    def require_on_database(self, context: RequestContext, operation: Operation, name: str) -> None:
+        """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""
+        prefix = f"{name}."
+        if operation is Operation.CREATE:
+            allowed = self._may_create(context, prefix)
+        else:
+            allowed = context.may(operation, _TOPIC, prefix)
+        if not allowed:
+            raise denied(_TOPIC)
+
+    def _may_create(self, context: RequestContext, name: str) -> bool:
+        return context.may(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) or context.may(
+            Operation.CREATE, _TOPIC, name
+        )
