@@ -29,6 +29,9 @@ class Extension(TopicPolicy, Protocol):
 
     def topic_configs(self) -> Sequence[ConfigKey]: ...
 
+    def judged_as(self, topic: str) -> str:
+        """Name of the topic whose ACLs are about this one: its own, unless it is a part of another one."""
+
     async def start(self, context: BrokerContext) -> None:
         """Called once, before everything else that needs the context; the store is open, no partition is."""
 

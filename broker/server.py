@@ -234,6 +234,7 @@ class Broker:
             undo.callback(authorization.audit.close)
             authorization.audit.start()
             await authorization.acls.load()
+            authorization.authorizer.judged_as = self._judged_as
             self._background.keep(authorization.acls.run, "what others change of the ACLs")
             self.context.authorizer, self.context.acls = authorization.authorizer, authorization.acls
         for extension in self._extensions:
@@ -399,6 +400,11 @@ class Broker:
             declarations.extend(extension.apis())
         declarations.extend(ApiVersionsApi(lambda: declarations).declarations())
         return declarations
+
+    def _judged_as(self, topic: str) -> str:
+        for extension in self._extensions:
+            topic = extension.judged_as(topic)
+        return topic
 
     def _open_log(self, partition: Partition) -> PartitionLog:
         topic, index = partition.topic, partition.index

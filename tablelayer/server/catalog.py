@@ -411,6 +411,13 @@ class Catalog:
             if topic.name.startswith(prefix) and is_table(topic.config)
         ]
 
+    def table_of_partition(self, topic: str) -> str | None:
+        """The topic of the table that a topic is a partition of; None if it is none."""
+        if topic.count(".") < 2:  # the quick answer for nearly all
+            return None
+        image = self.context.metadata.topic(topic)
+        return ".".join(topic.split(".", 2)[:2]) if image is not None and is_partition(image.config) else None
+
     def list_tables(self, database: str) -> list[str]:
         self._check_database(database)
         return self.tables(database)

@@ -168,6 +168,10 @@ class TableExtension:
                 )
         return self._handlers
 
+    def judged_as(self, topic: str) -> str:
+        """A partition of a table is judged as the table."""
+        return self.catalog.table_of_partition(topic) or topic
+
     async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
         return await self.catalog.validate_topic(topic, partitions, config)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.security.acl.model import address
+from broker.security.rights import ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from broker.security.acl.rules import AclRules
     from broker.security.principal import Session
-    from broker.security.rights import Operation, ResourceType
+    from broker.security.rights import Operation
 
 ANSWERS_MAX, REMEMBERED_NAME_LENGTH_MAX = 50_000, 256
 """Of all principals together, 25 MB at most; beyond, all are asked for again. Longer names, which topics cannot have,
@@ -24,7 +25,11 @@ are decided each time.
 
 
 class AclAuthorizer:
-    """An Authorizer (`broker.security.rights`). `super_users` are texts as `User:ann`."""
+    """An Authorizer (`broker.security.rights`). `super_users` are texts as `User:ann`.
+
+    `judged_as` gives the name of the topic whose ACLs are about a topic: its own, unless an extension made it a part of
+    another one.
+    """
 
     is_open = False
 
@@ -36,6 +41,7 @@ class AclAuthorizer:
         self._super_users = frozenset(super_users)
         self._allow_without_acl = allow_without_acl
         self._answers: dict[tuple[str, str, str, int, str | None], bool] = {}
+        self.judged_as: Callable[[str], str] | None = None
 
     def changed(self) -> None:
         """The rules are others than they were."""
@@ -46,12 +52,24 @@ class AclAuthorizer:
         self, session: Session, host: str, operation: Operation, resource_type: ResourceType, name: str
     ) -> bool:
         principal = session.principal
+        if resource_type is ResourceType.TOPIC and self.judged_as is not None:
+            name = self.judged_as(name)
         key = (principal.type, principal.name, host, operation << 8 | resource_type, name)
         known = self._answers.get(key)
         if known is None:
             known = self._decide(str(principal), host, operation, resource_type, name)
             self._remember(key, known)
         return known
+
+    def denies(
+        self, session: Session, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        principal = str(session.principal)
+        if principal in self._super_users:
+            return False
+        if resource_type is ResourceType.TOPIC and self.judged_as is not None:
+            name = self.judged_as(name)
+        return self.rules.denies(principal, address(host), operation, resource_type, name)
 
     def may_any(self, session: Session, host: str, operation: Operation, resource_type: ResourceType) -> bool:
         principal = session.principal

@@ -147,6 +147,18 @@ class AclRules:
                         return False
         return allowed if about else None
 
+    def denies(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
+        """Whether an ACL denies it."""
+        patterns = self._types.get(resource_type)
+        return patterns is not None and any(
+            acl.permission == Permission.DENY
+            and acl.host in (WILDCARD, host)
+            and acl.operation in (_ALL, operation)
+            for entries in patterns.about(name)
+            for whose in (principal, EVERYBODY)
+            for acl in entries.get(whose, ())
+        )
+
     def decide_any(
         self, principal: str, host: str, operation: int, resource_type: int, *, without_acl: bool
     ) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from uuid import UUID
 
 from broker.requests.declaration import RequestContext
 from broker.security.rights import Operation, ResourceType, denied
@@ -74,13 +75,13 @@ class LakeHandlers:
     async def heartbeat(
         self, context: RequestContext, request: m.LakeHeartbeatRequest
     ) -> m.LakeHeartbeatResponse:
-        self._require(context, Operation.ALTER, self._subjects.tiered_by_id(request.table_id))
+        self._tiered(context, request.table_id)
         doing = one_line(request.doing, _WORKER_LENGTH_MAX)
         finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, doing)
         return m.LakeHeartbeatResponse(finish=finish)
 
     async def commit(self, context: RequestContext, request: m.LakeCommitRequest) -> m.LakeCommitResponse:
-        subject = self._require(context, Operation.ALTER, self._subjects.tiered_by_id(request.table_id))
+        subject = self._tiered(context, request.table_id)
         existing = {place for place, _ in self._subjects.places(subject)}
         offsets = {entry.place: entry.offset for entry in request.offsets}
         # A partition that was dropped while its rows were tiered is no mistake.
@@ -100,7 +101,7 @@ class LakeHandlers:
         return m.LakeEndResponse()
 
     async def finish(self, context: RequestContext, request: m.LakeFinishRequest) -> m.LakeFinishResponse:
-        self._require(context, Operation.ALTER, self._subjects.tiered_by_id(request.table_id))
+        self._tiered(context, request.table_id)
         return m.LakeFinishResponse(running=self._lake.finish(request.table_id))
 
     async def describe(
@@ -168,6 +169,11 @@ class LakeHandlers:
             listed.append(entry)
             await asyncio.sleep(0)  # there may be many
         return m.ListLakeResponse(entries=listed)
+
+    def _tiered(self, context: RequestContext, table_id: UUID) -> Subject:
+        """What the caller may tier. Raises KafkaError or TableError, and LAKE_NOT_ENABLED for nobody else."""
+        self._require(context, Operation.ALTER, self._subjects.by_id(table_id))
+        return self._subjects.tiered_by_id(table_id)
 
     def _require(self, context: RequestContext, operation: Operation, subject: Subject) -> Subject:
         """Raises KafkaError, or TableError as of an id that does not exist."""
