@@ -134,9 +134,8 @@ class ProduceApi:
             answers = []
             for data in topic.partition_data:
                 count += 1
-                if (
-                    count > 2
-                ):  # the first append to a log opens its files; the bytes of a batch are its sender's choice
+                # The first append to a log opens its files; the bytes of a batch are its sender's choice.
+                if count > 2:
                     yield
                 answer = PartitionProduceResponse(index=data.index, base_offset=-1)
                 answers.append(answer)
