@@ -329,6 +329,11 @@ def test_a_session_is_renewed_before_it_ends_and_requests_wait_for_that(
                     raise tools.HangUp  # as Kafka does amid an authentication, and when a session has ended
                 return late(request)
 
+            async def handshake(request: Any) -> Any:
+                await asyncio.sleep(0.02)  # in which the others have something to ask
+                return sasl.handshake(request)
+
+            server.handlers[SaslHandshakeRequest] = handshake
             server.handlers[SaslAuthenticateRequest] = authenticate
             server.handlers[MetadataRequest] = metadata
             async with await connect_async(server.address, impatient, PLAIN) as connection:
