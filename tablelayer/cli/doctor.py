@@ -261,6 +261,7 @@ def free_address(listen: str) -> Iterator[Finding]:
 
 def served(server: str) -> Iterator[Finding]:
     """The server, its tables, and whether the addresses that it tells its clients lead to it."""
+    from tablelayer.cli.connect import settings_of
     from tablelayer.client import ClientConfig, connect
 
     config = ClientConfig(
@@ -270,7 +271,7 @@ def served(server: str) -> Iterator[Finding]:
         delivery_timeout_ms=_ANSWER_MS,
     )
     try:
-        connection = connect(server, config)
+        connection = connect(settings_of(server), config)
     except Exception as error:
         sentence = str(error) if isinstance(error, ValueError) else explain(error)
         if sentence is None:

@@ -11,13 +11,22 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from tablelayer.cli.options import config_option
+
 
 class CommandError(Exception):
     """A command that cannot go on; its text is for the person."""
 
 
 class Group(TyperGroup):
-    """Turns expected errors of any command below it into a sentence and exit code 1."""
+    """Turns expected errors of any command below it into a sentence and exit code 1, and gives `--config` to all that
+    connect to a server."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.params.append(config_option(of_all=True))
+        for command in self.commands.values():
+            _give_config(command)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -34,6 +43,13 @@ class Group(TyperGroup):
                 raise
             typer.echo(sentence, err=True)
             raise typer.Exit(1) from None
+
+
+def _give_config(command: Any) -> None:
+    for each in getattr(command, "commands", {}).values():
+        _give_config(each)
+    if any(parameter.name == "server" for parameter in command.params):
+        command.params.append(config_option())
 
 
 def explain(error: Exception) -> str | None:

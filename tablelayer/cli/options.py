@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
+import os
+from contextvars import ContextVar
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperOption
 
 DEFAULT_SERVER = "127.0.0.1:9092"
+CONFIG_VARIABLE = "HEADRACE_CONFIG"
+_config: ContextVar[Path | None] = ContextVar("--config of the command that runs", default=None)
+
+
+def client_config() -> Path | None:
+    """The file that `--config` names."""
+    return _config.get()
+
+
+def config_option(*, of_all: bool = False) -> TyperOption:
+    """`--config`, for a command that connects to a server, or for a group of such: what a command names itself goes
+    before."""
+
+    def keep(_context: Any, _parameter: Any, value: str | None) -> None:
+        if of_all or value is not None:
+            _config.set(None if value is None else Path(value))
+
+    return TyperOption(
+        param_decls=["--config"],
+        metavar="FILE",
+        help="Kafka's client properties to connect with, such as security.protocol and sasl.jaas.config; default:"
+        f" the file that {CONFIG_VARIABLE} names.",
+        expose_value=False,
+        is_eager=True,
+        callback=keep,
+    )
+
+
+def _server(context: typer.Context, value: str) -> str:
+    """What is named nowhere else is the properties' `bootstrap.servers`."""
+    source = context.get_parameter_source("server")
+    has_file = client_config() is not None or CONFIG_VARIABLE in os.environ
+    if source is None or source.name != "DEFAULT" or not has_file:
+        return value
+    from tablelayer.client.security.settings import environment
+
+    return environment(client_config()).get("bootstrap.servers") or value
+
 
 ServerOption = Annotated[
     str,
     typer.Option(
-        "--server", "-s", envvar="HEADRACE_SERVER", metavar="HOST:PORT", help="A server of the cluster."
+        "--server",
+        "-s",
+        envvar="HEADRACE_SERVER",
+        metavar="HOST:PORT",
+        help="A server of the cluster.",
+        callback=_server,
     ),
 ]
 

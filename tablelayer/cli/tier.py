@@ -24,12 +24,13 @@ def run(
         import pyspark  # noqa: F401
     except ImportError:
         raise CommandError("tiering needs PySpark: pip install 'headrace[spark]'") from None
+    from tablelayer.cli.connect import settings_of
     from tablelayer.lake.tiering_job import run_tiering
 
     # Ended by a signal, the job gives its round back: nobody has to wait for its lease to run out.
     signal.signal(signal.SIGTERM, _interrupt)
     code = run_tiering(
-        server,
+        settings_of(server),
         tables=tables,
         topics=topics,
         once=once,

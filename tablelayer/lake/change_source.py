@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
 
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from tablelayer.model.options.table_options import ChangelogImage
 from tablelayer.model.table.definition import TableDefinition
@@ -38,9 +39,9 @@ class ChangeSource(Protocol):
 class TableChanges:
     """`ChangeSource` over the table client."""
 
-    def __init__(self, connection: Any, bootstrap: str, definition: TableDefinition) -> None:
+    def __init__(self, connection: Any, bootstrap: Bootstrap, definition: TableDefinition) -> None:
         self._table = connection.table(str(definition.path))
-        self._bootstrap = bootstrap
+        self._bootstrap = ConnectionSettings.make(bootstrap)
         self._definition = definition
         self._partitions: dict[UUID, Partition] = {}
 

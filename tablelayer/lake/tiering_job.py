@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from tablelayer.client import connect
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.lake.adapter import LakeError, LakeTable
 from tablelayer.lake.catalogs import lake_catalog
 from tablelayer.lake.change_source import TableChanges
@@ -29,7 +30,7 @@ from tablelayer.spark.session import activate, session
 
 
 def run_tiering(
-    bootstrap: str,
+    bootstrap: Bootstrap,
     *,
     tables: Sequence[str] = (),
     topics: Sequence[str] = (),
@@ -48,8 +49,9 @@ def run_tiering(
     seconds when none is.
     `warehouse` overrides the server's `datalake.<format>.warehouse`. `report` is told one line per round.
     """
-    with connect(bootstrap) as connection:
-        job = _Job(connection, bootstrap, warehouse, report, cores, memory)
+    settings = ConnectionSettings.make(bootstrap)
+    with connect(settings) as connection:
+        job = _Job(connection, settings, warehouse, report, cores, memory)
         named: list[TablePath | str] = [*(TablePath.parse(table) for table in tables), *topics]
         try:
             if once:
@@ -66,7 +68,7 @@ class _Job:
     def __init__(
         self,
         connection: Any,
-        bootstrap: str,
+        bootstrap: Bootstrap,
         warehouse: str | None,
         report: Callable[[str], None],
         cores: int,

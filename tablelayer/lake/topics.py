@@ -22,6 +22,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from tablelayer.client.security.java import for_java
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.model.errors import TableError
@@ -54,10 +56,10 @@ class Topic:
 class TopicSource:
     """`ChangeSource` over a topic. Its end is pinned when it is made: what columns there are depends on it."""
 
-    def __init__(self, connection: Any, bootstrap: str, topic: Topic) -> None:
+    def __init__(self, connection: Any, bootstrap: Bootstrap, topic: Topic) -> None:
         self.topic = topic
         self._connection = connection
-        self._bootstrap = bootstrap
+        self._settings = ConnectionSettings.make(bootstrap)
         self._end = dict(connection.kafka.offsets(topic.name, LATEST, committed=True))
         self.definition: TableDefinition | None = None
         self._bad: Any = None
@@ -177,7 +179,10 @@ class TopicSource:
         if not ranges:
             return None
         name = self.topic.name
-        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", self._bootstrap)
+        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", self._settings.bootstrap)
+        reader = reader.options(
+            **{f"kafka.{name}": value for name, value in for_java(self._settings).items()}
+        )
         reader = reader.option("assign", json.dumps({name: [int(each) for each in ranges]}))
         for option, side in (("startingOffsets", 0), ("endingOffsets", 1)):
             offsets = {partition: both[side] for partition, both in ranges.items()}

@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable, new_partitions, partition_condition
 from tablelayer.lake.catalogs import tiered_table
 from tablelayer.lake.change_source import TableChanges, with_state
@@ -21,6 +22,7 @@ from tablelayer.lake.names import CHANGELOG_SUFFIX, LAKE_SUFFIX, SNAPSHOTS_SUFFI
 from tablelayer.model.lake.offsets import Offsets, PartitionBucket, in_order
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.builder import table as open_builder
+from tablelayer.spark.options import server_options
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.worker import connection
 
@@ -28,7 +30,7 @@ BROADCAST_KEYS_MAX = 1_000_000
 """Up to so many keys every task gets all of them (some ten megabytes); beyond, both sides are sorted."""
 
 
-def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None = None) -> Any:
+def union_read(spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str | None = None) -> Any:
     """A DataFrame of `table` ("db.t"): lake and log together, as of now. Also:
 
     - "db.t$lake": the lake alone, as of now;
@@ -62,7 +64,7 @@ def union_read(spark: Any, bootstrap: str, table: str, *, warehouse: str | None 
 
 
 def lake_then_stream(
-    spark: Any, bootstrap: str, table: str, *, warehouse: str | None = None, **options: str
+    spark: Any, bootstrap: Bootstrap, table: str, *, warehouse: str | None = None, **options: str
 ) -> tuple[Any, Any]:
     """For a start from the lake: (its rows at a snapshot, the stream of all changes after it), no gap, no overlap.
 
@@ -75,7 +77,8 @@ def lake_then_stream(
         raise LakeError(f"{table} is not in the lake yet: run `headrace tier --once` first")
     if opened.definition.is_primary_key_table:
         options.setdefault("mode", "changelog")
-    reader = spark.readStream.format("headrace").option("bootstrap.servers", bootstrap)
+    server = server_options(ConnectionSettings.make(bootstrap))
+    reader = spark.readStream.format("headrace").options(**server)
     reader = reader.option("table", table).options(**options)
     present = opened.source.latest() if opened.definition.is_partitioned else state.offsets
     starting = json.dumps(_stream_start(state.offsets, present))
@@ -104,7 +107,7 @@ class _Opened:
     source: TableChanges
 
 
-def _open(spark: Any, bootstrap: str, table: str, warehouse: str | None) -> _Opened:
+def _open(spark: Any, bootstrap: Bootstrap, table: str, warehouse: str | None) -> _Opened:
     client = connection(bootstrap)
     tiered = tiered_table(client, table, warehouse)
     definition = tiered.definition

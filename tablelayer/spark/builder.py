@@ -9,7 +9,8 @@ predicate names leave the server, the part of the predicate that has one meaning
 reader, and offsets are pinned, so that self-joins, unions and frames that are used again see one state.
 
 The server is the argument `bootstrap`, else Spark's setting `spark.headrace.bootstrap.servers`, else the
-environment's HEADRACE_SERVER, else 127.0.0.1:9092.
+environment's HEADRACE_SERVER, else 127.0.0.1:9092. How to be let in is said by `ConnectionSettings` as `bootstrap`,
+else by Spark's settings `spark.headrace.kafka.security.protocol` and its kin, else by the environment.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from datetime import datetime
 from typing import Any
 
 from tablelayer.client.errors import DataError
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.filters.conditions import push_down
 from tablelayer.model.table.definition import DEFAULT_DATABASE
-from tablelayer.spark.options import Mode, PartitionOffsets
+from tablelayer.spark.options import KAFKA_PREFIX, Mode, PartitionOffsets, server_options
 from tablelayer.spark.types import METADATA_FIELDS
 from tablelayer.spark.worker import connection
 from tablelayer.spark.worker import table as open_table
 
 Moment = int | datetime | Mapping[int, int] | PartitionOffsets
 """As of the table client."""
-BOOTSTRAP_CONF = "spark.headrace.bootstrap.servers"
+CONF_PREFIX = "spark.headrace."
+BOOTSTRAP_CONF = f"{CONF_PREFIX}bootstrap.servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class TableBuilder:
     """One read in the making. Every method gives a new builder; `to_df` makes the DataFrame."""
 
     spark: Any
-    bootstrap: str
+    bootstrap: ConnectionSettings
     path: str
     columns: tuple[str, ...] = ()
     predicates: tuple[str, ...] = ()
@@ -84,7 +87,7 @@ class TableBuilder:
         definition = connection(self.bootstrap).admin.describe_table(self.path)
         known = definition.schema
         pushed = push_down(self.predicates, known)
-        reader = self.spark.read.format("headrace").option("bootstrap.servers", self.bootstrap)
+        reader = self.spark.read.format("headrace").options(**server_options(self.bootstrap))
         reader = reader.option("table", self.path).option("mode", self.mode)
         reader = reader.option("ending.offsets", json.dumps(self._pinned(definition)))
         wanted = self.columns
@@ -113,12 +116,12 @@ class TableBuilder:
         return table.offsets_as_of(self.end)
 
 
-def table(spark: Any, path: str, bootstrap: str | None = None) -> TableBuilder:
+def table(spark: Any, path: str, bootstrap: Bootstrap | None = None) -> TableBuilder:
     """A read of table `path` ("db.t")."""
     return TableBuilder(spark, bootstrap_of(spark, bootstrap), path)
 
 
-def use(spark: Any, database: str = DEFAULT_DATABASE, bootstrap: str | None = None) -> list[str]:
+def use(spark: Any, database: str = DEFAULT_DATABASE, bootstrap: Bootstrap | None = None) -> list[str]:
     """A temporary view for each table of the database, of the same name; the names, sorted.
 
     Views read the table as it is when a query runs. A table that Spark cannot read (TIME(9)) raises TableError
@@ -131,17 +134,26 @@ def use(spark: Any, database: str = DEFAULT_DATABASE, bootstrap: str | None = No
     return names
 
 
-def create_view(spark: Any, name: str, path: str, *, bootstrap: str | None = None, **options: str) -> None:
-    """A temporary view of a table, with options of the data source."""
-    given = {"bootstrap.servers": bootstrap_of(spark, bootstrap), "table": path, **options}
-    for value in [name, *given, *given.values()]:
-        if "`" in value or "'" in value or "\\" in value:
-            raise DataError(f"{value!r} cannot be part of a view's definition")
-    listed = ", ".join(f"`{option}` '{value}'" for option, value in given.items())
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW `{name}` USING headrace OPTIONS ({listed})")
+def create_view(
+    spark: Any, name: str, path: str, *, bootstrap: Bootstrap | None = None, **options: str
+) -> None:
+    """A temporary view of a table, with options of the data source. It is made of a frame and not by a statement, in
+    whose text passwords would be seen."""
+    if "`" in name:
+        raise DataError(f"{name!r} cannot be the name of a view")
+    reader = spark.read.format("headrace").options(**server_options(bootstrap_of(spark, bootstrap)))
+    reader.option("table", path).options(**options).load().createOrReplaceTempView(f"`{name}`")
 
 
-def bootstrap_of(spark: Any, given: str | None) -> str:
-    """Where the server is; see the module."""
+def bootstrap_of(spark: Any, given: Bootstrap | None) -> ConnectionSettings:
+    """Where the server is and how to be let in; see the module."""
+    if isinstance(given, ConnectionSettings):
+        return given
     default = os.environ.get("HEADRACE_SERVER", "127.0.0.1:9092")
-    return given or str(spark.conf.get(BOOTSTRAP_CONF, default))
+    prefix = CONF_PREFIX + KAFKA_PREFIX
+    properties = {
+        name.removeprefix(prefix): value
+        for name, value in spark.conf.getAll.items()
+        if name.startswith(prefix)
+    }
+    return ConnectionSettings.make(given or str(spark.conf.get(BOOTSTRAP_CONF, default)), properties or None)

@@ -37,11 +37,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.builder import bootstrap_of
 from tablelayer.spark.joined_pairs import DeltaJoin, How, Side, join_key, joined_changes, joined_now
-from tablelayer.spark.options import ReadOptions
+from tablelayer.spark.options import ReadOptions, server_of, server_options
 from tablelayer.spark.splits import Split
 from tablelayer.spark.stream import stream_reader
 from tablelayer.spark.types import (
@@ -63,7 +64,7 @@ def delta_join(
     select: Sequence[str] | Mapping[str, str] | None = None,
     how: How = "inner",
     streaming: bool = False,
-    bootstrap: str | None = None,
+    bootstrap: Bootstrap | None = None,
     max_offsets_per_trigger: int | None = None,
 ) -> Any:
     """The join of PK tables `left` and `right` ("db.t") on `on`, {left column: right column}; see the module.
@@ -91,14 +92,14 @@ def delta_join(
     }
     plan_join(server, spec)
     spark.dataSource.register(DeltaJoinSource)
-    reader = (spark.readStream if streaming else spark.read).format(_FORMAT).option("bootstrap", server)
+    reader = (spark.readStream if streaming else spark.read).format(_FORMAT).options(**server_options(server))
     reader = reader.option("spec", json.dumps(spec)).option("changes", str(streaming).lower())
     if max_offsets_per_trigger is not None:
         reader = reader.option("cap", max_offsets_per_trigger)
     return reader.load()
 
 
-def plan_join(bootstrap: str, spec: Mapping[str, Any]) -> DeltaJoin:
+def plan_join(bootstrap: Bootstrap, spec: Mapping[str, Any]) -> DeltaJoin:
     """Check that the tables can be joined so. Raises TableError."""
     admin = connection(bootstrap).admin
     left, right = admin.describe_table(spec["left"]), admin.describe_table(spec["right"])
@@ -106,7 +107,7 @@ def plan_join(bootstrap: str, spec: Mapping[str, Any]) -> DeltaJoin:
 
 
 def check_join(
-    bootstrap: str,
+    bootstrap: Bootstrap,
     left: TableDefinition,
     right: TableDefinition,
     on: Mapping[str, str],
@@ -203,7 +204,7 @@ class DeltaJoinSource(DataSource):
         return _FORMAT
 
     def _join(self) -> DeltaJoin:
-        return plan_join(self.options["bootstrap"], json.loads(self.options["spec"]))
+        return plan_join(server_of(self.options), json.loads(self.options["spec"]))
 
     def schema(self) -> Any:
         changes = [CHANGE_TYPE_COLUMN] if self.options["changes"] == "true" else []
@@ -241,7 +242,8 @@ class DeltaJoinStreamReader(DataSourceStreamReader):
 
     def __init__(self, join: DeltaJoin, cap: int | None) -> None:
         self.join = join
-        options = {"bootstrap.servers": join.bootstrap, "mode": "upsert", "startingOffsets": "full"}
+        server = server_options(ConnectionSettings.make(join.bootstrap))
+        options = {**server, "mode": "upsert", "startingOffsets": "full"}
         if cap is not None:
             options["maxOffsetsPerTrigger"] = str(cap)
         self._sides = {

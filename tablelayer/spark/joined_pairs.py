@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tablelayer.client.security.settings import Bootstrap
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.key_set import KeySet
@@ -28,7 +29,7 @@ How = Literal["inner", "left"]
 class DeltaJoin:
     """Two tables and what is given out of them; `right` maps the right table's columns to their names."""
 
-    bootstrap: str
+    bootstrap: Bootstrap
     left: TableDefinition
     right: TableDefinition
     names: Mapping[str, str]

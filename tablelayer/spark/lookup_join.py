@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.spark.key_set import KeySet
@@ -39,7 +40,7 @@ CACHE_PARTS_MAX = 8
 
 def lookup_join(
     frame: Any,
-    bootstrap: str,
+    bootstrap: Bootstrap,
     table: str,
     *,
     on: Mapping[str, str],
@@ -57,7 +58,8 @@ def lookup_join(
     by primary key). Raises TableError for a table without a primary key and for columns that are missing
     or clash.
     """
-    definition = connection(bootstrap).admin.describe_table(table)
+    settings = ConnectionSettings.make(bootstrap)
+    definition = connection(settings).admin.describe_table(table)
     if not definition.is_primary_key_table:
         raise TableError(
             TableErrorCode.NOT_A_PRIMARY_KEY_TABLE,
@@ -108,7 +110,7 @@ def lookup_join(
         output = output.add(name, field.dataType, True)
     on_keys = {key: name for name, key in on.items()}
     lookup = BatchLookup(
-        bootstrap,
+        settings,
         definition,
         tuple(on_keys[key] for key in keys),
         tuple(names),
@@ -128,7 +130,7 @@ class BatchLookup:
     they are called in the result.
     """
 
-    bootstrap: str
+    bootstrap: Bootstrap
     definition: TableDefinition
     key_columns: tuple[str, ...]
     columns: tuple[str, ...]

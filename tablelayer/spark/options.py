@@ -1,7 +1,9 @@
 """The options of the `headrace` data source, checked: an option that is unknown or malformed is an error.
 
 Names are compared without case, dots and underscores, because Spark writes all of them in lower case:
-`bootstrap.servers`, `startingOffsets` and `starting.offsets` are what one expects.
+`bootstrap.servers`, `startingOffsets` and `starting.offsets` are what one expects. `kafka.security.protocol` and its
+kin are Kafka's client properties, as Spark's Kafka source takes them; without one, those of the environment. No error
+shows the value of one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.model.filters.conditions import Predicate
 from tablelayer.spark.positions import Offsets
 
@@ -35,6 +38,7 @@ _WRITE = (
     "bootstrap.servers", "table", "write.mode", "columns", "row.kind.column", "delivery", "txnAppId",
     "txnVersion", "checkpointLocation", "path",
 )  # fmt: skip
+KAFKA_PREFIX = "kafka."
 _EXAMPLES = {"bootstrap.servers": "127.0.0.1:9092", "table": "default.orders"}
 _MAX_RECORDS_PER_PARTITION = 1_000_000
 
@@ -43,7 +47,7 @@ _MAX_RECORDS_PER_PARTITION = 1_000_000
 class ReadOptions:
     """What to read. Raises ValueError from `parse` for an option that is missing, unknown or malformed."""
 
-    bootstrap: str
+    bootstrap: ConnectionSettings
     table: str
     columns: tuple[str, ...] | None
     mode: Mode
@@ -63,7 +67,7 @@ class ReadOptions:
         mode = given.choice("mode", ("current", "changelog", "upsert"), "current")
         limit = given.number("limit", 0)
         return cls(
-            bootstrap=given.required("bootstrap.servers"),
+            bootstrap=given.server(),
             table=given.required("table"),
             columns=given.names("columns"),
             mode=cast(Mode, mode),
@@ -85,7 +89,7 @@ class ReadOptions:
 class WriteOptions:
     """How to write. `mode` None: append to a log table, upsert into a PK table."""
 
-    bootstrap: str
+    bootstrap: ConnectionSettings
     table: str
     mode: WriteMode | None
     columns: tuple[str, ...] | None
@@ -112,7 +116,7 @@ class WriteOptions:
                 f"the option 'columns' is for partial updates and deletes, not for write.mode '{mode}'"
             )
         return cls(
-            bootstrap=given.required("bootstrap.servers"),
+            bootstrap=given.server(),
             table=given.required("table"),
             mode=cast("WriteMode | None", mode),
             columns=columns,
@@ -122,6 +126,22 @@ class WriteOptions:
             ),
             transaction=None if app is None or version is None else (app, version),
         )
+
+
+def server_options(settings: ConnectionSettings) -> dict[str, str]:
+    """The options that say where a server is and how to be let in."""
+    properties = {f"{KAFKA_PREFIX}{name}": value for name, value in settings.properties}
+    return {"bootstrap.servers": settings.bootstrap, **properties}
+
+
+def server_of(options: Mapping[str, str]) -> ConnectionSettings:
+    """The server of options among which are others."""
+    of_server = {
+        name: value
+        for name, value in options.items()
+        if plain(name) == plain("bootstrap.servers") or name.lower().startswith(KAFKA_PREFIX)
+    }
+    return _Given(of_server, ("bootstrap.servers",)).server()
 
 
 def plain(name: str) -> str:
@@ -134,6 +154,14 @@ class _Given:
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         names = {plain(name): name for name in known}
+        self._properties = {
+            name[len(KAFKA_PREFIX) :].lower(): str(value)
+            for name, value in options.items()
+            if name.lower().startswith(KAFKA_PREFIX)
+        }
+        options = {
+            name: value for name, value in options.items() if not name.lower().startswith(KAFKA_PREFIX)
+        }
         unknown = [name for name in options if plain(name) not in names]
         if unknown:
             raise ValueError(f"unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
@@ -149,6 +177,12 @@ class _Given:
                 f"option '{name}' is missing, for example .option('{name}', '{_EXAMPLES[name]}')"
             )
         return value
+
+    def server(self) -> ConnectionSettings:
+        """Where the server is, with the properties that are given, else those of the environment."""
+        named = self._properties.pop("bootstrap.servers", None)
+        place = self.text("bootstrap.servers") or named or self.required("bootstrap.servers")
+        return ConnectionSettings.make(place, self._properties or None)
 
     def choice(self, name: str, choices: tuple[str, ...], default: str | None) -> str | None:
         value = self.text(name)

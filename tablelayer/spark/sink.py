@@ -41,6 +41,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tablelayer.client.errors import DataError
+from tablelayer.client.security.settings import Bootstrap
 from tablelayer.client.table.staging import Receipt
 from tablelayer.client.write.conform import conform
 from tablelayer.client.write.writer import CHANGE_COLUMN
@@ -68,7 +69,7 @@ _KINDS = {
 class WritePlan:
     """How rows of a frame become rows of the table; checked on the driver, used in the tasks."""
 
-    bootstrap: str
+    bootstrap: Bootstrap
     definition: TableDefinition
     mode: WriteMode
     columns: tuple[Column, ...]

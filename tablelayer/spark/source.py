@@ -2,6 +2,9 @@
 
     spark.read.format("headrace").option("bootstrap.servers", "127.0.0.1:9092").option("table", "db.t").load()
 
+A server that authenticates is told by `kafka.security.protocol`, `kafka.sasl.jaas.config` and their kin, as Spark's
+Kafka source takes them (Java's names, and librdkafka's).
+
 Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` and `table` are required:
 - `columns`: `a,b`, only these are read from the server (Spark's Python sources have no column pruning); metadata
   columns may be among them. A schema given by `.schema(...)` does the same.

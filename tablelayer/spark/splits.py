@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import ErrorCode, KafkaError
+from tablelayer.client.security.settings import Bootstrap
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.conditions import Predicate, arrow_expression, columns_of
 from tablelayer.model.options.table_options import ChangelogImage
@@ -87,7 +88,7 @@ class TableRead:
     none) the rest.
     """
 
-    bootstrap: str
+    bootstrap: Bootstrap
     definition: TableDefinition
     columns: tuple[Column, ...]
     mode: ReadMode

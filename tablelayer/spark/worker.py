@@ -10,6 +10,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
+
 if TYPE_CHECKING:
     from tablelayer.client import Connection, Table
     from tablelayer.model.table.definition import TableDefinition
@@ -18,42 +20,44 @@ CONNECT_SECONDS: Final = 10.0
 """A query whose workers or plans begin while the server is started again goes on, like one that runs already."""
 _RETRY_SECONDS: Final = 0.25
 
-_connections: dict[tuple[int, str], Connection] = {}
+_connections: dict[tuple[int, ConnectionSettings], Connection] = {}
 
-_tables: dict[tuple[int, str, object, int], Table] = {}
+_tables: dict[tuple[int, ConnectionSettings, object, int], Table] = {}
 
 
-def table(bootstrap: str, definition: TableDefinition) -> Table:
+def table(bootstrap: Bootstrap, definition: TableDefinition) -> Table:
     """The process's handle of this very table in this very schema: one that was dropped and created again is
     another table, and who planned a read before an ALTER wants the columns of then.
     """
-    key = (os.getpid(), bootstrap, definition.table_id, definition.schema.schema_id)
+    settings = ConnectionSettings.make(bootstrap)
+    key = (os.getpid(), settings, definition.table_id, definition.schema.schema_id)
     found = _tables.get(key)
     if found is None:
-        found = _tables[key] = connection(bootstrap).open_table(definition)
+        found = _tables[key] = connection(settings).open_table(definition)
     return found
 
 
-def connection(bootstrap: str) -> Connection:
-    """The process's connection to this server, opened at the first call.
+def connection(bootstrap: Bootstrap) -> Connection:
+    """The process's connection to this server with these properties, opened at the first call.
 
-    Raises ConnectionFailed when no server has answered for CONNECT_SECONDS.
+    Raises ConnectionFailed when no server has answered for CONNECT_SECONDS, AuthenticationFailed at once.
     """
-    key = (os.getpid(), bootstrap)
+    settings = ConnectionSettings.make(bootstrap)
+    key = (os.getpid(), settings)
     found = _connections.get(key)
     if found is None:
-        found = _connections[key] = _connect(bootstrap)
+        found = _connections[key] = _connect(settings)
     return found
 
 
-def _connect(bootstrap: str) -> Connection:
+def _connect(settings: ConnectionSettings) -> Connection:
     from tablelayer.client import connect
     from tablelayer.client.errors import ConnectionFailed
 
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            return connect(bootstrap)
+            return connect(settings)
         except ConnectionFailed:
             if time.monotonic() >= deadline:
                 raise

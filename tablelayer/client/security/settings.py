@@ -111,10 +111,12 @@ def _of_security(properties: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def environment() -> dict[str, str]:
-    """The properties that the environment gives. Raises SettingsError for a file that cannot be read."""
-    file = os.environ.get(CONFIG_VARIABLE)
-    found = read_properties(Path(file)) if file else {}
+def environment(file: Path | None = None) -> dict[str, str]:
+    """The properties that the environment gives, with `file` instead of the one it names. Raises SettingsError for a
+    file that cannot be read.
+    """
+    named = file or os.environ.get(CONFIG_VARIABLE)
+    found = read_properties(Path(named)) if named else {}
     for variable, value in os.environ.items():
         if variable.startswith(VARIABLE_PREFIX):
             found[variable.removeprefix(VARIABLE_PREFIX).lower().replace("_", ".")] = value

@@ -25,6 +25,7 @@ from tablelayer.client import (
 )
 from tablelayer.client.security.access import access_of
 from tablelayer.client.security.jaas import parse_jaas
+from tablelayer.client.security.java import for_java
 from tablelayer.client.security.sasl import OAuthBearer, Plain, SaslError, Scram
 from tablelayer.client.security.settings import environment, parse_properties, read_properties
 from tablelayer.client.security.tls import Tls
@@ -167,6 +168,40 @@ def test_properties_of_java_and_of_librdkafka_say_the_same() -> None:
         assert (client.mechanism, client.user) == ("SCRAM-SHA-512", "ann")
         assert isinstance(client, Scram)
         assert client._password == SECRET.encode()
+
+
+def test_what_librdkafka_calls_otherwise_is_renamed_for_java(tmp_path: Path) -> None:
+    ca, client = tmp_path / "ca.pem", tmp_path / "client.pem"
+    ca.write_text("the CA")
+    client.write_text("key and chain")
+    given = {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": 'a"b',
+        "sasl.password": "c\\d",
+        "ssl.ca.location": str(ca),
+        "ssl.certificate.location": str(client),
+    }
+    made = for_java(ConnectionSettings.make("h:1", given))
+    assert parse_jaas(made.pop("sasl.jaas.config")).options == {"username": 'a"b', "password": "c\\d"}
+    assert made == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": "the CA",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.key": "key and chain",
+        "ssl.keystore.certificate.chain": "key and chain",
+    }
+    of_java = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": 'X required username="ann" password="p";',
+    }
+    assert for_java(ConnectionSettings.make("h:1", of_java)) == of_java
+    assert for_java(ConnectionSettings.make("h:1", {})) == {}
+    with pytest.raises(SettingsError, match="not for clients in Java"):
+        for_java(ConnectionSettings.make("h:1", {"enable.ssl.certificate.verification": "false"}))
 
 
 @pytest.mark.parametrize(
