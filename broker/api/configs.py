@@ -22,7 +22,7 @@ from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_syno
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole, within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
@@ -137,6 +137,7 @@ class ConfigsApi:
             response.results.append(result)
             wanted = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
             try:
+                _require(context, Operation.DESCRIBE_CONFIGS, resource)
                 for entry in self._entries(resource):
                     if wanted is not None and entry.name not in wanted:
                         continue
@@ -182,15 +183,18 @@ class ConfigsApi:
 
     async def alter(self, context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
         """Replace: what is not named goes back to its default."""
-        return AlterConfigsResponse(responses=await self._alter(request, _replaced))
+        return AlterConfigsResponse(responses=await self._alter(context, request, _replaced))
 
     async def alter_incrementally(
         self, context: RequestContext, request: IncrementalAlterConfigsRequest
     ) -> IncrementalAlterConfigsResponse:
-        return IncrementalAlterConfigsResponse(responses=await self._alter(request, _changed))
+        return IncrementalAlterConfigsResponse(responses=await self._alter(context, request, _changed))
 
     async def _alter(
-        self, request: AlterConfigsRequest | IncrementalAlterConfigsRequest, changes: Callable[..., Wanted]
+        self,
+        context: RequestContext,
+        request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+        changes: Callable[..., Wanted],
     ) -> list[AlterConfigsResourceResponse]:
         """`changes` gives what the entries of one resource ask for, before what `Changes` gets."""
         answers = []
@@ -198,7 +202,7 @@ class ConfigsApi:
         for resource in request.resources:
             await pace.rest()
             code, message = await self._change(
-                resource, partial(changes, resource.configs), request.validate_only
+                context, resource, partial(changes, resource.configs), request.validate_only
             )
             answers.append(
                 AlterConfigsResourceResponse(
@@ -210,8 +214,11 @@ class ConfigsApi:
             )
         return answers
 
-    async def _change(self, resource: Any, changes: Changes, validate_only: bool) -> tuple[int, str | None]:
+    async def _change(
+        self, context: RequestContext, resource: Any, changes: Changes, validate_only: bool
+    ) -> tuple[int, str | None]:
         try:
+            _require(context, Operation.ALTER_CONFIGS, resource)
             if len(resource.configs) > CHANGES_MAX:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST,
@@ -264,6 +271,16 @@ class ConfigsApi:
             )
         if name not in ("", str(self._broker_id)):
             raise unknown_broker(name, str(self._broker_id))
+
+
+def _require(context: RequestContext, operation: Operation, resource: Any) -> None:
+    """Configurations of topics and groups belong to them, all others to the cluster. Raises KafkaError."""
+    if resource.resource_type == TOPIC:
+        context.require(operation, ResourceType.TOPIC, resource.resource_name)
+    elif resource.resource_type == GROUP:
+        context.require(operation, ResourceType.GROUP, resource.resource_name)
+    else:
+        context.require(operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 def describe_topic(

@@ -19,7 +19,7 @@ from broker.cluster.partition import Partition
 from broker.ports import Disk, DiskUsage
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole, within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_replica_log_dirs import (
@@ -64,6 +64,7 @@ class LogDirsApi:
         self, context: RequestContext, request: AlterReplicaLogDirsRequest
     ) -> Work[AlterReplicaLogDirsResponse]:
         """LOG_DIR_NOT_FOUND for another directory, whatever the partition is (as in Kafka)."""
+        may_alter = context.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
         results: dict[str, AlterReplicaLogDirTopicResult] = {}
         for wanted in request.dirs:
             yield
@@ -76,7 +77,9 @@ class LogDirsApi:
                 for index in topic.partitions:
                     yield
                     code: int = ErrorCode.NONE
-                    if not is_own:
+                    if not may_alter:
+                        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                    elif not is_own:
                         code = ErrorCode.LOG_DIR_NOT_FOUND
                     else:
                         try:

@@ -17,7 +17,7 @@ from broker.config import BrokerConfig
 from broker.requests.answers import ANSWER_BYTES_MAX, AnswerBudget
 from broker.requests.declaration import ApiDeclaration, Encodable, RequestContext
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Work, sort_in_slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
@@ -42,9 +42,6 @@ from protocol.messages.metadata import (
 )
 from protocol.schema import NIL_UUID
 
-# Bits of AclOperation: without an authorizer everybody may do everything that makes sense on the resource.
-TOPIC_OPERATIONS = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 DESCRIBED_PARTITIONS_MAX = 2000  # Kafka's max.request.partition.size.limit
 
 
@@ -111,7 +108,7 @@ class MetadataApi:
     ) -> Work[Encodable | Awaitable[Any] | None]:
         """A topic that is named again and again is answered once, as in Kafka."""
         if request.topics is None or (context.api_version == 0 and not request.topics):
-            return (yield from self._all_topics(context.api_version, request))
+            return (yield from self._all_topics(context, request))
         topics: dict[tuple[str | None, UUID], MetadataRequestTopic] = {}
         missing = []
         for topic in request.topics:
@@ -120,7 +117,9 @@ class MetadataApi:
             if key in topics:
                 continue
             topics[key] = topic
-            if topic.name is not None and not topic.topic_id.int and self._may_create(topic.name, request):
+            if topic.name is None or topic.topic_id.int or not self._would_create(topic.name, request):
+                continue
+            if self._is_seen(context, topic.name) and _may_create(context, topic.name):
                 missing.append(topic.name)
         if missing:
             return self._create_and_answer(context, request, list(topics.values()), missing)
@@ -136,6 +135,7 @@ class MetadataApi:
         version = context.api_version
         key = (
             version,
+            _whose(context),
             request.include_cluster_authorized_operations,
             request.include_topic_authorized_operations,
             *((topic.name, topic.topic_id) for topic in wanted[:KEPT_TOPICS_MAX]),
@@ -156,7 +156,11 @@ class MetadataApi:
             self._some[key] = body
         return _Encoded([body])
 
-    def _may_create(self, name: str, request: MetadataRequest) -> bool:
+    @staticmethod
+    def _is_seen(context: RequestContext, name: str) -> bool:
+        return context.may(Operation.DESCRIBE, ResourceType.TOPIC, name)
+
+    def _would_create(self, name: str, request: MetadataRequest) -> bool:
         return (
             self._auto_create
             and request.allow_auto_topic_creation
@@ -186,7 +190,7 @@ class MetadataApi:
         wanted: list[MetadataRequestTopic],
         failed: dict[str, ErrorCode] | None = None,
     ) -> Work[MetadataResponse]:
-        response = self._frame(request)
+        response = self._frame(context, request)
         budget = AnswerBudget()
         for topic in wanted:
             yield
@@ -197,41 +201,52 @@ class MetadataApi:
                         ErrorCode.INVALID_REQUEST, "topics can be asked for by id from version 12 on"
                     )
                 image = self._metadata.topic_by_id(topic.topic_id)
+                if image is not None and not self._is_seen(context, image.name):
+                    image = None
                 name, code = None, ErrorCode.UNKNOWN_TOPIC_ID
+            elif not self._is_seen(context, name):
+                image, code = None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
             else:
                 image = self._metadata.topic(name)
                 code = (failed or {}).get(name) or _missing_code(name)
+                if self._would_create(name, request) and not _may_create(context, name):
+                    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
             if image is not None:
                 budget.charge(image.partition_count * _PARTITION_BYTES)
-                response.topics.append(
-                    (yield from self._describe(image, request.include_topic_authorized_operations))
-                )
+                response.topics.append((yield from self._describe(context, request, image)))
             else:
                 response.topics.append(
                     MetadataResponseTopic(error_code=code, name=name, topic_id=topic.topic_id)
                 )
         return response
 
-    def _all_topics(self, version: int, request: MetadataRequest) -> Work[MetadataResponse | _Encoded]:
-        special = request.include_topic_authorized_operations or request.include_cluster_authorized_operations
+    def _all_topics(
+        self, context: RequestContext, request: MetadataRequest
+    ) -> Work[MetadataResponse | _Encoded]:
+        """Those that may be seen. What everybody is answered alike is kept."""
+        version = context.api_version
+        special = (
+            request.include_topic_authorized_operations
+            or request.include_cluster_authorized_operations
+            or not context.authorizer.is_open
+        )
         if not special:
             known = self._all.get(version)
             if known is not None and known[0] == self._metadata.version:
                 return _Encoded(known[1])
         image_version = self._metadata.version
-        response = self._frame(request)
+        response = self._frame(context, request)
         for image in self._metadata.topics():
             yield
-            response.topics.append(
-                (yield from self._describe(image, request.include_topic_authorized_operations))
-            )
+            if context.may(Operation.DESCRIBE, ResourceType.TOPIC, image.name, audited=False):
+                response.topics.append((yield from self._describe(context, request, image)))
         if special:
             return response
         body = yield from response.encode_in_slices(version, ALL_TOPICS_BYTES_MAX)
         self._all[version] = (image_version, body)
         return _Encoded(body)
 
-    def _frame(self, request: MetadataRequest) -> MetadataResponse:
+    def _frame(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
         host, port = self._identity.advertised()
         response = MetadataResponse(
             brokers=[
@@ -247,10 +262,13 @@ class MetadataApi:
             topics=[],
         )
         if request.include_cluster_authorized_operations:
-            response.cluster_authorized_operations = CLUSTER_OPERATIONS
+            response.cluster_authorized_operations = _cluster_operations(context)
         return response
 
-    def _describe(self, image: TopicImage, with_operations: bool) -> Work[MetadataResponseTopic]:
+    def _describe(
+        self, context: RequestContext, request: MetadataRequest, image: TopicImage
+    ) -> Work[MetadataResponseTopic]:
+        with_operations = request.include_topic_authorized_operations
         known = self._topics.get(image.name)
         if known is not None and known[0] is image and not with_operations:
             return known[1]
@@ -272,7 +290,7 @@ class MetadataApi:
                 )
             )
         if with_operations:
-            described.topic_authorized_operations = TOPIC_OPERATIONS
+            described.topic_authorized_operations = context.operations(ResourceType.TOPIC, image.name)
         else:
             if len(self._topics) > 2 * self._metadata.topic_count + 100:
                 self._topics.clear()  # deleted topics must not stay for ever
@@ -305,7 +323,7 @@ class MetadataApi:
             ],
         )
         if request.include_cluster_authorized_operations:
-            response.cluster_authorized_operations = CLUSTER_OPERATIONS
+            response.cluster_authorized_operations = _cluster_operations(context)
         return response
 
     def describe_topic_partitions(
@@ -327,6 +345,11 @@ class MetadataApi:
         response = DescribeTopicPartitionsResponse(topics=[])
         for name in names:
             yield
+            if not context.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=bool(request.topics)):
+                if request.topics:
+                    denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=denied, name=name))
+                continue
             image = self._metadata.topic(name)
             if image is None:
                 response.topics.append(
@@ -354,7 +377,7 @@ class MetadataApi:
                         )
                         for partition in partitions
                     ],
-                    topic_authorized_operations=TOPIC_OPERATIONS,
+                    topic_authorized_operations=context.operations(ResourceType.TOPIC, name),
                 )
             )
             left -= len(partitions)
@@ -363,6 +386,25 @@ class MetadataApi:
                 break
             first_index = 0
         return response
+
+
+def _whose(context: RequestContext) -> tuple[Any, ...]:
+    """What tells answers apart that are kept: nothing where everybody may do everything."""
+    if context.authorizer.is_open:
+        return ()
+    return context.authorizer.version, context.principal, context.client_host
+
+
+def _may_create(context: RequestContext, name: str) -> bool:
+    return context.may(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME, audited=False) or context.may(
+        Operation.CREATE, ResourceType.TOPIC, name
+    )
+
+
+def _cluster_operations(context: RequestContext) -> int:
+    if not context.may(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME, audited=False):
+        return 0
+    return context.operations(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 def _missing_code(name: str) -> ErrorCode:

@@ -17,7 +17,7 @@ from broker.cluster.partition import Partition
 from broker.log.time_lookup import BatchTakesTime, Opened
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import (
@@ -69,7 +69,7 @@ class OffsetsApi:
                 OffsetForLeaderEpochRequest,
                 OffsetForLeaderEpochResponse,
                 self.offset_for_leader_epoch,
-                within(topic=Operation.DESCRIBE),
+                within(topic=Operation.DESCRIBE, cluster=Operation.CLUSTER_ACTION),
             ),
             ApiDeclaration(
                 DeleteRecordsRequest,
@@ -88,11 +88,15 @@ class OffsetsApi:
         committed = request.isolation_level == READ_COMMITTED
         for topic in request.topics:
             yield
+            is_seen = context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
             answers = []
             for wanted in topic.partitions:
                 yield
                 answer = ListOffsetsPartitionResponse(partition_index=wanted.partition_index)
                 answers.append(answer)
+                if not is_seen:
+                    answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    continue
                 partition = self._find(topic.name, wanted.partition_index)
                 if partition is None:
                     answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -141,13 +145,18 @@ class OffsetsApi:
         self, context: RequestContext, request: OffsetForLeaderEpochRequest
     ) -> Work[OffsetForLeaderEpochResponse]:
         response = OffsetForLeaderEpochResponse(topics=[])
+        is_follower = context.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME, audited=False)
         for topic in request.topics:
             yield
+            is_seen = is_follower or context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.topic)
             answers = []
             for wanted in topic.partitions:
                 yield
                 answer = EpochEndOffset(partition=wanted.partition)
                 answers.append(answer)
+                if not is_seen:
+                    answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    continue
                 partition = self._find(topic.topic, wanted.partition)
                 if partition is None:
                     answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -176,6 +185,7 @@ class OffsetsApi:
                 )
                 answers.append(answer)
                 try:
+                    context.require(Operation.DELETE, ResourceType.TOPIC, topic.name)
                     answer.low_watermark = self._delete(topic.name, wanted.partition_index, wanted.offset)
                 except KafkaError as error:
                     answer.error_code = error.code

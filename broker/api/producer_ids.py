@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import InitProducer
 from broker.transactions.state import needs_producer_id
@@ -39,6 +39,7 @@ class ProducerIdsApi:
                     cluster=Operation.IDEMPOTENT_WRITE,
                     topic=Operation.WRITE,
                 ),
+                on_error=lambda request, version, error: _refused(error.code),
             )
         ]
 
@@ -47,8 +48,13 @@ class ProducerIdsApi:
     ) -> InitProducerIdResponse:
         transactional_id = request.transactional_id
         if transactional_id is None:
+            if not context.may(
+                Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME, audited=False
+            ) and not context.may_any(Operation.WRITE, ResourceType.TOPIC):
+                context.require(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME)
             return InitProducerIdResponse(producer_id=await self._allocate(), producer_epoch=0)
         has_id, has_epoch = request.producer_id >= 0, request.producer_epoch >= 0
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         if not transactional_id or has_id != has_epoch:
             return _refused(ErrorCode.INVALID_REQUEST)
         coordinator = self._transactions

@@ -20,7 +20,7 @@ from broker.config import BrokerConfig
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
 from broker.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
@@ -68,7 +68,7 @@ class TopicsApi:
                 DeleteTopicsRequest,
                 DeleteTopicsResponse,
                 self.delete_topics,
-                within(topic=(Operation.DELETE, Operation.DESCRIBE)),
+                within(topic=(Operation.DELETE, Operation.DESCRIBE), cluster=Operation.DELETE),
             ),
             ApiDeclaration(
                 CreatePartitionsRequest,
@@ -94,6 +94,8 @@ class TopicsApi:
             try:
                 if named[topic.name] > 1:
                     raise _twice(topic.name)
+                if not _may_of_all(context, Operation.CREATE, topic.name):
+                    raise denied(ResourceType.TOPIC)
                 wanted.append((result, self._wanted(topic)))
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
@@ -109,7 +111,10 @@ class TopicsApi:
                 continue
             if not request.validate_only:
                 result.topic_id = image.topic_id
-            if context.api_version >= _FIRST_VERSION_WITH_CONFIGS:
+            is_seen = context.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, image.name, audited=False)
+            if not is_seen:
+                result.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif context.api_version >= _FIRST_VERSION_WITH_CONFIGS:
                 result.num_partitions = image.partition_count
                 result.replication_factor = _REPLICAS
                 config = tuple(sorted(image.config.items()))  # topics made together are mostly alike
@@ -208,13 +213,18 @@ class TopicsApi:
             result = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
             response.responses.append(result)
             try:
-                await self._delete(topic, result)
+                await self._delete(context, topic, result)
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
         return response
 
-    async def _delete(self, topic: DeleteTopicState, result: DeletableTopicResult) -> None:
+    async def _delete(
+        self, context: RequestContext, topic: DeleteTopicState, result: DeletableTopicResult
+    ) -> None:
+        """Who may not know of a topic hears the same whether it exists or not."""
         if topic.name is not None:
+            if not _may_of_all(context, Operation.DESCRIBE, topic.name):
+                raise denied(ResourceType.TOPIC)
             image = self._metadata.topic(topic.name)
             if topic.topic_id.int:
                 raise KafkaError(
@@ -224,11 +234,14 @@ class TopicsApi:
                 raise unknown_topic(topic.name)
         else:
             image = self._metadata.topic_by_id(topic.topic_id)
-            if image is None:
+            if image is None or not _may_of_all(context, Operation.DESCRIBE, image.name):
                 raise KafkaError(
                     ErrorCode.UNKNOWN_TOPIC_ID,
                     f"This server does not host this topic ID. There is no topic with id {topic.topic_id}.",
                 )
+        if not _may_of_all(context, Operation.DELETE, image.name):
+            result.name = image.name
+            raise denied(ResourceType.TOPIC)
         if not self._config["delete.topic.enable"]:
             raise KafkaError(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
         if image.internal:
@@ -253,6 +266,7 @@ class TopicsApi:
             try:
                 if named[topic.name] > 1:
                     raise _twice(topic.name)
+                context.require(Operation.ALTER, ResourceType.TOPIC, topic.name)
                 await self._grow(topic, request.validate_only)
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
@@ -278,6 +292,16 @@ class TopicsApi:
             for assignment in topic.assignments:
                 self._check_assignment(assignment.broker_ids)
         await self._metadata.create_partitions(topic.name, topic.count, validate_only=validate_only)
+
+
+def _may_of_all(context: RequestContext, operation: Operation, name: str) -> bool:
+    """To create and delete topics, one may have the right for all of them: on the cluster. That to delete any one
+    includes to know of it.
+    """
+    of_cluster = Operation.DELETE if operation is Operation.DESCRIBE else operation
+    return context.may(of_cluster, ResourceType.CLUSTER, CLUSTER_NAME, audited=False) or context.may(
+        operation, ResourceType.TOPIC, name
+    )
 
 
 def _twice(name: str) -> KafkaError:

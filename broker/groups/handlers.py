@@ -32,7 +32,7 @@ from broker.groups.offsets import is_too_long
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
 from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
 
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1
+_KEY_TYPES = {GROUP_KEY_TYPE: ResourceType.GROUP, TRANSACTION_KEY_TYPE: ResourceType.TRANSACTIONAL_ID}
 PREPARED_FROM = 64
 """Offsets of one commit: below they are encoded in a few milliseconds, where they are stored."""
 DELETED_TOGETHER = 50
@@ -114,11 +115,12 @@ class GroupHandlers:
 
     def declarations(self) -> list[ApiDeclaration]:
         first_use = self._with_journal
+        reads = partial(_of_group, Operation.READ)
         return [
             ApiDeclaration(
                 OffsetCommitRequest,
                 OffsetCommitResponse,
-                first_use(self.offset_commit),
+                reads(first_use(self.offset_commit)),
                 within(group=Operation.READ, topic=Operation.READ),
                 on_error=_failed_commit,
             ),
@@ -131,25 +133,27 @@ class GroupHandlers:
             ApiDeclaration(
                 FindCoordinatorRequest,
                 FindCoordinatorResponse,
-                first_use(self.find_coordinator),
+                self.find_coordinator,
                 within(group=Operation.DESCRIBE, transactional_id=Operation.DESCRIBE),
                 on_error=_failed_find,
             ),
             ApiDeclaration(
                 JoinGroupRequest,
                 JoinGroupResponse,
-                first_use(self.join_group),
+                reads(first_use(self.join_group)),
                 within(group=Operation.READ),
                 cancel_on_disconnect=True,
             ),
-            ApiDeclaration(HeartbeatRequest, HeartbeatResponse, self.heartbeat, within(group=Operation.READ)),
             ApiDeclaration(
-                LeaveGroupRequest, LeaveGroupResponse, self.leave_group, within(group=Operation.READ)
+                HeartbeatRequest, HeartbeatResponse, reads(self.heartbeat), within(group=Operation.READ)
+            ),
+            ApiDeclaration(
+                LeaveGroupRequest, LeaveGroupResponse, reads(self.leave_group), within(group=Operation.READ)
             ),
             ApiDeclaration(
                 SyncGroupRequest,
                 SyncGroupResponse,
-                self.sync_group,
+                reads(self.sync_group),
                 within(group=Operation.READ),
                 cancel_on_disconnect=True,
             ),
@@ -171,7 +175,7 @@ class GroupHandlers:
             ApiDeclaration(
                 OffsetDeleteRequest,
                 OffsetDeleteResponse,
-                self.offset_delete,
+                _of_group(Operation.DELETE, self.offset_delete),
                 within(group=Operation.DELETE, topic=Operation.READ),
             ),
         ]
@@ -195,16 +199,27 @@ class GroupHandlers:
 
     def find_coordinator(
         self, context: RequestContext, request: FindCoordinatorRequest
-    ) -> Work[FindCoordinatorResponse]:
+    ) -> Work[FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]]:
+        """The journal's topic is created by the first who may use it."""
         keys = request.coordinator_keys if context.api_version >= 4 else [request.key]
-        found = []
+        found, is_used = [], False
         for key in keys:
             yield
-            found.append(self._coordinator_for(key, request.key_type))
-        return _find_response(found, context.api_version)
+            found.append(self._coordinator_for(context, key, request.key_type))
+            is_used = is_used or not found[-1].error_code
+        response = _find_response(found, context.api_version)
+        return response if self._coordinator.has_journal or not is_used else self._with_topic(response)
 
-    def _coordinator_for(self, key: str, key_type: int) -> Coordinator:
-        if key_type in (GROUP_KEY_TYPE, TRANSACTION_KEY_TYPE):
+    async def _with_topic(self, response: FindCoordinatorResponse) -> FindCoordinatorResponse:
+        await self._coordinator.journal.ensure()
+        return response
+
+    def _coordinator_for(self, context: RequestContext, key: str, key_type: int) -> Coordinator:
+        resource_type = _KEY_TYPES.get(key_type)
+        if resource_type is not None:
+            if not context.may(Operation.DESCRIBE, resource_type, key):
+                refusal = denied(resource_type)
+                return _no_coordinator(key, refusal.code, refusal.message)
             host, port = self._identity.advertised()
             return Coordinator(key=key, node_id=self._identity.broker_id, host=host, port=port)
         message = f"unknown coordinator key type {key_type}; 0 is a consumer group, 1 a transactional id"
@@ -340,7 +355,7 @@ class GroupHandlers:
         self, context: RequestContext, request: OffsetCommitRequest
     ) -> Work[OffsetCommitResponse | Awaitable[Any]]:
         if context.api_version >= _FIRST_VERSION_WITH_IDS:
-            yield from self._name_topics(request.topics)
+            yield from self._name_topics(context, request.topics)
         error = self._coordinator.unavailable(request.group_id)
         generation = request.generation_id_or_member_epoch
         if error is ErrorCode.NONE and generation >= 0 and request.group_id not in self._coordinator.groups:
@@ -392,10 +407,13 @@ class GroupHandlers:
             image = self._metadata.topic(topic.name)
             partition_count = image.partition_count if image is not None else 0
             yield
+            may_read = not topic.name or context.may(Operation.READ, ResourceType.TOPIC, topic.name)
             for partition in topic.partitions:
                 yield
                 key = (topic.name, partition.partition_index)
-                if 0 <= partition.partition_index < partition_count:
+                if not may_read:
+                    errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                elif 0 <= partition.partition_index < partition_count:
                     offsets[key] = CommittedOffset(
                         offset=partition.committed_offset,
                         leader_epoch=partition.committed_leader_epoch,
@@ -407,12 +425,14 @@ class GroupHandlers:
                     errors[key] = _unknown(topic)
         return offsets, errors
 
-    def _name_topics(self, topics: Iterable[Any]) -> Work[None]:
-        """Fill in the names of topics that were given by id; the name of an unknown one stays empty."""
+    def _name_topics(self, context: RequestContext, topics: Iterable[Any]) -> Work[None]:
+        """Fill in the names of topics that were given by id; the name of one that is unknown, or must be to who asks,
+        stays empty.
+        """
         for topic in topics:
             yield
             image = self._metadata.topic_by_id(topic.topic_id)
-            if image is not None:
+            if image is not None and context.may(Operation.DESCRIBE, ResourceType.TOPIC, image.name):
                 topic.name = image.name
 
     def offset_fetch(self, context: RequestContext, request: OffsetFetchRequest) -> Work[OffsetFetchResponse]:
@@ -423,9 +443,10 @@ class GroupHandlers:
             for group in request.groups:
                 yield
                 if by_id:
-                    yield from self._name_topics(group.topics or ())
+                    yield from self._name_topics(context, group.topics or ())
                 try:
                     answer = yield from self._fetch_group(
+                        context,
                         budget,
                         group.group_id,
                         _wanted(group.topics),
@@ -440,7 +461,7 @@ class GroupHandlers:
                 groups.append(answer)
             return OffsetFetchResponse(groups=groups)
         fetched = yield from self._fetch_group(
-            budget, request.group_id, _wanted(request.topics), request.require_stable
+            context, budget, request.group_id, _wanted(request.topics), request.require_stable
         )
         topics = fetched.topics
         if fetched.error_code and context.api_version < 2 and request.topics is not None:
@@ -491,6 +512,7 @@ class GroupHandlers:
 
     def _fetch_group(
         self,
+        context: RequestContext,
         budget: AnswerBudget,
         group_id: str,
         wanted: Wanted,
@@ -499,6 +521,10 @@ class GroupHandlers:
         member_epoch: int = -1,
     ) -> Work[OffsetFetchResponseGroup]:
         """With `require_stable` a position that an open transaction may change is not given (KIP-447)."""
+        if not context.may(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+            return OffsetFetchResponseGroup(
+                group_id=group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED
+            )
         error = self._coordinator.unavailable(group_id)
         group = self._coordinator.groups.get(group_id)
         if error is ErrorCode.NONE and group is not None and group.consumer is not None:
@@ -508,6 +534,7 @@ class GroupHandlers:
         if error is not ErrorCode.NONE:
             return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
         offsets = group.offsets if group is not None else {}
+        is_named = wanted is not None
         if wanted is None:
             known_partitions = {topic: set(partitions) for topic, partitions in offsets.items()}
             if require_stable:
@@ -518,10 +545,17 @@ class GroupHandlers:
         for topic, indexes in wanted:
             known = offsets.get(topic, {})
             yield
+            is_seen = not topic or context.may(
+                Operation.DESCRIBE, ResourceType.TOPIC, topic, audited=is_named
+            )
+            if not is_seen and not is_named:
+                continue
             positions = []
             for index in indexes:
                 yield
-                if require_stable and self._coordinator.transactional.is_unstable(group_id, topic, index):
+                if not is_seen:
+                    position = _position(index, _NO_COMMIT, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                elif require_stable and self._coordinator.transactional.is_unstable(group_id, topic, index):
                     position = _position(index, _NO_COMMIT, ErrorCode.UNSTABLE_OFFSET_COMMIT)
                 else:
                     position = _position(index, known.get(index, _NO_COMMIT))
@@ -543,6 +577,11 @@ class GroupHandlers:
         errors: dict[tuple[str, int], ErrorCode] = {}
         partitions: list[tuple[str, int]] = []
         for topic in request.topics:
+            if not context.may(Operation.READ, ResourceType.TOPIC, topic.name):
+                for partition in topic.partitions:
+                    errors[topic.name, partition.partition_index] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    await pace.rest()
+                continue
             for partition in topic.partitions:
                 partitions.append((topic.name, partition.partition_index))
                 await pace.rest()
@@ -581,6 +620,8 @@ class GroupHandlers:
         return response
 
     def _deletion_error(self, topic: str, index: int, errors: Errors) -> ErrorCode:
+        if errors.get((topic, index)) is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         image = self._metadata.topic(topic)
         if image is None or not 0 <= index < image.partition_count:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -597,7 +638,10 @@ class GroupHandlers:
         for group_id in dict.fromkeys(request.groups):
             yield
             try:
+                context.require(Operation.DESCRIBE, ResourceType.GROUP, group_id)
                 described = yield from self._describe(group_id, context.api_version, budget)
+                if request.include_authorized_operations and not described.error_code:
+                    described.authorized_operations = context.operations(ResourceType.GROUP, group_id)
             except KafkaError as error:
                 described = DescribedGroup(group_id=group_id, error_code=error.code)
             response.groups.append(described)
@@ -626,8 +670,13 @@ class GroupHandlers:
             yield
             types.add(kind.lower())
         groups = []
+        sees_all = context.may(Operation.DESCRIBE, ResourceType.CLUSTER, CLUSTER_NAME, audited=False)
         for group in list(self._coordinator.groups.values()):
             yield
+            if not sees_all and not context.may(
+                Operation.DESCRIBE, ResourceType.GROUP, group.group_id, audited=False
+            ):
+                continue
             if (states and group.state_name.lower() not in states) or (
                 types and _type_of(group) not in types
             ):
@@ -647,10 +696,14 @@ class GroupHandlers:
     async def delete_groups(
         self, context: RequestContext, request: DeleteGroupsRequest
     ) -> DeleteGroupsResponse:
-        pace, outcomes = self._slices.pace(), []
+        pace = self._slices.pace()
+        outcomes: list[tuple[str, ErrorCode | asyncio.Future[ErrorCode]]] = []
         for group_id in request.groups_names:
             await pace.rest()
-            outcomes.append((group_id, self._delete(group_id)))
+            if context.may(Operation.DELETE, ResourceType.GROUP, group_id):
+                outcomes.append((group_id, self._delete(group_id)))
+            else:
+                outcomes.append((group_id, ErrorCode.GROUP_AUTHORIZATION_FAILED))
         response = DeleteGroupsResponse(results=[])
         for group_id, outcome in outcomes:
             await pace.rest()
@@ -676,6 +729,16 @@ class GroupHandlers:
 
     def _in_transactions(self, group_id: str) -> frozenset[tuple[str, int]]:
         return self._coordinator.transactional.unstable_partitions(group_id)
+
+
+def _of_group(operation: Operation, handler: Callable[[RequestContext, Any], Any]) -> Callable[..., Any]:
+    """For those who may do this to the group that the request names, and for nobody else."""
+
+    def handle(context: RequestContext, request: Any) -> Any:
+        context.require(operation, ResourceType.GROUP, request.group_id)
+        return handler(context, request)
+
+    return handle
 
 
 def _type_of(group: Group) -> str:

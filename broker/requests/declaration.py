@@ -13,7 +13,7 @@ import msgspec
 
 from broker.security.principal import Principal, Session
 from broker.security.requirement import Requirement
-from broker.security.rights import Authorizer, Operation, ResourceType, denied
+from broker.security.rights import OPERATIONS, Authorizer, Operation, ResourceType, denied
 from broker.slices import Work
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ class RequestContext(msgspec.Struct):
         if audited and self.audit is not None:
             self.audit.note(self, operation, resource_type, name, allowed=allowed)
         return allowed
+
+    def operations(self, resource_type: ResourceType, name: str) -> int:
+        """What it may do to the resource: a bit for each operation's code (KIP-430)."""
+        return sum(
+            1 << operation
+            for operation in OPERATIONS[resource_type]
+            if self.may(operation, resource_type, name, audited=False)
+        )
 
     def may_any(self, operation: Operation, resource_type: ResourceType) -> bool:
         """Whether it may do this to some resource of the type (KIP-679)."""

@@ -18,7 +18,7 @@ from broker.pattern import PatternError, matching
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole, within
-from broker.security.rights import Operation
+from broker.security.rights import Operation, ResourceType
 from broker.slices import Slices, Work, sort_in_slices
 from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
 from broker.transactions.events import AddPartitions, EndTransaction, Result
@@ -161,6 +161,7 @@ class TransactionHandlers:
     ) -> Work[AddPartitionsToTxnResponse | Awaitable[Any]]:
         """All partitions or none are added."""
         transactional_id = request.v3_and_below_transactional_id
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         error = self._refusal(transactional_id)
         if error is not ErrorCode.NONE:
             return (yield from _added(request, error, {}))
@@ -168,9 +169,14 @@ class TransactionHandlers:
         bad: dict[tuple[str, int], ErrorCode] = {}
         for topic in request.v3_and_below_topics:
             yield
+            may_write = context.may(Operation.WRITE, ResourceType.TOPIC, topic.name)
             for index in topic.partitions:
                 yield
-                code = self._cannot_join(topic.name, index)
+                code = (
+                    self._cannot_join(topic.name, index)
+                    if may_write
+                    else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                )
                 if code is not ErrorCode.NONE:
                     bad[topic.name, index] = code
                 wanted.add((topic.name, index))
@@ -206,6 +212,8 @@ class TransactionHandlers:
     async def add_offsets(
         self, context: RequestContext, request: AddOffsetsToTxnRequest
     ) -> AddOffsetsToTxnResponse:
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        context.require(Operation.READ, ResourceType.GROUP, request.group_id)
         error = self._refusal(request.transactional_id)
         if error is ErrorCode.NONE and not request.group_id:
             error = ErrorCode.INVALID_GROUP_ID
@@ -227,6 +235,8 @@ class TransactionHandlers:
     async def commit_offsets(
         self, context: RequestContext, request: TxnOffsetCommitRequest
     ) -> Work[TxnOffsetCommitResponse]:
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
+        context.require(Operation.READ, ResourceType.GROUP, request.group_id)
         if not request.group_id:
             return _committed(request, ErrorCode.INVALID_GROUP_ID, {})
         await self._groups.journal.ensure()
@@ -234,7 +244,7 @@ class TransactionHandlers:
         if error is not ErrorCode.NONE:
             return _committed(request, error, {})
         slices, producer = self._slices, (request.producer_id, request.producer_epoch)
-        offsets, errors = await slices.run(self._offsets(request))
+        offsets, errors = await slices.run(self._offsets(context, request))
         try:
             batch = await slices.run(prepared(self._groups, request.group_id, offsets, errors, producer))
         except KafkaError as refused:
@@ -275,7 +285,7 @@ class TransactionHandlers:
         return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED else error
 
     def _offsets(
-        self, request: TxnOffsetCommitRequest
+        self, context: RequestContext, request: TxnOffsetCommitRequest
     ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
         """The offsets to store, and the partitions that do not exist."""
         now_ms = self._clock.time_ms()
@@ -283,9 +293,13 @@ class TransactionHandlers:
         errors: dict[tuple[str, int], ErrorCode] = {}
         for topic in request.topics:
             yield
+            may_read = context.may(Operation.READ, ResourceType.TOPIC, topic.name)
             for partition in topic.partitions:
                 yield
                 key = (topic.name, partition.partition_index)
+                if not may_read:
+                    errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                    continue
                 if self._metadata.find_partition(*key) is None:
                     errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     continue
@@ -302,6 +316,7 @@ class TransactionHandlers:
     def end(
         self, context: RequestContext, request: EndTxnRequest
     ) -> EndTxnResponse | Awaitable[EndTxnResponse]:
+        context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, request.transactional_id)
         error = self._refusal(request.transactional_id)
         if error is not ErrorCode.NONE:
             return EndTxnResponse(error_code=error)
@@ -389,8 +404,16 @@ class TransactionHandlers:
             yield
             told = TopicResponse(name=topic.name)
             response.topics.append(told)
+            may_read = context.may(Operation.READ, ResourceType.TOPIC, topic.name)
             for index in topic.partition_indexes:
                 yield
+                if not may_read:
+                    told.partitions.append(
+                        PartitionResponse(
+                            partition_index=index, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                        )
+                    )
+                    continue
                 told.partitions.append((yield from self._producers(topic.name, index, budget)))
         return response
 
@@ -427,10 +450,20 @@ class TransactionHandlers:
         budget = AnswerBudget()
         for name in dict.fromkeys(request.transactional_ids):
             yield
-            response.transaction_states.append((yield from self._describe(name, budget)))
+            if context.may(Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, name):
+                response.transaction_states.append((yield from self._describe(context, name, budget)))
+            else:
+                response.transaction_states.append(
+                    TransactionState(
+                        transactional_id=name, error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                    )
+                )
         return response
 
-    def _describe(self, transactional_id: str, budget: AnswerBudget) -> Work[TransactionState]:
+    def _describe(
+        self, context: RequestContext, transactional_id: str, budget: AnswerBudget
+    ) -> Work[TransactionState]:
+        """With the partitions of topics that may be seen."""
         answer = TransactionState(transactional_id=transactional_id)
         error = self._refusal(transactional_id)
         known = self._coordinator.transaction(transactional_id)
@@ -448,7 +481,8 @@ class TransactionHandlers:
             return TransactionState(transactional_id=transactional_id, error_code=refused.code)
         for topic, index in (yield from sort_in_slices(list(partitions))):
             yield
-            topics.setdefault(topic, []).append(index)
+            if context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic, audited=False):
+                topics.setdefault(topic, []).append(index)
         answer.transaction_state = stored.state.value
         answer.transaction_timeout_ms = stored.timeout_ms
         answer.transaction_start_time_ms = stored.start_ms
@@ -465,7 +499,7 @@ class TransactionHandlers:
         names = {state.value: state for state in State}
         states = {names[name] for name in request.state_filters if name in names}
         unknown = [name for name in request.state_filters if name not in names]
-        found = await self._slices.run(self._filtered(request, states))
+        found = await self._slices.run(self._filtered(context, request, states))
         if request.transactional_id_pattern:
             try:
                 matched = await matching(
@@ -482,7 +516,7 @@ class TransactionHandlers:
         )
 
     def _filtered(
-        self, request: ListTransactionsRequest, states: set[State]
+        self, context: RequestContext, request: ListTransactionsRequest, states: set[State]
     ) -> Work[dict[str, ListedTransaction]]:
         """By id, whatever the other filters let through."""
         now_ms = self._clock.time_ms()
@@ -497,6 +531,10 @@ class TransactionHandlers:
                 continue
             running_ms = now_ms - stored.start_ms if stored.start_ms >= 0 else -1
             if request.duration_filter >= 0 and running_ms <= request.duration_filter:
+                continue
+            if not context.may(
+                Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id, audited=False
+            ):
                 continue
             found[transactional_id] = ListedTransaction(
                 transactional_id=transactional_id,

@@ -22,7 +22,7 @@ from broker.invariants import invariant
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
-from broker.security.rights import Operation
+from broker.security.rights import Operation, ResourceType
 from broker.slices import Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as describe_messages
@@ -85,11 +85,15 @@ class ConsumerGroupHandlers:
     def heartbeat(
         self, context: RequestContext, request: ConsumerGroupHeartbeatRequest
     ) -> Work[ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]]:
+        context.require(Operation.READ, ResourceType.GROUP, request.group_id)
         coordinator = self._coordinator
         names = request.subscribed_topic_names
         if names is not None and len(names) > SUBSCRIBED_TOPICS_MAX:
             problem = f"{len(names)} topics are subscribed to by name; {SUBSCRIBED_TOPICS_MAX} is the most"
             return _heartbeat_response(ConsumerHeartbeatResult(ErrorCode.INVALID_REQUEST, problem))
+        for name in names or ():
+            yield
+            context.require(Operation.DESCRIBE, ResourceType.TOPIC, name)
         owned = None if request.topic_partitions is None else (yield from _owned(request.topic_partitions))
         if not request.group_id.strip():
             return _heartbeat_response(
@@ -113,7 +117,7 @@ class ConsumerGroupHandlers:
             await self._coordinator.journal.ensure()
         pattern, resolved = request.subscribed_topic_regex, None
         if pattern:
-            resolved = await self._patterns.resolve(pattern)
+            resolved = await self._patterns.resolve(pattern, context)
         answer = self._heartbeat(context, request, owned, resolved)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
@@ -148,7 +152,7 @@ class ConsumerGroupHandlers:
             ),
             _heartbeat_response,
         )
-        self._patterns.refresh(request.group_id)
+        self._patterns.refresh(request.group_id, context)
         return answer
 
     # -- describe ------------------------------------------------------------------------------------------
@@ -162,7 +166,11 @@ class ConsumerGroupHandlers:
         for group_id in dict.fromkeys(request.group_ids):
             yield
             try:
+                context.require(Operation.DESCRIBE, ResourceType.GROUP, group_id)
                 described = yield from self._describe(group_id, budget)
+                yield from _require_topics(context, described)
+                if request.include_authorized_operations and not described.error_code:
+                    described.authorized_operations = context.operations(ResourceType.GROUP, group_id)
             except KafkaError as error:
                 described = DescribedGroup(
                     group_id=group_id, error_code=error.code, error_message=error.message
@@ -225,6 +233,23 @@ class ConsumerGroupHandlers:
                     )
                 )
         return describe_messages.Assignment(topic_partitions=entries)
+
+
+def _require_topics(context: RequestContext, described: DescribedGroup) -> Work[None]:
+    """Raises KafkaError when it shows a topic that may not be seen."""
+    if context.authorizer.is_open:
+        return
+    for member in described.members:
+        yield
+        names = set(member.subscribed_topic_names or ())
+        for assignment in (member.assignment, member.target_assignment):
+            names.update(topic.topic_name for topic in assignment.topic_partitions)
+        for name in names:
+            if not context.may(Operation.DESCRIBE, ResourceType.TOPIC, name):
+                raise KafkaError(
+                    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+                    "The group has described topic(s) that the client is not authorized to describe.",
+                )
 
 
 def _owned(topics: list[TopicPartitions]) -> Work[Assignment]:

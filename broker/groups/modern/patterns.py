@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from broker.groups.events import PatternsResolved
 from broker.groups.modern.model import ResolvedPattern
 from broker.pattern import PatternError, matching
+from broker.security.rights import Operation, ResourceType
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from broker.cluster.metadata import TopicManager
     from broker.groups.coordinator import GroupCoordinator
     from broker.ports import Clock
+    from broker.requests.declaration import RequestContext
 
 PAUSE_SECONDS_MIN = 1.0
 PAUSE_FACTOR = 100.0
+_ASKED_TOGETHER = 500  # rights to topics between two rests
 
 
 class PatternResolver:
@@ -40,8 +43,8 @@ class PatternResolver:
         self._executor = executor
         self._clock = clock
         self._background = background
-        self._seen: dict[str, int] = {}
-        """Group -> the metadata version its patterns were last matched against."""
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Group -> the versions of metadata and rights its patterns were last matched against."""
         self._not_before: dict[str, float] = {}
         self._busy: set[str] = set()
         self._turn = asyncio.Lock()
@@ -51,8 +54,8 @@ class PatternResolver:
         group = self._coordinator.groups.get(group_id)
         return group is not None and group.consumer is not None and pattern in group.consumer.patterns
 
-    async def resolve(self, pattern: str) -> ResolvedPattern | None:
-        """None if it is not a pattern; the group will say what is wrong with it."""
+    async def resolve(self, pattern: str, context: RequestContext) -> ResolvedPattern | None:
+        """Topics that who asks may know of. None if it is not a pattern; the group will say what is wrong with it."""
         async with self._turn:
             version, now_ms = self._metadata.version, self._clock.time_ms()
             names = [image.name for image in self._metadata.topics()]
@@ -60,12 +63,14 @@ class PatternResolver:
                 topics = await matching(pattern, names, self._executor, self._clock)
             except PatternError:
                 return None
+        if not context.authorizer.is_open:
+            topics = await _seen_by(context, list(topics))
         return ResolvedPattern(frozenset(topics), version, now_ms)
 
-    def refresh(self, group_id: str) -> None:
-        """Match the group's patterns again if topics have changed and it is time."""
+    def refresh(self, group_id: str, context: RequestContext) -> None:
+        """Match the group's patterns again if topics or rights have changed and it is time."""
         group = self._coordinator.groups.get(group_id)
-        version = self._metadata.version
+        version = self._metadata.version, context.authorizer.version
         if group is None or group.consumer is None or not group.consumer.patterns:
             if self._seen:
                 self._seen.pop(group_id, None)
@@ -78,16 +83,16 @@ class PatternResolver:
         ):
             return
         self._busy.add(group_id)
-        self._background.start(self._refresh(group_id), f"match the patterns of group {group_id}")
+        self._background.start(self._refresh(group_id, context), f"match the patterns of group {group_id}")
 
-    async def _refresh(self, group_id: str) -> None:
-        clock, version = self._clock, self._metadata.version
+    async def _refresh(self, group_id: str, context: RequestContext) -> None:
+        clock, version = self._clock, (self._metadata.version, context.authorizer.version)
         started = clock.monotonic()
         try:
             group = self._coordinator.groups.get(group_id)
             resolved = {}
             for pattern in list(group.consumer.patterns) if group is not None and group.consumer else ():
-                if (found := await self.resolve(pattern)) is not None:
+                if (found := await self.resolve(pattern, context)) is not None:
                     resolved[pattern] = found
             if group is not None and self._coordinator.groups.get(group_id) is group:
                 self._coordinator.tell(group_id, PatternsResolved(resolved))
@@ -96,3 +101,13 @@ class PatternResolver:
         self._seen[group_id] = version
         took = clock.monotonic() - started
         self._not_before[group_id] = clock.monotonic() + max(PAUSE_SECONDS_MIN, PAUSE_FACTOR * took)
+
+
+async def _seen_by(context: RequestContext, names: list[str]) -> list[str]:
+    seen = []
+    for count, name in enumerate(names):
+        if count % _ASKED_TOGETHER == 0:
+            await asyncio.sleep(0)
+        if context.may(Operation.DESCRIBE, ResourceType.TOPIC, name, audited=False):
+            seen.append(name)
+    return seen
