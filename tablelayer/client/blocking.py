@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from dataclasses import dataclass, field
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
@@ -34,9 +34,6 @@ from tablelayer.client.table.staging import AsyncStagedWriter
 from tablelayer.client.table.table import AsyncTable
 from tablelayer.model.filters.filters import FilterLike
 from tablelayer.model.table.definition import TableDefinition, TablePath
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 P = ParamSpec("P")
