@@ -18,6 +18,7 @@ from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, betw
 from broker.kafka_configs import KAFKA_CONFIGS
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from broker.security.acl.configs import AUTHORIZATION_CONFIGS
+from broker.security.sasl.configs import SASL_CONFIGS
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.BOOLEAN,
@@ -113,6 +114,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
     # security
     *AUTHORIZATION_CONFIGS,
+    *SASL_CONFIGS,
     # topics
     ConfigKey("num.partitions", _INT, "1", "Partitions of a topic created without a number.", at_least(1)),
     ConfigKey(

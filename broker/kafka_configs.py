@@ -23,7 +23,6 @@ _TUNING: Final = """
 add.partitions.to.txn.retry.backoff.max.ms INT 100
 add.partitions.to.txn.retry.backoff.ms INT 20
 background.threads INT* 10
-connection.failed.authentication.delay.ms INT 100
 delete.records.purgatory.purge.interval.requests INT 1
 fetch.purgatory.purge.interval.requests INT 1000
 group.consumer.assignment.interval.ms INT* 1000
@@ -189,15 +188,9 @@ remote.log.storage.manager.class.path STRING
 remote.log.storage.manager.impl.prefix STRING rsm.config.
 """
 _SECURITY: Final = """
-connections.max.reauth.ms LONG 0
-delegation.token.expiry.check.interval.ms LONG 3600000
-delegation.token.expiry.time.ms LONG 86400000
-delegation.token.max.lifetime.ms LONG 604800000
-delegation.token.secret.key PASSWORD
 early.start.listeners LIST
 principal.builder.class CLASS*
 sasl.client.callback.handler.class CLASS
-sasl.enabled.mechanisms LIST* ""
 sasl.jaas.config PASSWORD*
 sasl.kerberos.kinit.cmd STRING* /usr/bin/kinit
 sasl.kerberos.min.time.before.relogin LONG* 60000
@@ -216,7 +209,6 @@ sasl.login.refresh.window.jitter DOUBLE* 0.05
 sasl.login.retry.backoff.max.ms LONG 10000
 sasl.login.retry.backoff.ms LONG 100
 sasl.mechanism.controller.protocol STRING GSSAPI
-sasl.mechanism.inter.broker.protocol STRING* GSSAPI
 sasl.oauthbearer.assertion.algorithm STRING RS256
 sasl.oauthbearer.assertion.claim.aud STRING
 sasl.oauthbearer.assertion.claim.exp.seconds INT 300
@@ -230,18 +222,9 @@ sasl.oauthbearer.assertion.private.key.passphrase PASSWORD
 sasl.oauthbearer.assertion.template.file STRING
 sasl.oauthbearer.client.credentials.client.id STRING
 sasl.oauthbearer.client.credentials.client.secret PASSWORD
-sasl.oauthbearer.clock.skew.seconds INT 30
-sasl.oauthbearer.expected.audience LIST ""
-sasl.oauthbearer.expected.issuer STRING
-sasl.oauthbearer.jwks.endpoint.refresh.ms LONG 3600000
-sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms LONG 10000
-sasl.oauthbearer.jwks.endpoint.retry.backoff.ms LONG 100
-sasl.oauthbearer.jwks.endpoint.url STRING
 sasl.oauthbearer.jwt.retriever.class CLASS
 sasl.oauthbearer.jwt.validator.class CLASS
 sasl.oauthbearer.scope STRING
-sasl.oauthbearer.scope.claim.name STRING scope
-sasl.oauthbearer.sub.claim.name STRING sub
 sasl.oauthbearer.token.endpoint.url STRING
 sasl.server.callback.handler.class CLASS
 sasl.server.max.receive.size INT 524288

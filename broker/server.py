@@ -24,6 +24,7 @@ from broker.api import not_offered
 from broker.api.acls import AclsApi
 from broker.api.api_versions import ApiVersionsApi
 from broker.api.configs import ConfigsApi
+from broker.api.delegation_tokens import DelegationTokensApi
 from broker.api.dispatch import Dispatcher
 from broker.api.fetch import FetchApi
 from broker.api.log_dirs import LogDirsApi
@@ -33,8 +34,9 @@ from broker.api.produce import ProduceApi
 from broker.api.producer_ids import ProducerIdsApi
 from broker.api.quotas import QuotasApi
 from broker.api.replicas import ReplicasApi
-from broker.api.security import SecurityApi
+from broker.api.sasl import SaslApi, SaslDoor
 from broker.api.topics import TopicsApi
+from broker.api.users import UsersApi
 from broker.background import BackgroundTasks
 from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
@@ -78,6 +80,7 @@ from broker.ports import (
 )
 from broker.requests.declaration import ApiDeclaration
 from broker.security.acl.authorization import Authorization
+from broker.security.sasl.service import SaslService
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.handlers import TransactionHandlers
@@ -123,6 +126,7 @@ class Broker:
         self.port = port
         self.context: BrokerContext
         self.dispatcher: Dispatcher
+        self.sasl: SaslService
         self._data_dir = data_dir
         self._extensions = tuple(extensions)
         self._clock = clock or SystemClock()
@@ -268,6 +272,8 @@ class Broker:
         )
         undo.push_async_callback(transactions.stop)
         await transactions.start()
+        sasl = self.sasl = SaslService(config, store, self._clock, self._entropy, executor, self._background)
+        await sasl.start(())
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
         declarations = self._declarations(groups, transactions, fetches, configs, slices)
         audit = None if authorization is None else authorization.audit
@@ -289,6 +295,15 @@ class Broker:
         if self._measured:
             network.answerer = meter = RequestMeter(self.dispatcher, declarations)
             metrics.add((REQUEST_SECONDS,), meter.collect)
+
+        if sasl.mechanisms:
+            network.answerer = SaslDoor(
+                network.answerer,
+                sasl.mechanisms,
+                loop.time,
+                self._clock.time_ms,
+                lambda: config["connection.failed.authentication.delay.ms"] / 1000,
+            )
 
         async def drain() -> None:
             network.stop_listening()
@@ -353,6 +368,7 @@ class Broker:
     def _check_config(self, config: BrokerConfig) -> None:
         try:
             LogConfig.parse(config.topic_defaults())
+            self.sasl.check(config)
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
         self._metadata.check_defaults(config.topic_defaults())
@@ -361,6 +377,7 @@ class Broker:
         """Those that are not read where they are used."""
         config = self.config
         self._network.limits = self._network_limits()
+        self.sasl.refresh()
         await self._metadata.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 
     def _declarations(
@@ -387,7 +404,9 @@ class Broker:
             *ReplicasApi(metadata, identity).declarations(),
             *QuotasApi().declarations(),
             *AclsApi(context.acls, slices).declarations(),
-            *SecurityApi().declarations(),
+            *SaslApi().declarations(),
+            *UsersApi(self.sasl.users).declarations(),
+            *DelegationTokensApi(self.sasl.tokens, clock, entropy, executor).declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(transactions, allocate_producer_id).declarations(),
             *GroupHandlers(groups, metadata, identity, clock, entropy, slices).declarations(),

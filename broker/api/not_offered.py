@@ -6,7 +6,6 @@ Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would 
 | key | asks for |
 |---|---|
 | 49 AlterClientQuotas | quotas |
-| 51 AlterUserScramCredentials | users |
 | 55 DescribeQuorum | the Raft log of Kafka's controllers |
 | 57 UpdateFeatures | levels of features, which are fixed here |
 | 64 UnregisterBroker | brokers beside this one |
@@ -23,11 +22,6 @@ from protocol.messages.alter_client_quotas import (
     AlterClientQuotasResponse,
     EntryResult,
 )
-from protocol.messages.alter_user_scram_credentials import (
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-    AlterUserScramCredentialsResult,
-)
 from protocol.messages.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
 from protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
@@ -35,7 +29,6 @@ from protocol.schema import ApiMessage
 
 REASONS: dict[type[ApiMessage], str] = {
     AlterClientQuotasRequest: "there are no quotas here",
-    AlterUserScramCredentialsRequest: "there are no users here, so nobody has SCRAM credentials",
     DescribeQuorumRequest: "there is no Raft quorum here: metadata are kept by this broker alone",
     UpdateFeaturesRequest: "the levels of features are fixed here",
     UnregisterBrokerRequest: "there is one broker here",
@@ -50,14 +43,6 @@ def declarations() -> list[ApiDeclaration]:
             _refuse,
             whole(Operation.ALTER_CONFIGS),
             on_error=_quotas,
-            advertised=False,
-        ),
-        ApiDeclaration(
-            AlterUserScramCredentialsRequest,
-            AlterUserScramCredentialsResponse,
-            _refuse,
-            whole(Operation.ALTER),
-            on_error=_credentials,
             advertised=False,
         ),
         ApiDeclaration(
@@ -89,18 +74,5 @@ def _quotas(request: AlterClientQuotasRequest, version: int, error: KafkaError) 
         entries=[
             EntryResult(error_code=error.code, error_message=error.message, entity=entry.entity)
             for entry in request.entries
-        ]
-    )
-
-
-def _credentials(
-    request: AlterUserScramCredentialsRequest, version: int, error: KafkaError
-) -> AlterUserScramCredentialsResponse:
-    named = [deletion.name for deletion in request.deletions]
-    named += [upsertion.name for upsertion in request.upsertions]
-    return AlterUserScramCredentialsResponse(
-        results=[
-            AlterUserScramCredentialsResult(user=user, error_code=error.code, error_message=error.message)
-            for user in dict.fromkeys(named)
         ]
     )

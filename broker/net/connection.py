@@ -21,7 +21,7 @@ from broker.net.exchange import Exchange
 from broker.net.limits import Limits
 from broker.net.poller import Poller
 from broker.net.pool import FramePool
-from broker.net.reply import Answerer, CloseConnection, Peer, Pending
+from broker.net.reply import Answerer, CloseConnection, Part, Peer, Pending
 
 logger = logging.getLogger("headrace.net")
 
@@ -214,7 +214,17 @@ class Connection:
                 exchange.incoming.release(frame)
             self._work()
         except CloseConnection as reason:
+            if reason.answer is not None:
+                self._say_last(reason.answer)
             self.close(str(reason), logging.WARNING)
+
+    def _say_last(self, answer: list[Part]) -> None:
+        """To the frame that was taken, before closing; what the socket does not take at once is lost."""
+        whole = self._exchange.answer(answer)
+        if whole is not None:
+            self._send_at_once(whole)
+        else:
+            self._send()
 
     # -- writing -------------------------------------------------------------------------------------------
 

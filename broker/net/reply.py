@@ -39,16 +39,21 @@ Part = Buffer | Region
 
 
 class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ours
-    """The peer broke the protocol; the text says how, in one line. The connection is closed without an answer."""
+    """The peer broke the protocol, or is not let in; the text says how, in one line.
 
-    def __init__(self, reason: str) -> None:
+    The connection is closed: without an answer, or after `answer` has gone out, if the socket takes it at once.
+    """
+
+    def __init__(self, reason: str, answer: list[Part] | None = None) -> None:
         super().__init__(one_line(reason, _REASON_LENGTH_MAX))
+        self.answer = answer
 
 
 class Peer(msgspec.Struct):
     """Who sends: what an answerer may know of a connection.
 
-    `session` is who it is; None until it is authenticated. `memory` is the answerer's own, gone with the connection.
+    `session` is who it is; None until it is authenticated. `memory` and `authentication` are the answerers' own, gone
+    with the connection.
     """
 
     connection_id: int
@@ -57,6 +62,7 @@ class Peer(msgspec.Struct):
     listener: str
     session: Session | None
     memory: Any = None
+    authentication: Any = None
 
 
 class Pending(msgspec.Struct):

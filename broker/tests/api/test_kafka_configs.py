@@ -80,7 +80,7 @@ replica.lag.time.max.ms=10000
             "There is one broker, and each partition has one replica. Leave it at 1",
         ),
         ("offsets.topic.replication.factor", "3", "Leave it at 1"),
-        ("sasl.enabled.mechanisms", "PLAIN", "neither encrypted nor authenticated"),
+        ("sasl.kerberos.service.name", "kafka", "Not offered"),
         ("authorizer.class.name", "com.example.Ranger", "everybody may do"),
         ("listener.security.protocol.map", "A:PLAINTEXT,B:SASL_SSL", "the protocol SASL_SSL is not offered"),
         ("create.topic.policy.class.name", "com.example.Policy", "what it is, not set"),

@@ -9,11 +9,6 @@ import pytest
 from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData
-from protocol.messages.alter_user_scram_credentials import (
-    AlterUserScramCredentialsRequest,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-)
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.create_delegation_token import CreateDelegationTokenRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
@@ -89,21 +84,12 @@ def test_what_is_not_offered_is_refused_with_the_reason(tmp_path, request_, reas
     assert reason in answer.error_message
 
 
-def test_each_quota_and_each_user_hears_the_refusal(tmp_path) -> None:
+def test_each_quota_hears_the_refusal(tmp_path) -> None:
     me = [EntityData(entity_type="user", entity_name="me")]
-    quotas, users = answers(
-        tmp_path,
-        AlterClientQuotasRequest(entries=[EntryData(entity=me), EntryData(entity=[])]),
-        AlterUserScramCredentialsRequest(
-            deletions=[ScramCredentialDeletion(name="a"), ScramCredentialDeletion(name="b")],
-            upsertions=[ScramCredentialUpsertion(name="a")],
-        ),
+    (quotas,) = answers(
+        tmp_path, AlterClientQuotasRequest(entries=[EntryData(entity=me), EntryData(entity=[])])
     )
     assert [(each.error_code, each.entity) for each in quotas.entries] == [
         (ErrorCode.UNSUPPORTED_VERSION, me),
         (ErrorCode.UNSUPPORTED_VERSION, []),
-    ]
-    assert [(each.user, each.error_code) for each in users.results] == [
-        ("a", ErrorCode.UNSUPPORTED_VERSION),
-        ("b", ErrorCode.UNSUPPORTED_VERSION),
     ]

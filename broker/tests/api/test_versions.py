@@ -92,7 +92,7 @@ def test_n4_n5_what_is_advertised(tmp_path) -> None:
             advertised = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
             assert {key: advertised.get(key) for key in MUST} == MUST
             assert list(advertised) == sorted(advertised)
-            assert not {49, 51, 55, 57, 64}.intersection(advertised), "these are answered, and only refused"
+            assert not {49, 55, 57, 64}.intersection(advertised), "these are answered, and only refused"
             assert advertised[24] == (0, 3), "4 and more are between brokers"
             finalized = {f.name: f.max_version_level for f in response.finalized_features}
             assert finalized == {"group.version": 1, "transaction.version": 2}

@@ -14,7 +14,8 @@ def test_every_declared_default_is_legal_and_documented() -> None:
     config = BrokerConfig()
     for key in BROKER_CONFIGS:
         assert key.doc.endswith(".")
-        assert config[key.name] == key.default_value
+        if not key.name.endswith("*"):
+            assert config[key.name] == key.default_value
     assert len({key.name for key in BROKER_CONFIGS}) == len(BROKER_CONFIGS)
 
 

@@ -1,0 +1,112 @@
+"""`sasl.jaas.config`: a login module, its control flag and its options, as Kafka's JaasConfig reads them.
+
+    org.apache.kafka.common.security.plain.PlainLoginModule required
+        username="admin" password="..." user_ann="...";
+
+Errors never show a value: any may be a password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from broker.config_key import ConfigError
+
+_FLAGS: Final = ("required", "requisite", "sufficient", "optional")
+_TOKEN: Final = re.compile(
+    r"""(?:\s|//[^\n]*(?:\n|$)|/\*.*?\*/|/\*.*$)*
+        (?:(?P<word>[A-Za-z0-9_$.\-\u00a0-\U0010ffff]+)|"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>(?:[^'\\\n]|\\.)*)'|(?P<sign>[=;])|(?P<other>\S))?""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+
+
+class JaasEntry(msgspec.Struct, frozen=True):
+    """One login module."""
+
+    module: str
+    options: dict[str, str]
+
+    @property
+    def module_name(self) -> str:
+        """Without its package."""
+        return self.module.rpartition(".")[2]
+
+    def __repr__(self) -> str:
+        return f"JaasEntry({self.module!r}, {len(self.options)} options)"
+
+
+def parse_jaas(name: str, text: str) -> JaasEntry:
+    """The one entry of the configuration `name`. Raises ConfigError."""
+    try:
+        entries = list(_entries(_tokens(text)))
+    except _Malformed as error:
+        raise ConfigError(f"Invalid value [hidden] for configuration {name}: {error}") from None
+    if len(entries) != 1:
+        problem = (
+            "Login module not specified in JAAS config"
+            if not entries
+            else "Only one login module can be used"
+        )
+        raise ConfigError(f"Invalid value [hidden] for configuration {name}: {problem}")
+    return entries[0]
+
+
+class _Malformed(Exception):  # noqa: N818 - becomes a ConfigError
+    pass
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    """(kind, text) with the kinds word, text and sign."""
+    found = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None or match.end() == position:
+            break
+        position = match.end()
+        kind = match.lastgroup
+        if kind in ("double", "single"):
+            found.append(("text", _unescaped(match[kind])))
+        elif kind == "other":
+            raise _Malformed("a quotation that does not end, or a character that must be in one")
+        elif kind is not None:
+            found.append((kind, match[kind]))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    """As Java's StreamTokenizer: the letters of C, and up to three octal digits."""
+    return re.sub(
+        r"\\(?:([0-3]?[0-7]{1,2})|(.))",
+        lambda found: chr(int(found[1], 8)) if found[1] else _ESCAPES.get(found[2], found[2]),
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def _entries(tokens: list[tuple[str, str]]) -> Iterator[JaasEntry]:
+    left = iter(tokens)
+    for kind, module in left:
+        if kind == "sign":
+            raise _Malformed("Login module not specified in JAAS config")
+        _, flag = next(left, ("", ""))
+        if not flag:
+            raise _Malformed("Login module control flag not specified in JAAS config")
+        if flag.lower() not in _FLAGS:
+            raise _Malformed("Invalid login module control flag in JAAS config")
+        options = {}
+        for kind, key in left:
+            if (kind, key) == ("sign", ";"):
+                break
+            equals, (value_kind, value) = next(left, ("", "")), next(left, ("", ""))
+            if kind == "sign" or equals != ("sign", "=") or value_kind not in ("word", "text"):
+                raise _Malformed("Value not specified for a key in JAAS config")
+            options[key] = value
+        else:
+            raise _Malformed("JAAS config entry not terminated by semi-colon")
+        yield JaasEntry(module, options)

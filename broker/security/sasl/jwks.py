@@ -1,0 +1,109 @@
+"""The keys of an issuer, from a file or a URL (`sasl.oauthbearer.jwks.endpoint.url`), read anew from time to time.
+
+What was read last counts until something better was: an issuer that cannot be reached, or says nonsense for a while,
+locks nobody out. A token of a key that is not there has them read at once, but not more often than the back-off allows:
+strangers make up keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Executor
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from broker.config_key import ConfigError
+from broker.security.sasl.jwt import Keys
+
+logger = logging.getLogger("headrace.security")
+
+_DOCUMENT_BYTES_MAX: Final = 1 << 20
+_FETCH_SECONDS_MAX: Final = 10.0
+
+
+class Pauses(msgspec.Struct, frozen=True):
+    """Between two readings, in seconds."""
+
+    refresh: float = 3600.0
+    """`sasl.oauthbearer.jwks.endpoint.refresh.ms`."""
+    retry: float = 0.1
+    """`sasl.oauthbearer.jwks.endpoint.retry.backoff.ms`: after a failure; it doubles."""
+    retry_max: float = 10.0
+    """`sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms`; also the least before keys are read for a token."""
+
+
+def read_document(url: str) -> bytes:
+    """What is at a file: or http(s): URL. Blocks. Raises OSError, ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        with Path(unquote(parts.path)).open("rb") as file:
+            document = file.read(_DOCUMENT_BYTES_MAX + 1)
+    elif parts.scheme in ("http", "https"):
+        with urllib.request.urlopen(url, timeout=_FETCH_SECONDS_MAX) as answer:
+            document = answer.read(_DOCUMENT_BYTES_MAX + 1)
+    else:
+        raise ValueError("not a file:, http: or https: URL")
+    if len(document) > _DOCUMENT_BYTES_MAX:
+        raise ValueError(f"longer than {_DOCUMENT_BYTES_MAX} bytes")
+    return bytes(document)
+
+
+class JwksSource:
+    """See the module's contract."""
+
+    def __init__(
+        self, url: str, pauses: Pauses, executor: Executor, read: Callable[[str], bytes] = read_document
+    ) -> None:
+        """Raises ConfigError for a file that cannot be used; a server may be there later."""
+        self.keys: Keys | None = None
+        self._url = url
+        self._pauses = pauses
+        self._executor = executor
+        self._read = read
+        self._wanted = asyncio.Event()
+        scheme = urlsplit(url).scheme
+        if scheme == "file":
+            try:
+                self.keys = Keys(read(url))
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"sasl.oauthbearer.jwks.endpoint.url: {url} cannot be used: {error}"
+                ) from None
+        elif scheme not in ("http", "https"):
+            raise ConfigError(
+                f"sasl.oauthbearer.jwks.endpoint.url: {url!r} is not a file:, http: or https: URL"
+            )
+
+    def current(self) -> Keys | None:
+        return self.keys
+
+    def expedite(self) -> None:
+        """A token names a key that is not there."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Keep the keys; runs until cancelled."""
+        loop, pause = asyncio.get_running_loop(), self._pauses.retry
+        while True:
+            try:
+                self.keys = await loop.run_in_executor(self._executor, lambda: Keys(self._read(self._url)))
+            except (OSError, ValueError, HTTPException) as error:
+                logger.warning("the keys of %s cannot be read: %s", self._url, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self._pauses.retry_max)
+                continue
+            pause = self._pauses.retry
+            await asyncio.sleep(min(self._pauses.retry_max, self._pauses.refresh))
+            self._wanted.clear()
+            try:
+                async with asyncio.timeout(max(0.0, self._pauses.refresh - self._pauses.retry_max)):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass

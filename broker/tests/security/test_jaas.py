@@ -1,0 +1,56 @@
+"""`sasl.jaas.config`, as Kafka's JaasConfig reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.config_key import ConfigError
+from broker.security.sasl.jaas import parse_jaas
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (f"{PLAIN} required;", {}),
+        (f'  {PLAIN}  REQUIRED a="b" ;  ', {"a": "b"}),
+        (
+            f'{PLAIN} required username="admin" password=\'x y\' user_ann="a;b=c";',
+            {"username": "admin", "password": "x y", "user_ann": "a;b=c"},
+        ),
+        (f"{PLAIN} optional tokenauth=true;", {"tokenauth": "true"}),
+        (f'{PLAIN} required user_jürgen="pä\\"ss\\\\ \\n\\101";', {"user_jürgen": 'pä"ss\\ \nA'}),
+        (f'{PLAIN} required // who\n /* and\n how */ user_a="//b";', {"user_a": "//b"}),
+        (f'{PLAIN} required a="";', {"a": ""}),
+        (f'{PLAIN} required a = "b";', {"a": "b"}),
+    ],
+)
+def test_what_is_read(text: str, options: dict[str, str]) -> None:
+    entry = parse_jaas("n", text)
+    assert (entry.module, entry.module_name, entry.options) == (PLAIN, "PlainLoginModule", options)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Login module not specified"),
+        (PLAIN, "control flag not specified"),
+        (f"{PLAIN} sometimes;", "Invalid login module control flag"),
+        (f'{PLAIN} required a="hunter2"', "not terminated by semi-colon"),
+        (f"{PLAIN} required a;", "Value not specified"),
+        (f"{PLAIN} required a=;", "Value not specified"),
+        (f'{PLAIN} required a="hunter2;', "quotation"),
+        (f'{PLAIN} required a="hunter2"; {PLAIN} required;', "Only one login module"),
+        (f"{PLAIN} required a=hunter2!;", "quotation"),
+    ],
+)
+def test_what_is_wrong_is_said_and_no_value_shown(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        parse_jaas("listener.name.a.plain.sasl.jaas.config", text)
+    assert "listener.name.a.plain.sasl.jaas.config" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_an_entry_does_not_show_itself() -> None:
+    assert "hunter2" not in repr(parse_jaas("n", f'{PLAIN} required a="hunter2";'))
