@@ -9,8 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from broker.config import BrokerConfig, parse_listener
+from broker.config import BrokerConfig
 from broker.config_key import ConfigError
+from broker.listeners import parse_listener
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
@@ -19,7 +20,9 @@ from broker.server import Broker
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m broker", description="A Kafka broker, without tables.")
     parser.add_argument(
-        "--listen", default="127.0.0.1:9092", metavar="HOST:PORT", help="port 0 takes a free one"
+        "--listen",
+        metavar="HOST:PORT",
+        help="port 0 takes a free one; without it, what the configuration listeners says, or 127.0.0.1:9092",
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="made if it does not exist")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a properties or .toml file")
@@ -43,8 +46,11 @@ async def _serve(arguments: argparse.Namespace) -> None:
         if not separator:
             raise ConfigError(f"--set {text!r} is not of the form name=value")
         sets[name] = value
-    host, port = parse_listener(arguments.listen)
-    broker = Broker(BrokerConfig.load(sets, arguments.config), data_dir=arguments.data, host=host, port=port)
+    config = BrokerConfig.load(sets, arguments.config)
+    if arguments.listen is not None and config["listeners"] is not None:
+        raise ConfigError("--listen and the configuration listeners both say where to listen: leave one out")
+    host, port = parse_listener(arguments.listen or "127.0.0.1:9092")
+    broker = Broker(config, data_dir=arguments.data, host=host, port=port)
     await broker.start()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

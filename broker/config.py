@@ -16,9 +16,12 @@ from msgspec.structs import replace
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, between, unknown_name
 from broker.kafka_configs import KAFKA_CONFIGS
+from broker.listeners import LISTENER_CONFIGS, Listener, listener_prefix, listeners_of, without_listener
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from broker.security.acl.configs import AUTHORIZATION_CONFIGS
 from broker.security.sasl.configs import SASL_CONFIGS
+from broker.security.tls.configs import TLS_CONFIGS
+from protocol.properties import PropertiesError, read_properties
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
     ConfigType.BOOLEAN,
@@ -30,28 +33,11 @@ _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
 )
 
 
-def _check_listener(text: str) -> str | None:
-    try:
-        parse_listener(text)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
 def _check_assignors(names: list[str]) -> str | None:
     return None if names and len(set(names)) == len(names) else "it must name each assignor once"
 
 
-def parse_listener(text: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `[v6]:port` or `PLAINTEXT://host:port`; raises ConfigError."""
-    scheme, separator, rest = text.rpartition("://")
-    if separator and scheme != "PLAINTEXT":
-        raise ConfigError(f"listener protocol {scheme!r} is not offered; PLAINTEXT is")
-    host, colon, port = rest.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not an address; write host:port, for example 127.0.0.1:9092")
-    return host.strip("[]"), int(port)
-
+_ANYWHERE: Final = ("", 0)
 
 _TOPIC_SYNONYMS = {
     "cleanup.policy": "log.cleanup.policy",
@@ -104,13 +90,8 @@ def _topic_defaults() -> Iterator[ConfigKey]:
 BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     # identity and listeners
     ConfigKey("node.id", _INT, "0", "The id of this broker.", at_least(0)),
-    ConfigKey(
-        "advertised.listeners",
-        _STRING,
-        None,
-        "host:port that clients are told to use; by default the address the broker listens on.",
-        _check_listener,
-    ),
+    *LISTENER_CONFIGS,
+    *TLS_CONFIGS,
     ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
     # security
     *AUTHORIZATION_CONFIGS,
@@ -246,6 +227,13 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "Most connections of one address.",
         at_least(1),
         dynamic=True,
+    ),
+    ConfigKey(
+        "sasl.server.max.receive.size",
+        _INT,
+        "524288",
+        "Largest request before a connection is authenticated; a larger one closes it.",
+        at_least(1),
     ),
     ConfigKey("fetch.max.bytes", _INT, "57671680", "Largest answer to one fetch.", at_least(1024)),
     ConfigKey(
@@ -454,16 +442,49 @@ class BrokerConfig:
         values: dict[str, Any] = {name: key.default_value for name, key in self.keys.items()}
         explicit = {**self._static, **all_brokers, **broker}
         for name, text in explicit.items():
-            if name not in self.keys:
-                family = next((key for key in self._families if name.startswith(key.name[:-1])), None)
-                if family is None:
-                    raise unknown_name("broker", name, self.keys)
-                self.keys[name] = family.named(name)
-            values[name] = self.keys[name].parse(text)
+            key = self.keys.get(name)
+            if key is None:
+                key = self.key(name)
+                if key is None:
+                    raise self.unknown(name)
+                self.keys = {**self.keys, name: key}  # those of a copy are its own
+            values[name] = key.parse(text)
         _check_group_times(values)
+        listeners_of(values, explicit, _ANYWHERE)
         self.explicit = explicit
         self._values = values
         self._dynamic = ((BROKER_SOURCE, dict(broker)), (ALL_BROKERS_SOURCE, dict(all_brokers)))
+
+    def key(self, name: str) -> ConfigKey | None:
+        """The declaration of a configuration: by its name, of its family, or as one for a single listener."""
+        declared = self.keys.get(name)
+        if declared is not None:
+            return declared
+        family = next((key for key in self._families if name.startswith(key.name[:-1])), None)
+        if family is not None:
+            return family.named(name)
+        for_all = without_listener(name)
+        key = None if for_all is None else self.key(for_all)
+        return None if key is None else replace(key, name=name, default=None)
+
+    def unknown(self, name: str) -> ConfigError:
+        """For a configuration that nobody declares: the nearest known name."""
+        for_all = without_listener(name)
+        prefix = "" if for_all is None else name[: -len(for_all)]
+        return unknown_name("broker", name, [prefix + known for known in self.keys])
+
+    def of_listener(self, listener: str, name: str) -> Any:
+        """The value that counts for a listener: what is set for it alone, otherwise what is for all."""
+        own = listener_prefix(listener) + name
+        return self._values[own] if own in self.explicit else self._values[name]
+
+    def is_set_for(self, listener: str, name: str) -> bool:
+        """Whether it is set for the listener alone."""
+        return listener_prefix(listener) + name in self.explicit
+
+    def listeners(self, listen: tuple[str, int]) -> tuple[Listener, ...]:
+        """In their order; `listen` is the address of the one there is where none is configured."""
+        return listeners_of(self._values, self.explicit, listen)
 
     def with_dynamic(self, all_brokers: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
         """This configuration as `set_dynamic` would make it. Raises ConfigError."""
@@ -537,16 +558,10 @@ def read_config_file(path: Path) -> dict[str, str]:
         raise ConfigError(f"the configuration file {path} cannot be read: {error}") from error
     if path.suffix == ".toml":
         return _read_toml(path, text)
-    values: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
-        if not line or line[0] in "#!":
-            continue
-        name, separator, value = line.partition("=")
-        if not separator:
-            raise ConfigError(f"{path}, line {number}: {line!r} is not of the form name=value")
-        values[name.strip()] = value.strip()
-    return values
+    try:
+        return read_properties(text)
+    except PropertiesError as error:
+        raise ConfigError(f"{path}, {error}") from None
 
 
 def _read_toml(path: Path, text: str) -> dict[str, str]:

@@ -104,7 +104,6 @@ controller.quota.window.num INT 11
 controller.quota.window.size.seconds INT 1
 controller.socket.timeout.ms INT 30000
 initial.broker.registration.timeout.ms INT 60000
-inter.broker.listener.name STRING
 metadata.log.max.record.bytes.between.snapshots LONG 20971520
 metadata.log.max.snapshot.interval.ms LONG 3600000
 metadata.log.segment.bytes INT 1073741824
@@ -227,32 +226,8 @@ sasl.oauthbearer.jwt.validator.class CLASS
 sasl.oauthbearer.scope STRING
 sasl.oauthbearer.token.endpoint.url STRING
 sasl.server.callback.handler.class CLASS
-sasl.server.max.receive.size INT 524288
-security.inter.broker.protocol STRING PLAINTEXT
 security.providers STRING
-ssl.allow.dn.changes BOOLEAN false
-ssl.allow.san.changes BOOLEAN false
-ssl.cipher.suites LIST* ""
-ssl.client.auth STRING* none
-ssl.enabled.protocols LIST* TLSv1.2,TLSv1.3
-ssl.endpoint.identification.algorithm STRING* https
 ssl.engine.factory.class CLASS*
-ssl.key.password PASSWORD*
-ssl.keymanager.algorithm STRING* SunX509
-ssl.keystore.certificate.chain PASSWORD*
-ssl.keystore.key PASSWORD*
-ssl.keystore.location STRING*
-ssl.keystore.password PASSWORD*
-ssl.keystore.type STRING* JKS
-ssl.principal.mapping.rules STRING DEFAULT
-ssl.protocol STRING* TLSv1.3
-ssl.provider STRING*
-ssl.secure.random.implementation STRING*
-ssl.trustmanager.algorithm STRING* PKIX
-ssl.truststore.certificates PASSWORD*
-ssl.truststore.location STRING*
-ssl.truststore.password PASSWORD*
-ssl.truststore.type STRING* JKS
 """
 _PLUGINS: Final = """
 alter.config.policy.class.name CLASS
@@ -301,13 +276,6 @@ def _elsewhere(option: str, value: Any) -> str:
     return f"it is given by {option} of the command line"
 
 
-def _plaintext_only(text: str) -> str | None:
-    """`NAME:PROTOCOL,...`; the names do not matter."""
-    protocols = [item.rpartition(":")[2].strip() for item in text.split(",") if item.strip()]
-    wrong = [protocol for protocol in protocols if protocol != "PLAINTEXT"]
-    return f"the protocol {wrong[0]} is not offered; PLAINTEXT is" if wrong else None
-
-
 def _read(table: str, doc: str, reason: str | None) -> Iterator[ConfigKey]:
     for line in table.split("\n")[1:-1]:
         name, kind, *rest = line.split(" ", 2)
@@ -341,20 +309,6 @@ KAFKA_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "classic,consumer",
         "The protocols of groups that are offered.",
         partial(_only, ["classic", "consumer"], "Groups of both protocols are served, and no others."),
-    ),
-    ConfigKey(
-        "listener.security.protocol.map",
-        ConfigType.STRING,
-        "PLAINTEXT:PLAINTEXT",
-        "The protocol of each listener, by its name. There is one listener, and PLAINTEXT is what it speaks.",
-        _plaintext_only,
-    ),
-    ConfigKey(
-        "listeners",
-        ConfigType.LIST,
-        None,
-        "Where this broker listens: --listen of the command line.",
-        partial(_elsewhere, "--listen"),
     ),
     *(
         ConfigKey(

@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from broker.api import not_offered
 from broker.api.acls import AclsApi
@@ -51,7 +54,7 @@ from broker.cluster.producer_ids import ProducerIds
 from broker.cluster.retention import Retention
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic_config import TopicConfigs
-from broker.config import BrokerConfig, parse_listener
+from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.context import BrokerContext
 from broker.extension import Extension
@@ -60,6 +63,7 @@ from broker.groups.group_configs import GroupConfigs
 from broker.groups.handlers import GroupHandlers
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
+from broker.listeners import Listener
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
@@ -86,9 +90,13 @@ from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.handlers import TransactionHandlers
 from protocol.errors import ErrorCode, KafkaError
 
+if TYPE_CHECKING:
+    from broker.security.tls.reloading import Certificates
+
 logger = logging.getLogger("headrace.server")
 
 EXECUTOR_THREADS = 4  # recovery, RocksDB, Arrow: they release the GIL; more threads than cores gain nothing
+HANDSHAKE_THREADS = 1  # of TLS: they leave the rest of the cores to those who are served already
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
 
@@ -99,7 +107,9 @@ def _descriptors_for_connections() -> int:
 
 
 class Broker:
-    """One broker. `port` 0 takes a free one; the real one is in `port` after `start`."""
+    """One broker. `host` and `port` are where it listens unless its configuration has `listeners`; port 0 takes a free
+    one. After `start` they are the first listener's.
+    """
 
     def __init__(
         self,
@@ -124,6 +134,9 @@ class Broker:
         self.config = config
         self.host = host
         self.port = port
+        self.listeners: dict[str, Listener] = {}
+        """By name, in their order, as they are bound; known once it has started."""
+        self._certificates: Certificates | None = None
         self.context: BrokerContext
         self.dispatcher: Dispatcher
         self.sasl: SaslService
@@ -163,7 +176,6 @@ class Broker:
         loop = asyncio.get_running_loop()
         config, undo = self.config, self._undo
         network = self._network = self._bind(loop)
-        undo.callback(network.close)
 
         self._directory = DataDirectory(
             self._data_dir, config["node.id"], self._entropy.uuid(), self._disk, self._clock
@@ -171,7 +183,7 @@ class Broker:
         undo.push(self._release_directory)
         config.tell(
             {
-                "listeners": f"PLAINTEXT://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}",
+                "listeners": ",".join(map(str, self.listeners.values())),
                 "log.dirs": str(self._directory.path),
                 "broker.id": str(config["node.id"]),
             }
@@ -191,6 +203,11 @@ class Broker:
         configs = BrokerConfigs(store, config, config["node.id"])
         await configs.load()
         network.limits = self._network_limits()
+        if self._certificates is not None:
+            await self._certificates.load()
+            configs.slow_checks.append(self._certificates.check)
+            configs.listeners.append(self._certificates.reload)
+            self._background.keep(self._certificates.run, "new certificates")
 
         keys = [key for extension in self._extensions for key in extension.topic_configs()]
         self._metadata = TopicManager(
@@ -336,21 +353,54 @@ class Broker:
         flushing = partial(flush_logs, config, self._metadata, executor, self._background)
         self._background.keep(flushing, "flush logs")
         network.start_listening()
-        logger.info("serving on %s:%d, data in %s", self.host, self.port, self._directory.path)
+        logger.info("serving on %s, data in %s", config.layers("listeners")[0][0], self._directory.path)
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> Network:
-        network = Network(Dispatcher(()), self._network_limits(), loop=loop)
-        try:
-            network.bind(self.host, self.port)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {self.host}:{self.port}: {error.strerror or error}; "
-                "is another broker running there? Choose another port"
-            ) from error
-        self.port = network.port
-        if self.host == "localhost":
-            self.host = network.host  # clients might resolve the name to an address nobody listens on
+        """Take the addresses of all listeners. Raises ConfigError."""
+        listeners = self.config.listeners((self.host, self.port))
+        threads = None
+        with_tls = [listener for listener in listeners if listener.protocol.has_tls]
+        if with_tls:
+            from broker.security.tls.reloading import Certificates  # and what it reads them with
+
+            threads = self._threads.pool(HANDSHAKE_THREADS, "handshakes")
+            self._undo.callback(threads.shutdown, wait=True)
+            self._certificates = Certificates(self.config, with_tls, threads)
+        network = Network(Dispatcher(()), self._network_limits(), loop=loop, handshakes_in=threads)
+        self._undo.callback(network.close)
+        for listener in listeners:
+            encryption = None
+            if self._certificates is not None and listener.protocol.has_tls:
+                encryption = self._certificates.of(listener)
+            try:
+                bound = network.bind(
+                    listener.host or "0.0.0.0",
+                    listener.port,
+                    name=listener.name,
+                    encryption=encryption,
+                    with_sasl=listener.protocol.has_sasl,
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {listener.host}:{listener.port}: {error.strerror or error}; "
+                    "is another broker running there? Choose another port"
+                ) from error
+            # As a name that clients resolve, localhost might be an address nobody listens on.
+            host = bound.host if listener.host in ("localhost", "") else listener.host
+            self.listeners[listener.name] = replace(listener, host=host, port=bound.port)
+        first = next(iter(self.listeners.values()))
+        self.host, self.port = first.host, first.port
         return network
+
+    @property
+    def has_certificates(self) -> bool:
+        """There is a listener with TLS; known once the broker has started."""
+        return self._certificates is not None
+
+    async def reload_certificates(self) -> None:
+        """Look now, not in a while, whether files of certificates have changed."""
+        if self._certificates is not None:
+            await self._certificates.reload()
 
     def _network_limits(self) -> Limits:
         config = self.config
@@ -363,6 +413,7 @@ class Broker:
             send_buffer_bytes=config["socket.send.buffer.bytes"],
             receive_buffer_bytes=config["socket.receive.buffer.bytes"],
             descriptors_max=_descriptors_for_connections(),
+            stranger_request_bytes_max=config["sasl.server.max.receive.size"],
         )
 
     def _check_config(self, config: BrokerConfig) -> None:
@@ -445,14 +496,14 @@ class Broker:
             return None
         return self._metadata.topic_configs.log_config(partition.topic).file_delete_delay_ms
 
-    def _advertised(self) -> tuple[str, int]:
-        configured = self.config["advertised.listeners"]
-        if configured is not None:
-            host, port = parse_listener(configured)
-            return host, port or self.port
-        if self.host in WILDCARD_HOSTS:
-            return host_name(), self.port
-        return self.host, self.port
+    def _advertised(self, name: str) -> tuple[str, int]:
+        listener = self.listeners.get(name) or next(iter(self.listeners.values()))
+        if listener.advertised is not None:
+            host, port = listener.advertised
+            return host, port or listener.port
+        if listener.host in WILDCARD_HOSTS:
+            return host_name(), listener.port
+        return listener.host, listener.port
 
     # -- stop ----------------------------------------------------------------------------------------------
 

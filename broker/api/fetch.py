@@ -260,17 +260,19 @@ class FetchApi:
             if entry.size and entry.partition is not None:
                 entry.partition.traffic.sent(entry.size, entry.record_count)
             if answer.error_code in _MOVED and version >= _FIRST_VERSION_WITH_LEADERS:
-                self._tell_leader(entry, answer, response)
+                self._tell_leader(entry, answer, response, fetch.listener)
         for entry in told:
             entry.answer = None  # a session remembers what was told, not the records
         return response
 
-    def _tell_leader(self, entry: _Wanted, answer: PartitionData, response: FetchResponse) -> None:
+    def _tell_leader(
+        self, entry: _Wanted, answer: PartitionData, response: FetchResponse, listener: str
+    ) -> None:
         """KIP-951: who leads now, so that the client need not ask Metadata."""
         leader = current_leader(self._metadata, self._identity, entry.name, entry.request.partition)
         if leader is not None:
             answer.current_leader = LeaderIdAndEpoch(**leader)
-            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity))]
+            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity, listener))]
 
 
 def _superseded(session: FetchSession[Any]) -> FetchResponse:
@@ -336,6 +338,7 @@ class _Fetch:
         "by_id",
         "has_hooks",
         "is_follower",
+        "listener",
         "request",
         "session",
         "superseded",
@@ -352,6 +355,7 @@ class _Fetch:
         changes: PartitionChanges,
     ) -> None:
         self._changes = changes
+        self.listener = context.listener
         self._seen = -1  # how many changes there had been when all was read last
         self._places: dict[Partition, list[int]] = {}  # where to look when a partition moves
         self.wanted = wanted

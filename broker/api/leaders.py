@@ -21,7 +21,7 @@ def current_leader(
     return {"leader_id": identity.broker_id, "leader_epoch": partition.leader_epoch}
 
 
-def endpoint(identity: BrokerIdentity) -> dict[str, Any]:
-    """The fields of a NodeEndpoint: this broker."""
-    host, port = identity.advertised()
+def endpoint(identity: BrokerIdentity, listener: str) -> dict[str, Any]:
+    """The fields of a NodeEndpoint: this broker, for clients of the listener."""
+    host, port = identity.advertised(listener)
     return {"node_id": identity.broker_id, "host": host, "port": port, "rack": identity.rack}

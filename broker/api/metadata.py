@@ -70,7 +70,8 @@ class MetadataApi:
         self._identity = identity
         self._auto_create: bool = config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicImage, MetadataResponseTopic]] = {}
-        self._all: dict[int, tuple[int, list[Any]]] = {}  # by API version: image version and encoded body
+        # by API version and listener: image version and encoded body
+        self._all: dict[tuple[int, str], tuple[int, list[Any]]] = {}
         self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
         self._some_of = -1
 
@@ -136,6 +137,7 @@ class MetadataApi:
         key = (
             version,
             _whose(context),
+            context.listener,
             request.include_cluster_authorized_operations,
             request.include_topic_authorized_operations,
             *((topic.name, topic.topic_id) for topic in wanted[:KEPT_TOPICS_MAX]),
@@ -225,13 +227,14 @@ class MetadataApi:
     ) -> Work[MetadataResponse | _Encoded]:
         """Those that may be seen. What everybody is answered alike is kept."""
         version = context.api_version
+        key = version, context.listener
         special = (
             request.include_topic_authorized_operations
             or request.include_cluster_authorized_operations
             or not context.authorizer.is_open
         )
         if not special:
-            known = self._all.get(version)
+            known = self._all.get(key)
             if known is not None and known[0] == self._metadata.version:
                 return _Encoded(known[1])
         image_version = self._metadata.version
@@ -243,11 +246,11 @@ class MetadataApi:
         if special:
             return response
         body = yield from response.encode_in_slices(version, ALL_TOPICS_BYTES_MAX)
-        self._all[version] = (image_version, body)
+        self._all[key] = (image_version, body)
         return _Encoded(body)
 
     def _frame(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-        host, port = self._identity.advertised()
+        host, port = self._identity.advertised(context.listener)
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(
@@ -309,7 +312,7 @@ class MetadataApi:
                 else ErrorCode.MISMATCHED_ENDPOINT_TYPE,
                 f"endpoint type {request.endpoint_type} is not served here; 1 (brokers) is",
             )
-        host, port = self._identity.advertised()
+        host, port = self._identity.advertised(context.listener)
         response = DescribeClusterResponse(
             cluster_id=self._identity.cluster_id,
             controller_id=self._identity.broker_id,

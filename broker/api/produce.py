@@ -178,8 +178,8 @@ class ProduceApi:
         if slow:
             waiting.append(self._prepare_in_turn(context, slow, request))
         if waiting or unsafe:
-            return self._wait(response, waiting, unsafe, request)
-        return (yield from self._answer(response, acks))
+            return self._wait(response, waiting, unsafe, request, context.listener)
+        return (yield from self._answer(response, acks, context.listener))
 
     def repeat(self, context: RequestContext, request: ProduceRequest) -> Repeat | None:
         """For producers that send one batch a request, to a plain topic."""
@@ -233,6 +233,7 @@ class ProduceApi:
         waiting: list[Coroutine[Any, Any, None]],
         unsafe: list[_Unsafe],
         request: ProduceRequest,
+        listener: str,
     ) -> Work[ProduceResponse | None]:
         """`unsafe` is in the logs already, so their fsyncs are under way together and are waited for in turn."""
         pace = self._slices.pace()
@@ -256,9 +257,9 @@ class ProduceApi:
             await pace.rest()
             left_ms = int((deadline - asyncio.get_running_loop().time()) * 1000)
             await _wait_durable(partition, info, max(left_ms, 0), answer)
-        return self._answer(response, request.acks)
+        return self._answer(response, request.acks, listener)
 
-    def _answer(self, response: ProduceResponse, acks: int) -> Work[ProduceResponse | None]:
+    def _answer(self, response: ProduceResponse, acks: int, listener: str) -> Work[ProduceResponse | None]:
         count = 0
         for topic in response.responses:
             count += 1
@@ -278,15 +279,17 @@ class ProduceApi:
                         f"{partition.error_message}"
                     )
                 if partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
-                    self._tell_leader(topic.name, partition, response)
+                    self._tell_leader(topic.name, partition, response, listener)
         return response if acks != 0 else None
 
-    def _tell_leader(self, topic: str, answer: PartitionProduceResponse, response: ProduceResponse) -> None:
+    def _tell_leader(
+        self, topic: str, answer: PartitionProduceResponse, response: ProduceResponse, listener: str
+    ) -> None:
         """KIP-951; versions before 10 leave it out."""
         leader = current_leader(self._metadata, self._identity, topic, answer.index)
         if leader is not None:
             answer.current_leader = LeaderIdAndEpoch(**leader)
-            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity))]
+            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity, listener))]
 
     async def _prepare_in_turn(
         self,

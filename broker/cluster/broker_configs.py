@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from broker.cluster.nodes import modify
-from broker.config_key import ConfigError, unknown_name
+from broker.config_key import ConfigError
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ def unknown_broker(name: str, own: str) -> KafkaError:
 class BrokerConfigs:
     """Changes the `BrokerConfig` that everybody reads.
 
-    `checks` are called with the configuration as it would become and raise KafkaError; `listeners` after it has.
+    `checks` are called with the configuration as it would become and raise KafkaError, `slow_checks` with the names
+    that are set too; `listeners` after it has.
     """
 
     def __init__(self, store: CoordinationStore, config: BrokerConfig, broker_id: int) -> None:
         self.checks: list[Callable[[BrokerConfig], None]] = []
+        self.slow_checks: list[Callable[[BrokerConfig, Collection[str]], Awaitable[None]]] = []
         self.listeners: list[Callable[[], Awaitable[None]]] = []
         self._store = store
         self._config = config
@@ -81,8 +83,8 @@ class BrokerConfigs:
 
         async with self._change:
             old = self.explicit(name)
+            await self._check_slowly(name, changes(old), changed(old))
             if validate_only:
-                changed(old)
                 return
             stored = await modify(
                 self._store, self._path(name), lambda data: _to_json(changed(_from_json(data)))
@@ -93,25 +95,36 @@ class BrokerConfigs:
                 await listener()
 
     def _check(self, name: str, changes: Mapping[str, str | None], config: Mapping[str, str]) -> None:
-        known = self._config.keys
         try:
             for key_name, text in changes.items():
                 if text is None:
                     continue  # what is not set is gone already: Kafka's tools clear throttles that nobody set
-                key = known.get(key_name)
+                key = self._config.key(key_name)
                 if key is None:
-                    raise unknown_name("broker", key_name, known)
+                    raise self._config.unknown(key_name)
                 if not key.dynamic:
                     raise KafkaError(
                         ErrorCode.INVALID_REQUEST,
                         f"Cannot update these configs dynamically: [{key_name}]; set it when you start it",
                     )
-            layers = {**self._explicit, name: config}
-            changed = self._config.with_dynamic(layers[ALL_BROKERS], layers[self._own])
+            changed = self._as_with(name, config)
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
         for check in self.checks:
             check(changed)
+
+    async def _check_slowly(
+        self, name: str, changes: Mapping[str, str | None], config: Mapping[str, str]
+    ) -> None:
+        if self.slow_checks:
+            changed = self._as_with(name, config)
+            names = [key for key, text in changes.items() if text is not None or key in self._config.explicit]
+            for check in self.slow_checks:
+                await check(changed, names)
+
+    def _as_with(self, name: str, config: Mapping[str, str]) -> BrokerConfig:
+        layers = {**self._explicit, name: config}
+        return self._config.with_dynamic(layers[ALL_BROKERS], layers[self._own])
 
     @staticmethod
     def _path(name: str) -> str:

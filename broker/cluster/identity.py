@@ -8,9 +8,9 @@ import msgspec
 
 
 class BrokerIdentity(msgspec.Struct, frozen=True):
-    """`advertised` gives the host and port that clients are told; known once the broker listens."""
+    """`advertised` gives the host and port that clients of a listener are told; known once the broker listens."""
 
     broker_id: int
     cluster_id: str
     rack: str | None
-    advertised: Callable[[], tuple[str, int]]
+    advertised: Callable[[str], tuple[str, int]]

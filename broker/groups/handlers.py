@@ -220,7 +220,7 @@ class GroupHandlers:
             if not context.may(Operation.DESCRIBE, resource_type, key):
                 refusal = denied(resource_type)
                 return _no_coordinator(key, refusal.code, refusal.message)
-            host, port = self._identity.advertised()
+            host, port = self._identity.advertised(context.listener)
             return Coordinator(key=key, node_id=self._identity.broker_id, host=host, port=port)
         message = f"unknown coordinator key type {key_type}; 0 is a consumer group, 1 a transactional id"
         return _no_coordinator(key, ErrorCode.INVALID_REQUEST, message)

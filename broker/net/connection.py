@@ -54,6 +54,7 @@ class Connection:
     __slots__ = (
         "_exchange",
         "_fd",
+        "_is_stranger",
         "_may_cancel",
         "_network",
         "_pending",
@@ -73,6 +74,9 @@ class Connection:
         self._sock = sock
         self._fd = sock.fileno()
         self._exchange = Exchange(network.limits, network.pool, network.scratch)
+        self._is_stranger = peer.session is None
+        if self._is_stranger:
+            self._exchange.incoming.size_max = network.limits.stranger_request_bytes_max
         self._pending: asyncio.Future[Any] | None = None
         self._may_cancel = False
         self._reading = True
@@ -111,6 +115,8 @@ class Connection:
         if exchange.frames and exchange.is_full:
             self._stop_reading()
             return
+        if self._is_stranger:
+            self._meet()
         incoming = exchange.incoming
         try:
             count = self._sock.recv_into(incoming.room())
@@ -129,6 +135,12 @@ class Connection:
                 self._work()
         except CloseConnection as reason:
             self.close(str(reason), logging.WARNING)
+
+    def _meet(self) -> None:
+        """Once the peer is authenticated it may send what everybody may."""
+        if self.peer.session is not None:
+            self._is_stranger = False
+            self._exchange.incoming.size_max = self._network.limits.request_bytes_max
 
     def _stop_reading(self) -> None:
         if self._reading:

@@ -15,6 +15,8 @@ from broker.net.pool import SMALLEST, FramePool
 from broker.net.reply import CloseConnection
 
 _LENGTH = struct.Struct(">i")
+_TLS_HANDSHAKE = 0x1603
+"""The first two bytes of a ClientHello's record (RFC 8446, 5.1); as a length, 369 MB."""
 
 
 class FrameReceiver:
@@ -28,15 +30,16 @@ class FrameReceiver:
         "_pool",
         "_prefix",
         "_scratch",
-        "_size_max",
         "frames",
+        "size_max",
     )
 
     def __init__(self, size_max: int, pool: FramePool, scratch: memoryview) -> None:
         """Frames of 1 to `size_max` bytes; `scratch` may be shared by the receivers of one thread."""
         self.frames: deque[bytes | memoryview] = deque()
         """Whole ones, without their lengths; a view is of a buffer of the pool: `release` it after use."""
-        self._size_max = size_max
+        self.size_max = size_max
+        """May be changed at any time; counts for the frames whose length comes after it."""
         self._pool = pool
         self._scratch = scratch
         self._prefix = b""  # the first bytes of a length that was cut off
@@ -68,11 +71,8 @@ class FrameReceiver:
         position = 0
         while count - position >= 4:
             (size,) = _LENGTH.unpack_from(scratch, position)
-            if not 0 < size <= self._size_max:
-                raise CloseConnection(
-                    f"a frame of {size} bytes was announced; "
-                    f"1 to {self._size_max} (socket.request.max.bytes) are accepted"
-                )
+            if not 0 < size <= self.size_max:
+                raise CloseConnection(_refusal(size, self.size_max))
             position += 4
             end = position + size
             if end <= count:
@@ -130,8 +130,8 @@ class FrameReceiver:
         """Raises InvariantError."""
         sizes = [len(frame) for frame in self.frames]
         invariant(
-            all(0 < size <= self._size_max for size in sizes),
-            f"frames of {sizes} bytes, of 1 to {self._size_max}",
+            all(0 < size <= self.size_max for size in sizes),
+            f"frames of {sizes} bytes, of 1 to {self.size_max}",
         )
         view = self._assembling
         if view is None:
@@ -139,6 +139,15 @@ class FrameReceiver:
             return
         invariant(not self._prefix, "a length is kept while its frame arrives")
         invariant(
-            self._filled < len(view) <= self._announced <= self._size_max,
-            f"{self._filled} bytes in {len(view)} for a frame of {self._announced}, of {self._size_max} at most",
+            self._filled < len(view) <= self._announced <= self.size_max,
+            f"{self._filled} bytes in {len(view)} for a frame of {self._announced}, of {self.size_max} at most",
         )
+
+
+def _refusal(size: int, size_max: int) -> str:
+    if size >> 16 == _TLS_HANDSHAKE:
+        return "it speaks TLS, and this listener does not"
+    return (
+        f"a frame of {size} bytes was announced; 1 to {size_max} are accepted "
+        "(socket.request.max.bytes; before authentication sasl.server.max.receive.size)"
+    )

@@ -44,5 +44,27 @@ class Limits(msgspec.Struct, frozen=True):
     descriptors_max: int = 2**31 - 1
     """Descriptors are numbered from 0, the lowest free one first: a connection with this number or a higher one is not
     taken. The rest of RLIMIT_NOFILE is for files."""
+    encrypted_bytes_per_call: int = 256 * 1024
+    """What is encrypted at a time: TLS in memory comes near a GB/s from here on, and the peer takes the first of it
+    while the rest is encrypted."""
+    decrypted_bytes_per_call: int = 64 * 1024
+    """What one `recv` of a connection with TLS may bring. OpenSSL keeps so much memory, and a third more, for each
+    connection that has ever sent as much at once; above, nothing becomes faster."""
+    encrypted_bytes_per_turn: int = 1024 * 1024
+    """`sent_bytes_per_turn` of a connection with TLS: encryption costs a millisecond per megabyte."""
+    handshake_seconds_max: float = 10.0
+    """How long a peer has from its connection to the end of TLS's handshake, waiting for its turn included."""
+    authentication_seconds_max: float = 30.0
+    """The same to the end of SASL."""
+    handshakes_per_second_max: int = 500
+    """Begun in all: at a millisecond each (RSA of 2,048 bits) half of a core."""
+    handshakes_per_address_per_second_max: int = 100
+    """Begun by one address; more wait."""
+    handshakes_pending_max: int = 2000
+    """Begun or waiting, in all: 100 MB at 50 kB each."""
+    handshakes_pending_per_address_max: int = 500
+    """The same of one address; five seconds of its turns."""
+    stranger_request_bytes_max: int = 512 * 1024
+    """`sasl.server.max.receive.size`: a longer frame before authentication closes the connection."""
     drain_seconds: float = 3.0
     """How long a stopping broker waits for requests under way and for answers to leave."""

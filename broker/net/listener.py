@@ -1,6 +1,8 @@
-"""The listening socket and the set of connections.
+"""The listening sockets and the set of connections.
 
-Accepts up to the limits, reaps the idle, and drains at the end: `stop_listening`, then `drain`, then `close`.
+Each listener has its name and what it asks of a peer: TLS, SASL, both or nothing. The limits are of all together.
+Accepts up to them, lets handshakes of TLS begin in their turns, reaps the idle and those who do not say in time who
+they are, and drains at the end: `stop_listening`, then `drain`, then `close`.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ import errno
 import logging
 import socket
 from collections import Counter
+from concurrent.futures import Executor
 from typing import Any
 
+import msgspec
+
 from broker.net.connection import Connection
+from broker.net.handshakes import HandshakeQueue
 from broker.net.limits import Limits
 from broker.net.poller import make_poller
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, Peer
+from broker.net.tls import TlsStream
+from broker.net.tls_connection import Encryption, TlsConnection
 from broker.security.principal import ANONYMOUS, Session
 
 logger = logging.getLogger("headrace.net")
@@ -27,22 +35,45 @@ def host_name() -> str:
     return socket.gethostname()
 
 
+_TURNS_SECONDS = 0.02
+"""How often those who wait for a handshake are looked at, while somebody does."""
+
+
+class Listening(msgspec.Struct, eq=False):
+    """One listener. `encryption` and `with_sasl` are what it asks of a peer before its first request."""
+
+    name: str
+    host: str
+    port: int
+    sock: socket.socket
+    encryption: Encryption | None = None
+    with_sasl: bool = False
+    is_accepting: bool = False
+
+
 class Network:
-    """One listener and its connections; every frame goes to `answerer`. Lives on one event loop."""
+    """Listeners and their connections; every frame goes to `answerer`. Lives on one event loop."""
 
     def __init__(
-        self, answerer: Answerer, limits: Limits, *, name: str = "PLAINTEXT", loop: asyncio.AbstractEventLoop
+        self,
+        answerer: Answerer,
+        limits: Limits,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        handshakes_in: Executor | None = None,
     ) -> None:
+        """`handshakes_in`: where handshakes of TLS are done; None: on the event loop, which a simulated one wants."""
         self.answerer = answerer
         self.limits = limits
         self.loop = loop
         self.pool = FramePool(limits.pooled_bytes_max)
         self.poller = make_poller(loop)
         self.scratch = memoryview(bytearray(limits.scratch_bytes))
-        self.host = ""
-        self.port = 0
-        self._name = name
-        self._listening: socket.socket | None = None
+        self.listeners: list[Listening] = []
+        self._handshakes_in = handshakes_in
+        self._handshakes: HandshakeQueue[TlsConnection] = HandshakeQueue()
+        self._turns: asyncio.TimerHandle | None = None
+        self._deadlines: dict[Connection, asyncio.TimerHandle] = {}
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
         self._next_id = 0
@@ -55,9 +86,31 @@ class Network:
     def connection_count(self) -> int:
         return len(self._connections)
 
+    @property
+    def pending_handshakes(self) -> int:
+        """Connections whose handshake of TLS has not ended, those included that wait for their turn."""
+        return self._handshakes.pending_count
+
+    @property
+    def host(self) -> str:
+        """Of the first listener, as it is bound."""
+        return self.listeners[0].host
+
+    @property
+    def port(self) -> int:
+        return self.listeners[0].port
+
     # -- listening -----------------------------------------------------------------------------------------
 
-    def bind(self, host: str, port: int) -> None:
+    def bind(
+        self,
+        host: str,
+        port: int,
+        *,
+        name: str = "PLAINTEXT",
+        encryption: Encryption | None = None,
+        with_sasl: bool = False,
+    ) -> Listening:
         """Take the address (port 0: a free one) without accepting yet; raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -71,27 +124,32 @@ class Network:
         except BaseException:
             sock.close()
             raise
-        self._listening = sock
-        self.host, self.port = sock.getsockname()[:2]
+        bound_host, bound_port = sock.getsockname()[:2]
+        listening = Listening(name, bound_host, bound_port, sock, encryption, with_sasl)
+        self.listeners.append(listening)
+        return listening
 
     def start_listening(self) -> None:
-        if self._listening is None:
+        if not self.listeners:
             raise RuntimeError("bind first")
-        self._listening.listen(self.limits.backlog)
-        self.loop.add_reader(self._listening.fileno(), self._on_acceptable)
+        for listening in self.listeners:
+            listening.sock.listen(self.limits.backlog)
+            listening.is_accepting = True
+            self.loop.add_reader(listening.sock.fileno(), self._on_acceptable, listening)
 
     def stop_listening(self) -> None:
-        if self._listening is not None:
-            self.loop.remove_reader(self._listening.fileno())
-            self._listening.close()
-            self._listening = None
+        for listening in self.listeners:
+            if listening.is_accepting:
+                self.loop.remove_reader(listening.sock.fileno())
+                listening.is_accepting = False
+            listening.sock.close()
 
-    def _on_acceptable(self) -> None:
+    def _on_acceptable(self, listening: Listening) -> None:
         for _ in range(self.limits.accepts_per_wakeup):
-            if self._listening is None:
+            if not listening.is_accepting:
                 return
             try:
-                sock, address = self._listening.accept()
+                sock, address = listening.sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -99,7 +157,7 @@ class Network:
                     raise
                 # The waiting connection stays readable: without a pause this would be a busy loop.
                 logger.error("cannot accept connections: %s", error.strerror)
-                self._pause()
+                self._pause(listening)
                 return
             if sock.fileno() >= self.limits.descriptors_max:
                 sock.close()
@@ -108,20 +166,20 @@ class Network:
                     "raise the limit (ulimit -n)",
                     len(self._connections),
                 )
-                self._pause()
+                self._pause(listening)
                 return
-            self._admit(sock, str(address[0]), int(address[1]))
+            self._admit(listening, sock, str(address[0]), int(address[1]))
 
-    def _pause(self) -> None:
-        if self._listening is not None:
-            self.loop.remove_reader(self._listening.fileno())
-            self.loop.call_later(self.limits.accept_pause_seconds, self._accept_again)
+    def _pause(self, listening: Listening) -> None:
+        if listening.is_accepting:
+            self.loop.remove_reader(listening.sock.fileno())
+            self.loop.call_later(self.limits.accept_pause_seconds, self._accept_again, listening)
 
-    def _accept_again(self) -> None:
-        if self._listening is not None:
-            self.loop.add_reader(self._listening.fileno(), self._on_acceptable)
+    def _accept_again(self, listening: Listening) -> None:
+        if listening.is_accepting:
+            self.loop.add_reader(listening.sock.fileno(), self._on_acceptable, listening)
 
-    def _admit(self, sock: socket.socket, host: str, port: int) -> None:
+    def _admit(self, listening: Listening, sock: socket.socket, host: str, port: int) -> None:
         limits = self.limits
         if len(self._connections) >= limits.connections_max:
             logger.warning("refused %s:%d: max.connections=%d are open", host, port, limits.connections_max)
@@ -143,13 +201,73 @@ class Network:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
         self._next_id += 1
         self._per_address[host] += 1
-        session = Session(ANONYMOUS, self._name, since=self.loop.time())
-        peer = Peer(self._next_id, host, port, self._name, session)
-        self._connections.add(Connection(self, sock, peer))
+        is_stranger = listening.with_sasl or listening.encryption is not None
+        session = None if is_stranger else Session(ANONYMOUS, listening.name, since=self.loop.time())
+        peer = Peer(self._next_id, host, port, listening.name, session)
+        if listening.encryption is None:
+            connection = Connection(self, sock, peer)
+            self._connections.add(connection)
+            if is_stranger:
+                self._expect(connection, limits.authentication_seconds_max, "it has not authenticated itself")
+            return
+        shaking = TlsConnection(self, sock, peer, listening.encryption, with_sasl=listening.with_sasl)
+        self._connections.add(shaking)
+        if not self._handshakes.arrive(shaking, host, limits):
+            shaking.is_refused("too many handshakes of TLS are under way")
+            return
+        self._expect(shaking, limits.handshake_seconds_max, "it has not completed the handshake of TLS")
+        self._begin_handshakes()
+
+    # -- strangers -----------------------------------------------------------------------------------------
+
+    def _expect(self, connection: Connection, seconds: float, fault: str) -> None:
+        """The connection is closed if it does not come so far in that time."""
+        self._trust(connection)
+        self._deadlines[connection] = self.loop.call_later(seconds, self._is_late, connection, seconds, fault)
+
+    def _is_late(self, connection: Connection, seconds: float, fault: str) -> None:
+        del self._deadlines[connection]
+        if connection.peer.session is None:
+            connection.close(f"{fault} in {seconds:g} s", logging.WARNING)
+
+    def _trust(self, connection: Connection) -> None:
+        deadline = self._deadlines.pop(connection, None)
+        if deadline is not None:
+            deadline.cancel()
+
+    def _begin_handshakes(self) -> None:
+        for connection in self._handshakes.due(self.loop.time(), self.limits):
+            connection.begin()
+        if self._handshakes.is_waited_for and self._turns is None:
+            self._turns = self.loop.call_later(_TURNS_SECONDS, self._take_turns)
+
+    def _take_turns(self) -> None:
+        self._turns = None
+        self._begin_handshakes()
+
+    def run_handshake(self, stream: TlsStream) -> asyncio.Future[bool]:
+        if self._handshakes_in is not None:
+            return self.loop.run_in_executor(self._handshakes_in, stream.handshake)
+        done: asyncio.Future[bool] = self.loop.create_future()
+        try:
+            done.set_result(stream.handshake())
+        except Exception as error:  # noqa: BLE001 - as of a thread's
+            done.set_exception(error)
+        return done
+
+    def handshake_is_over(self, connection: TlsConnection) -> None:
+        self._handshakes.leave(connection, connection.peer.host)
+        if connection.closed or connection.peer.session is not None:
+            self._trust(connection)
+        else:
+            limits = self.limits
+            rest = max(0.0, limits.authentication_seconds_max - limits.handshake_seconds_max)
+            self._expect(connection, rest, "it has not authenticated itself")
 
     def forget(self, connection: Connection) -> None:
         """Called by a connection that has closed."""
         self._connections.discard(connection)
+        self._trust(connection)
         host = connection.peer.host
         self._per_address[host] -= 1
         if not self._per_address[host]:
@@ -207,3 +325,6 @@ class Network:
         self.stop_listening()
         for connection in tuple(self._connections):
             connection.close("the broker stops", logging.DEBUG)
+        if self._turns is not None:
+            self._turns.cancel()
+            self._turns = None

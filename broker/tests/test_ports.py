@@ -27,6 +27,7 @@ PORTS = {
 LEFT_OUT = {
     "broker/cluster/kafka_import.py": "a command of its own, which reads another program's files; no broker runs",
     "broker/config.py": "the file that an operator names, read before there is a broker",
+    "broker/security/tls/listener_tls.py": "keys and certificates that an operator names, given to OpenSSL in a file",
     "broker/disk_errors.py": "one log of complaints for all of a process; how often it speaks decides nothing",
     "broker/metrics/endpoint.py": "an HTTP server beside the broker, which reads and changes nothing",
     "broker/metrics/model.py": "rests between two parts of a scrape, which changes nothing",

@@ -236,8 +236,8 @@ def _user(number: int) -> str:
 
 def free_address(listen: str) -> Iterator[Finding]:
     """Whether a server could listen there."""
-    from broker.config import parse_listener
     from broker.config_key import ConfigError
+    from broker.listeners import parse_listener
 
     try:
         host, port = parse_listener(listen)

@@ -53,8 +53,13 @@ def serve(
         Path, typer.Option(metavar="DIR", help="Where everything is kept; made if it does not exist.")
     ],
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes a free one.")
-    ] = DEFAULT_SERVER,
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address to listen on; port 0 takes a free one. "
+            f"By default {DEFAULT_SERVER}, or what the configuration listeners says.",
+        ),
+    ] = None,
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,6 +89,7 @@ def serve(
       headrace serve --data ./data
       headrace serve --data ./data --listen 0.0.0.0:9092 --set advertised.listeners=kafka.example:9092
       headrace serve --data ./data --set num.partitions=4 --set auto.create.topics.enable=false
+      headrace serve --data ./data --config server.properties
       headrace serve --data ./data --metrics 127.0.0.1:9308
     """
     gc.disable()  # a tenth of the start; what is imported is no garbage. `Broker.run_forever` switches it on

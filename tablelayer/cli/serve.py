@@ -20,12 +20,14 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from broker.config import BrokerConfig, parse_listener
+from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.disk_errors import SECONDS_BETWEEN_LINES
+from broker.listeners import parse_listener
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
+from tablelayer.cli.options import DEFAULT_SERVER
 from tablelayer.model.table.definition import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
 
@@ -86,6 +88,13 @@ def parse_sets(texts: Sequence[str]) -> dict[str, str]:
     return values
 
 
+def address_of(listen: str | None, config: BrokerConfig) -> tuple[str, int]:
+    """Where to listen if the configuration does not say it. Raises ConfigError when it does too."""
+    if listen is not None and config["listeners"] is not None:
+        raise ConfigError("--listen and the configuration listeners both say where to listen: leave one out")
+    return parse_listener(listen or DEFAULT_SERVER)
+
+
 def raise_open_files_limit() -> None:
     """Ask for as many open files as the system lets us: each bucket and each log keeps some open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -97,7 +106,7 @@ def raise_open_files_limit() -> None:
 
 
 def serve(
-    listen: str,
+    listen: str | None,
     data: Path,
     sets: Mapping[str, str],
     config_file: Path | None,
@@ -115,10 +124,10 @@ def serve(
     sys.meta_path.insert(0, _WithoutPandas())
     raise_open_files_limit()
     keep_freed_memory()
-    host, port = parse_listener(listen)
     metrics_at = None if metrics is None else parse_listener(metrics)
     extension = TableExtension()
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
+    host, port = address_of(listen, config)
     held = _set_up_logging(verbose)
     broker_made = False
     try:
@@ -150,6 +159,15 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await broker.start()
+    if broker.has_certificates:
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = loop.create_task(broker.reload_certificates())
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
     _write_log_file(data, held)
     endpoint = await _serve_metrics(broker, metrics_at)
     seconds = perf_counter() - started

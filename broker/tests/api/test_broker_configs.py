@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.config import BROKER_CONFIGS
+from broker.config_key import ConfigType
 from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
 from protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
@@ -101,13 +102,14 @@ async def test_a_change_counts_at_once_is_shown_with_its_source_and_survives_a_r
 async def test_every_dynamic_configuration_is_taken_and_every_other_one_refused_with_the_reason(tmp_path):
     async with with_log(tmp_path) as (broker, _):
         entries = await described(broker, BROKER, "0")
-        for key in BROKER_CONFIGS:
+        for key in (key for key in BROKER_CONFIGS if not key.name.endswith("*")):
             assert entries[key.name].read_only is not key.dynamic
-            value = key.default or "5"
+            value = "5" if key.default is None else key.default
             code, message = await alter(broker, BROKER, "0", (key.name, SET, value))
             if key.dynamic:
                 assert (code, message) == (0, None), key.name
-                assert await source(broker, BROKER, "0", key.name) == (value, OF_BROKER)
+                shown = None if key.type == ConfigType.PASSWORD else value
+                assert await source(broker, BROKER, "0", key.name) == (shown, OF_BROKER)
             else:
                 assert code == ErrorCode.INVALID_REQUEST, key.name
                 assert key.name in message

@@ -82,12 +82,15 @@ replica.lag.time.max.ms=10000
         ("offsets.topic.replication.factor", "3", "Leave it at 1"),
         ("sasl.kerberos.service.name", "kafka", "Not offered"),
         ("authorizer.class.name", "com.example.Ranger", "everybody may do"),
-        ("listener.security.protocol.map", "A:PLAINTEXT,B:SASL_SSL", "the protocol SASL_SSL is not offered"),
+        (
+            "listener.security.protocol.map",
+            "A:PLAINTEXT,B:TLS",
+            "'B:TLS' is not NAME:PROTOCOL; the protocols are",
+        ),
         ("create.topic.policy.class.name", "com.example.Policy", "what it is, not set"),
         ("remote.log.storage.system.enable", "true", "Leave it at false"),
         ("max.connection.creation.rate", "10", "Leave it at 2147483647"),
         ("group.coordinator.rebalance.protocols", "classic", "Leave it at 'classic,consumer'"),
-        ("listeners", "PLAINTEXT://:9092", "--listen"),
         ("log.dirs", "/var/lib/kafka", "--data"),
         ("num.io.threads", "many", "Not a number of type INT"),
     ],
@@ -101,7 +104,7 @@ def test_what_would_be_missed_is_refused_with_the_reason(name, value, words) -> 
 
 def test_a_secret_is_not_repeated_by_the_refusal() -> None:
     with pytest.raises(ConfigError) as refused:
-        BrokerConfig({"ssl.keystore.password": "hunter2"})
+        BrokerConfig({"sasl.jaas.config": "hunter2"})
     assert "hunter2" not in str(refused.value)
 
 
