@@ -162,11 +162,20 @@ def test_what_sessions_remember_is_bounded(monkeypatch) -> None:
     sessions = cache()
     session_id = finish(sessions.begin(entries(60), by_id=False, now=0))
     assert finish(sessions.begin(entries(60), by_id=False, now=0)) == 0
+    refused = sessions.begin(entries(60), by_id=False, now=0)
+    with pytest.raises(StopIteration):  # before its partitions are remembered
+        next(refused)
     many = FetchTopic(topic="x", partitions=[FetchPartition(partition=index) for index in range(60)])
     with pytest.raises(KafkaError) as raised:
         resume(sessions, session_id, 1, topics=[many])
     assert raised.value.code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert (len(sessions), sessions.partition_count) == (0, 0)
+    slow = sessions.begin(entries(60), by_id=False, now=0)
+    next(slow)
+    other_id = finish(sessions.begin(entries(60), by_id=False, now=0))
+    assert other_id
+    assert finish(slow) == 0
+    sessions.end(other_id)
     session_id = finish(sessions.begin(entries(1), by_id=False, now=0))
     for epoch in range(1, 200):  # names that came and went leave nothing behind
         topic = FetchTopic(topic=f"n{epoch}", partitions=[FetchPartition(partition=0)])

@@ -206,6 +206,16 @@ class TestExpiry:
         group.send(ExpireOffsets())
         assert position(group) is None
 
+    def test_what_an_open_transaction_replaces_does_not_expire(self, group):
+        group.commit({T0: 1, T1: 2}, expire_ms=group.now.time_ms + 1_000)
+        group.crash()
+        group.advance(1)
+        group.send(ExpireOffsets(frozenset([T0])))
+        assert (position(group), position(group, T1)) == (1, None)
+        assert group.group.phase is Phase.EMPTY
+        group.send(ExpireOffsets())
+        assert group.group.phase is Phase.DEAD
+
     def test_empty_group_without_offsets_goes(self, group):
         (name,) = group.stable(1)
         group.leave(Leaver(name, None))

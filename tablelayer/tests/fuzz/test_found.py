@@ -149,7 +149,12 @@ async def test_a_commit_names_all_that_its_attempts_have_staged_and_each_once(tm
         table = await all_tables.create("n BIGINT", buckets=2)
         chunks = {0: [chunk_of(1)], 1: [chunk_of(2)]}
         assert (await stage(table, 0, "a", chunks)).error_code == 0
-        for named in ({0: [chunk_of(1)]}, {0: [chunk_of(1)], 1: []}, {}):
+        for named in (
+            {0: [chunk_of(1)]},
+            {0: [chunk_of(1)], 1: []},
+            {},
+            {0: [chunk_of(1)] * 2, 1: [chunk_of(2)]},
+        ):
             answer = await commit(table, 0, {"a": named})
             assert answer.error_code == TableErrorCode.STAGED_ROWS_MISSING
             assert await logged(table, 2) == []

@@ -569,10 +569,12 @@ async def test_r11_all_waits_for_the_store_and_1_for_the_log_only(tmp_path: Path
         release = hold_stores(table)
         assert (await table.put_batch(table.batch([row(1)]), acks=1)).error_code == 0
         waiting = asyncio.ensure_future(table.put_batch(table.batch([row(2)]), acks=-1))
-        done, _ = await asyncio.wait([waiting], timeout=0.3)
-        assert not done
-        assert table.partition.high_watermark == 0
-        release.set()
+        try:
+            done, _ = await asyncio.wait([waiting], timeout=0.3)
+            assert not done
+            assert table.partition.high_watermark == 0
+        finally:
+            release.set()
         assert (await waiting).error_code == 0
         assert table.partition.high_watermark == 2
 
