@@ -1,8 +1,8 @@
 """The table extension's APIs, each declared once: its messages, and which handler answers them.
 
 Handlers take the request's context and the request. Errors of a whole request are in the response's own fields, errors
-of a bucket in that bucket's part; the others of the request are served all the same. With acks=0 there is no answer,
-and an error closes the connection, as in Kafka.
+of a bucket in that bucket's part; the others of the request are served all the same. A write with acks=0 has no answer,
+and an error closes the connection, as in Kafka (`write.py`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from broker.net.reply import CloseConnection
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import Requirement, whole, within
 from broker.security.rights import Operation
-from protocol.errors import KafkaError
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError
@@ -252,11 +250,7 @@ class TableApis:
                 handlers = self._handlers = await self._load()
             try:
                 return await handler(handlers)(context, asked)
-            except (TableError, KafkaError) as error:
-                if getattr(asked, "acks", -1) == 0:
-                    raise CloseConnection(f"a write with acks=0 failed: {error.message}") from None
-                if isinstance(error, KafkaError):
-                    raise
+            except TableError as error:
                 return response(error_code=int(error.code), error_message=error.message)
 
         return ApiDeclaration(request, response, answer, authorize, cancel_on_disconnect=cancel_on_disconnect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from broker.log.partition_log import AppendInfo
 from broker.net.reply import CloseConnection
@@ -17,6 +18,8 @@ from tablelayer.server.api.targets import Targets, check_key_table
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.log_bucket import LogBucket
 
+Answer = TypeVar("Answer", m.AppendRowsResponse, m.PutRowsResponse)
+
 
 class WriteHandlers:
     def __init__(self, targets: Targets) -> None:
@@ -25,6 +28,12 @@ class WriteHandlers:
     async def append(
         self, context: RequestContext, request: m.AppendRowsRequest
     ) -> m.AppendRowsResponse | None:
+        return await _if_asked_for(request, self._append(context, request))
+
+    async def put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse | None:
+        return await _if_asked_for(request, self._put(context, request))
+
+    async def _append(self, context: RequestContext, request: m.AppendRowsRequest) -> m.AppendRowsResponse:
         definition = self._targets.written(context, request.table_id)
         if definition.is_primary_key_table:
             raise TableError(
@@ -36,10 +45,9 @@ class WriteHandlers:
             bucket = self._targets.bucket(definition, part.bucket, LogBucket)
             return await bucket.append(part.batch, request.acks, request.timeout_ms)
 
-        written = await self._write(definition, request, append)
-        return None if written is None else m.AppendRowsResponse(buckets=written)
+        return m.AppendRowsResponse(buckets=await self._write(definition, request, append))
 
-    async def put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse | None:
+    async def _put(self, context: RequestContext, request: m.PutRowsRequest) -> m.PutRowsResponse:
         definition = self._targets.written(context, request.table_id)
         check_key_table(definition)
         targets = None if request.target_columns is None else tuple(request.target_columns)
@@ -59,16 +67,15 @@ class WriteHandlers:
                 part.batch, targets, request.acks, request.timeout_ms, overwrite=overwrite
             )
 
-        written = await self._write(definition, request, put)
-        return None if written is None else m.PutRowsResponse(buckets=written)
+        return m.PutRowsResponse(buckets=await self._write(definition, request, put))
 
     async def _write(
         self,
         definition: TableDefinition,
         request: m.AppendRowsRequest | m.PutRowsRequest,
         write: Callable[[m.WriteBucket], Awaitable[AppendInfo]],
-    ) -> list[m.WrittenBucket] | None:
-        """What becomes of each part; None with acks=0."""
+    ) -> list[m.WrittenBucket]:
+        """What becomes of the rows of each bucket."""
         acks = request.acks
         if acks not in (-1, 0, 1):
             raise KafkaError(
@@ -89,12 +96,20 @@ class WriteHandlers:
                 answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
             return answer
 
-        answers = await each_part(one, request.buckets)
-        if acks != 0:
-            return answers
-        for each in answers:
-            if each.error_code:
-                raise CloseConnection(
-                    f"a write with acks=0 to table {definition.path} failed: {each.error_message}"
-                )
-        return None
+        return await each_part(one, request.buckets)
+
+
+async def _if_asked_for(
+    request: m.AppendRowsRequest | m.PutRowsRequest, answer: Awaitable[Answer]
+) -> Answer | None:
+    """The answer; with acks=0 there is none, and whatever goes wrong closes the connection."""
+    if request.acks != 0:
+        return await answer
+    try:
+        written = await answer
+    except (TableError, KafkaError) as error:
+        raise CloseConnection(f"a write with acks=0 failed: {error.message}") from None
+    for each in written.buckets:
+        if each.error_code:
+            raise CloseConnection(f"a write with acks=0 to bucket {each.bucket} failed: {each.error_message}")
+    return None

@@ -126,6 +126,18 @@ async def test_a_write_without_an_answer_that_is_refused_as_a_whole_closes_the_c
                 await all_tables.broker.send(request)
 
 
+async def test_a_write_without_an_answer_that_is_refused_in_a_bucket_closes_the_connection(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        log = await all_tables.create("id INT", name="log")
+        request = m.AppendRowsRequest(
+            table_id=log.table_id, acks=0, buckets=[m.WriteBucket(bucket=0, batch=b"no batch")]
+        )
+        with pytest.raises(CloseConnection, match="acks=0 to bucket 0"):
+            await all_tables.broker.send(request)
+
+
 def test_the_names_of_reset_options_are_a_list() -> None:
     (change,) = changes_from_json('[{"change":"reset","names":["table.log.ttl"]}]')
     assert change.names == ("table.log.ttl",)  # type: ignore[union-attr]
