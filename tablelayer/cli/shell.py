@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -10,6 +11,7 @@ from time import perf_counter
 
 import typer
 
+from tablelayer.cli.answer import Answer
 from tablelayer.cli.completion import Completer, Names
 from tablelayer.cli.connect import open_connection
 from tablelayer.cli.describe import describe_definition
@@ -17,9 +19,10 @@ from tablelayer.cli.errors import CommandError, explain
 from tablelayer.cli.options import Format, SqlFormat
 from tablelayer.cli.output import write_arrow
 from tablelayer.cli.progress import reading
-from tablelayer.cli.sql import Answer, Session
+from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 
+_NAMES_A_PASSWORD = re.compile(r"\b(?:PASSWORD|IDENTIFIED)\b", re.IGNORECASE)
 HISTORY = Path("~/.cache/headrace/sql_history")
 _HISTORY_LENGTH = 1_000
 _GREETING = "SQL on {server}. End a statement with ; and leave with \\q or Ctrl-D. \\? helps."
@@ -159,6 +162,8 @@ def _prompt(connection: Connection, session: Session, server: str, output: Forma
     typer.echo(_GREETING.format(server=server))
     try:
         for sql in _statements(session, lines):
+            if _NAMES_A_PASSWORD.search(sql):
+                _forget_last_lines(sql)
             try:
                 _run(connection, session, sql, output, timed=True)
             except Exception as error:
@@ -212,6 +217,18 @@ def _statements(session: Session, lines: list[str]) -> Iterator[str]:
             yield text
         elif not text.strip():
             lines.clear()
+
+
+def _forget_last_lines(sql: str) -> None:
+    """What has a password in it is in no history."""
+    try:
+        import readline
+    except ImportError:
+        return
+    for line in reversed(sql.splitlines()):
+        last = readline.get_current_history_length()
+        if line.strip() and last and readline.get_history_item(last) == line:
+            readline.remove_history_item(last - 1)
 
 
 def _load_history() -> Path | None:

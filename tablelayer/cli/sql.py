@@ -8,27 +8,35 @@ DELETE is by key. A SELECT goes the cheapest way that answers it (`tablelayer.cl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tablelayer.cli.answer import Answer
+from tablelayer.cli.rights import run_rights
 from tablelayer.cli.select import run_select
 from tablelayer.client import Connection, Table
 from tablelayer.client.admin.ddl import define
 from tablelayer.model.ddl import (
+    AlterUser,
+    CreateUser,
     Delete,
     DescribeDatabase,
     DescribeTable,
+    DropUser,
+    Grant,
     Insert,
+    Revoke,
     Select,
     ShowCreateDatabase,
     ShowCreateTable,
     ShowDatabases,
+    ShowGrants,
     ShowOptions,
     ShowPartitions,
     ShowTables,
+    ShowUsers,
     Statement,
     Update,
     UseDatabase,
@@ -39,16 +47,6 @@ from tablelayer.model.ddl import (
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.table_options import DECLARED, DeleteBehavior, MergeEngine
 from tablelayer.model.table.definition import TableDefinition
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message)."""
-
-    rows: pa.Table | None = None
-    definition: TableDefinition | None = None
-    text: str | None = None
-    is_code: bool = False
 
 
 class Session:
@@ -90,6 +88,8 @@ class Session:
         if isinstance(statement, ShowCreateTable):
             definition = self._connection.admin.describe_table(statement.path)
             return Answer(text=create_table_sql(definition), is_code=True)
+        if isinstance(statement, (Grant, Revoke, ShowGrants, CreateUser, AlterUser, DropUser, ShowUsers)):
+            return run_rights(self._connection.security, statement)
         if isinstance(statement, Insert):
             return self._insert(statement)
         if isinstance(statement, Update):

@@ -23,6 +23,7 @@ from tablelayer.client.admin.databases import AsyncAdmin
 from tablelayer.client.admin.kafka import (
     AsyncKafkaAdmin,
 )
+from tablelayer.client.admin.security import AsyncSecurityAdmin
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.connection import connect_async
 from tablelayer.client.metrics import ClientMetrics
@@ -135,6 +136,7 @@ class Connection:
             raise
         self.admin = Admin(self._connection.admin, self._loop)
         self.kafka = KafkaAdmin(self._connection.kafka, self._loop)
+        self.security = SecurityAdmin(self._connection.security, self._loop)
 
     @property
     def bootstrap(self) -> str:
@@ -444,6 +446,18 @@ class Admin(_Waiting):
     add_partition = _waits(AsyncAdmin.add_partition)
     drop_partition = _waits(AsyncAdmin.drop_partition)
     table_exists = _waits(AsyncAdmin.table_exists)
+
+
+class SecurityAdmin(_Waiting):
+    """Users and rights. See `AsyncSecurityAdmin` for what each method takes, returns and raises."""
+
+    grant = _waits(AsyncSecurityAdmin.grant)
+    revoke = _waits(AsyncSecurityAdmin.revoke)
+    grants = _waits(AsyncSecurityAdmin.grants)
+    create_user = _waits(AsyncSecurityAdmin.create_user)
+    alter_user = _waits(AsyncSecurityAdmin.alter_user)
+    drop_user = _waits(AsyncSecurityAdmin.drop_user)
+    list_users = _waits(AsyncSecurityAdmin.list_users)
 
 
 class KafkaAdmin(_Waiting):

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from tablelayer.client.admin.databases import AsyncAdmin, as_path
 from tablelayer.client.admin.kafka import AsyncKafkaAdmin
+from tablelayer.client.admin.security import AsyncSecurityAdmin
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.metrics import ClientMetrics
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
@@ -29,6 +30,7 @@ class AsyncConnection:
         self.cluster = Cluster(self.settings, self.config)
         self.admin = AsyncAdmin(self.cluster)
         self.kafka = AsyncKafkaAdmin(self.cluster)
+        self.security = AsyncSecurityAdmin(self.cluster)
         self._tables: WeakSet[AsyncTable] = WeakSet()
 
     @property

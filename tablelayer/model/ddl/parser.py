@@ -14,6 +14,7 @@ from sqlglot import TokenType
 from tablelayer.model.ddl.alter import AlterReader
 from tablelayer.model.ddl.clauses import ClauseReader
 from tablelayer.model.ddl.literals import read_literal
+from tablelayer.model.ddl.rights import RightsReader
 from tablelayer.model.ddl.select import analyze
 from tablelayer.model.ddl.statements import (
     AlterDatabase,
@@ -72,6 +73,8 @@ class Parser(ClauseReader):
             "INSERT": self.insert,
             "UPDATE": self.update,
             "DELETE": self.delete,
+            "GRANT": lambda: RightsReader(self).grant(),
+            "REVOKE": lambda: RightsReader(self).revoke(),
             "SELECT": self.select,
             "WITH": self.select,
         }
@@ -117,6 +120,8 @@ class Parser(ClauseReader):
             return CreateDatabase(name, if_not_exists, comment, properties)
         if self.stream.accept("TABLE"):
             return self.create_table()
+        if self.stream.accept("USER"):
+            return RightsReader(self).create_user()
         self.refuse(
             "OR",
             "VIEW",
@@ -129,7 +134,7 @@ class Parser(ClauseReader):
             "SCHEMA",
             what="CREATE",
         )
-        raise self.stream.expected("DATABASE or TABLE")
+        raise self.stream.expected("DATABASE, TABLE or USER")
 
     def drop(self) -> Statement:
         self.stream.expect("DROP")
@@ -143,8 +148,10 @@ class Parser(ClauseReader):
         if self.stream.accept("TABLE"):
             if_exists = self.stream.accept("IF", "EXISTS")
             return DropTable(self.table_path(), if_exists)
+        if self.stream.accept("USER"):
+            return RightsReader(self).drop_user()
         self.refuse("VIEW", "FUNCTION", "CATALOG", "MATERIALIZED", "INDEX", "SCHEMA", what="DROP")
-        raise self.stream.expected("DATABASE or TABLE")
+        raise self.stream.expected("DATABASE, TABLE or USER")
 
     def show(self) -> Statement:
         self.stream.expect("SHOW")
@@ -166,7 +173,13 @@ class Parser(ClauseReader):
                 self.stream.accept("IN")
             path = self.table_path()
             return ShowPartitions(path, self.partition_spec() if self.stream.at("PARTITION") else {})
-        raise self.stream.expected("DATABASES, TABLES, PARTITIONS, OPTIONS, CREATE TABLE or CREATE DATABASE")
+        if self.stream.accept("GRANTS"):
+            return RightsReader(self).show_grants()
+        if self.stream.accept("USERS"):
+            return RightsReader(self).show_users()
+        raise self.stream.expected(
+            "DATABASES, TABLES, PARTITIONS, OPTIONS, GRANTS, USERS, CREATE TABLE or CREATE DATABASE"
+        )
 
     def like(self) -> str | None:
         return self.stream.text("a pattern in single quotes").text if self.stream.accept("LIKE") else None
@@ -189,8 +202,10 @@ class Parser(ClauseReader):
             return self.alter_database()
         if self.stream.accept("TABLE"):
             return AlterReader(self).read()
+        if self.stream.accept("USER"):
+            return RightsReader(self).alter_user()
         self.refuse("VIEW", "FUNCTION", "CATALOG", "MATERIALIZED", "SCHEMA", what="ALTER")
-        raise self.stream.expected("DATABASE or TABLE")
+        raise self.stream.expected("DATABASE, TABLE or USER")
 
     def alter_database(self) -> AlterDatabase:
         name = self.database_name()

@@ -152,6 +152,80 @@ class Delete(msgspec.Struct, frozen=True):
     key: Mapping[str, Value]
 
 
+class Password:
+    """A text that shows in no `repr`, error or log; `reveal` gives it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Password(***)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Password) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+class Privilege(msgspec.Struct, frozen=True):
+    """``name`` is one of `tablelayer.model.rights.OPERATIONS`; ``columns`` of SELECT, empty for all."""
+
+    name: str
+    columns: tuple[str, ...] = ()
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """On a table (``path``) or a database, one of both."""
+
+    privileges: tuple[Privilege, ...]
+    path: TablePath | None
+    database: str | None
+    principal: str
+
+
+class Revoke(msgspec.Struct, frozen=True):
+    """As `Grant`."""
+
+    privileges: tuple[Privilege, ...]
+    path: TablePath | None
+    database: str | None
+    principal: str
+
+
+class ShowGrants(msgspec.Struct, frozen=True):
+    """Of one of the three; of none of them: all."""
+
+    path: TablePath | None = None
+    database: str | None = None
+    principal: str | None = None
+
+
+class CreateUser(msgspec.Struct, frozen=True):
+    name: str
+    password: Password
+    if_not_exists: bool = False
+
+
+class AlterUser(msgspec.Struct, frozen=True):
+    name: str
+    password: Password
+
+
+class DropUser(msgspec.Struct, frozen=True):
+    name: str
+    if_exists: bool = False
+
+
+class ShowUsers(msgspec.Struct, frozen=True):
+    pass
+
+
 Statement = (
     CreateDatabase
     | AlterDatabase
@@ -173,5 +247,12 @@ Statement = (
     | Insert
     | Update
     | Delete
+    | Grant
+    | Revoke
+    | ShowGrants
+    | CreateUser
+    | AlterUser
+    | DropUser
+    | ShowUsers
     | Select
 )

@@ -178,9 +178,10 @@ def tools() -> Any:
 class BrokerThread:
     """The real server in a thread of this process."""
 
-    def __init__(self, data: Path, limits: Any = None) -> None:
+    def __init__(self, data: Path, limits: Any = None, config: Mapping[str, str] | None = None) -> None:
         """`limits`: `tablelayer.server.limits.Limits`, the usual ones if None."""
         self._data = data
+        self._config = dict(config or {})
         self._limits = limits
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="test broker", daemon=True)
@@ -196,7 +197,8 @@ class BrokerThread:
         from tablelayer.server.extension import TableExtension
 
         self._extension = extension = TableExtension(self._limits)
-        config = BrokerConfig.load({"log.initial.task.delay.ms": "600000"}, None, extension.broker_configs())
+        given = {"log.initial.task.delay.ms": "600000", **self._config}
+        config = BrokerConfig.load(given, None, extension.broker_configs())
         self._broker = Broker(config, data_dir=self._data, port=0, extensions=[extension])
         await self._broker.start()
         return self._broker.port
