@@ -120,7 +120,8 @@ class MetadataApi:
             topics[key] = topic
             if topic.name is None or topic.topic_id.int or not self._would_create(topic.name, request):
                 continue
-            if self._is_seen(context, topic.name) and _may_create(context, topic.name):
+            is_seen = context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name, audited=False)
+            if is_seen and _may_create(context, topic.name, audited=False):
                 missing.append(topic.name)
         if missing:
             return self._create_and_answer(context, request, list(topics.values()), missing)
@@ -398,9 +399,9 @@ def _whose(context: RequestContext) -> tuple[Any, ...]:
     return context.authorizer.version, context.principal, context.client_host
 
 
-def _may_create(context: RequestContext, name: str) -> bool:
+def _may_create(context: RequestContext, name: str, *, audited: bool = True) -> bool:
     return context.may(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME, audited=False) or context.may(
-        Operation.CREATE, ResourceType.TOPIC, name
+        Operation.CREATE, ResourceType.TOPIC, name, audited=audited
     )
 
 

@@ -142,8 +142,6 @@ class ProduceApi:
                 try:
                     partition = self._admit(name, data, context.api_version, acks)
                     if data.records[FLAGS_POSITION] & TRANSACTIONAL_BIT:
-                        if request.transactional_id is None and not context.authorizer.is_open:
-                            raise denied(ResourceType.TRANSACTIONAL_ID)
                         admission = admit_batch(
                             self._transactions,
                             request.transactional_id,

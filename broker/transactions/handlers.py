@@ -253,7 +253,7 @@ class TransactionHandlers:
         if error is ErrorCode.NONE:
             error = self._groups.unavailable(request.group_id)
         if error is not ErrorCode.NONE:
-            return _committed(request, error, {})
+            return _committed(request, error, errors)
         outcome = self._groups.commit_in_transaction(
             request.group_id,
             producer=producer,
