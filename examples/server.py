@@ -30,12 +30,15 @@ def headrace(*words: str) -> list[str]:
     return [found, *words] if found else [sys.executable, "-m", "tablelayer.cli.main", *words]
 
 
-def _environment() -> dict[str, str]:
+def _environment(config: Path | None = None) -> dict[str, str]:
+    """`config`: a file of client properties."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
+    given = {} if config is None else {"HEADRACE_CONFIG": str(config)}
+    joined = os.pathsep.join(dict.fromkeys(paths))
+    return {**os.environ, **given, "PYTHONPATH": joined, "PYTHONUNBUFFERED": "1"}
 
 
-def run(*words: str, timeout_s: float = 120.0) -> str:
+def run(*words: str, timeout_s: float = 120.0, config: Path | None = None) -> str:
     """Run a headrace command to its end; what it printed. Raises StepFailedError with its words if it fails."""
     done = subprocess.run(
         headrace(*words),
@@ -43,7 +46,7 @@ def run(*words: str, timeout_s: float = 120.0) -> str:
         text=True,
         timeout=timeout_s,
         check=False,
-        env=_environment(),
+        env=_environment(config),
         cwd=ROOT,
     )
     if done.returncode != 0:
@@ -52,14 +55,14 @@ def run(*words: str, timeout_s: float = 120.0) -> str:
     return done.stdout
 
 
-def start(*words: str) -> subprocess.Popen[str]:
+def start(*words: str, config: Path | None = None) -> subprocess.Popen[str]:
     """Start a headrace command and go on; its stdout and stderr are one pipe."""
     return subprocess.Popen(
         headrace(*words),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=_environment(),
+        env=_environment(config),
         cwd=ROOT,
     )
 
@@ -85,6 +88,8 @@ class Server:
     log_path: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    config: Path | None = None
+    """A file of configurations, which says where to listen too."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -94,7 +99,8 @@ class Server:
     def words(self) -> list[str]:
         """The command's arguments."""
         sets = [word for name, value in self.settings.items() for word in ("--set", f"{name}={value}")]
-        return ["serve", "--listen", self.address, "--data", str(self.data), "--verbose", *sets]
+        where = ["--listen", self.address] if self.config is None else ["--config", str(self.config)]
+        return ["serve", *where, "--data", str(self.data), "--verbose", *sets]
 
     def start(self) -> str:
         """Start it and wait until it is ready; the line it says then."""

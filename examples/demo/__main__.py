@@ -1,6 +1,7 @@
 """`python -m examples.demo`: ten steps, each timed and checked. Exit code 0 only if every check holds.
 
-The environment's LAKE chooses the lake: iceberg (default) or paimon.
+The environment's LAKE chooses the lake: iceberg (default) or paimon. With SECURE=1 everything goes over SASL_SSL,
+each part as a user of its own with the rights that it needs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def main() -> int:
     if lake not in LAKES:
         sys.stderr.write(f"{LAKE_VARIABLE} is '{lake}', but must be one of {', '.join(LAKES)}\n")
         return 2
-    demo = Demo(stage, lake=lake)
-    steps = (
+    demo = Demo(stage, lake=lake, secure=bool(os.environ.get("SECURE")))
+    steps = [
         ("Set-up: TPC-H data, Spark and its jars", demo.set_up),
         ("The server: one process, nothing else", demo.start_server),
         ("Tables, in SQL", demo.create_tables),
@@ -34,7 +35,10 @@ def main() -> int:
         (f"The lake: tiered into {lake.title()}, exactly once", demo.tier),
         ("Union read: lake and log, while rows arrive", demo.union),
         ("The check: against DuckDB, to the cent", demo.verify),
-    )
+    ]
+    if demo.secure:
+        steps.insert(3, ("Users, and what each may do", demo.let_in))
+        steps.append(("The fence: what each may not do", demo.fence))
     try:
         for title, run in steps:
             with stage.step(title):

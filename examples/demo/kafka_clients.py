@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from examples.stage import StepFailedError
 
 
-def produce(address: str, topic: str, values: Iterable[bytes]) -> int:
-    """Send values, wait until all are acknowledged; how many. Raises StepFailedError if one was refused."""
+def produce(address: str, topic: str, values: Iterable[bytes], access: Mapping[str, str]) -> int:
+    """Send values, wait until all are acknowledged; how many. Raises StepFailedError if one was refused.
+
+    `access`: the properties of security, none where nothing is protected.
+    """
     producer = Producer(
         {
+            **access,
             "bootstrap.servers": address,
             "enable.idempotence": True,
             "linger.ms": 20,
@@ -59,6 +71,7 @@ def read_with_group(
     group: str,
     topic: str,
     key: dict[str, Any],
+    access: Mapping[str, str],
     *,
     until_tombstone: bool,
     timeout_s: float = 60.0,
@@ -68,6 +81,7 @@ def read_with_group(
     """
     consumer = Consumer(
         {
+            **access,
             "bootstrap.servers": address,
             "group.id": group,
             "auto.offset.reset": "earliest",
@@ -102,3 +116,19 @@ def read_with_group(
     finally:
         consumer.close()
     return seen
+
+
+def let_group(address: str, group: str, user: str, access: Mapping[str, str]) -> None:
+    """Allow a user to read as a consumer group: by an ACL, as Kafka's own tools would."""
+    admin = AdminClient({**access, "bootstrap.servers": address})
+    acl = AclBinding(
+        ResourceType.GROUP,
+        group,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )
+    for made in admin.create_acls([acl]).values():
+        made.result(30)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from examples.stage import StepFailedError
+from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.spark.lookup_join import lookup_join
 
 ORDER = (
@@ -24,7 +25,9 @@ class Pipeline:
     """orders -> lookup customer, lookup nation -> enriched_orders. Can be stopped and started again."""
 
     spark: Any
-    address: str
+    settings: ConnectionSettings
+    access: Mapping[str, str]
+    """Options of Spark's Kafka source and sink."""
     checkpoint: Path
     query: Any = None
 
@@ -34,7 +37,8 @@ class Pipeline:
 
         orders = (
             self.spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.address)
+            .option("kafka.bootstrap.servers", self.settings.bootstrap)
+            .options(**self.access)
             .option("subscribe", "shop.orders")
             .option("startingOffsets", "earliest")
             .option("maxOffsetsPerTrigger", str(BATCH_ROWS))
@@ -55,11 +59,11 @@ class Pipeline:
             "nation_key": "nation_key",
         }
         with_customer = lookup_join(
-            orders, self.address, "shop.customer", on={"cust_key": "cust_key"}, select=customer
+            orders, self.settings, "shop.customer", on={"cust_key": "cust_key"}, select=customer
         )
         enriched = lookup_join(
             with_customer,
-            self.address,
+            self.settings,
             "shop.nation",
             on={"nation_key": "nation_key"},
             select={"name": "nation_name"},
@@ -67,7 +71,8 @@ class Pipeline:
         self.query = (
             enriched.select(f.to_json(f.struct("*")).alias("value"))
             .writeStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.address)
+            .option("kafka.bootstrap.servers", self.settings.bootstrap)
+            .options(**self.access)
             .option("topic", "shop.enriched_orders")
             # A batch of the producer becomes a batch of the table: a thousand rows instead of forty.
             .option("kafka.batch.size", "1000000")

@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -16,13 +17,17 @@ from typing import Any
 import pyarrow as pa
 
 from examples import server as processes
+from examples.access import ADMIN, Access, SecuredAccess
 from examples.demo import data
-from examples.demo.kafka_clients import produce, read_with_group
+from examples.demo.kafka_clients import let_group, produce, read_with_group
 from examples.demo.pipeline import Pipeline
 from examples.demo.truth import Answer, Truth
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
+from protocol.errors import KafkaError
 from tablelayer.client import ChangeType, Connection, connect
+from tablelayer.client.errors import AuthenticationFailed
+from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.lake.union_read import union_read
 from tablelayer.spark.jars import paimon_jar, spark_jars
 from tablelayer.spark.session import session
@@ -33,6 +38,19 @@ LAKES = ("iceberg", "paimon")
 LATE_ORDERS = 10_000
 """Kept back so that rows still arrive during the union read."""
 TABLE = "shop.enriched_orders"
+RIGHTS = {
+    "loader": ("GRANT INSERT ON DATABASE shop TO loader",),
+    "pipeline": (
+        "GRANT SELECT ON shop.orders TO pipeline",
+        "GRANT SELECT ON shop.customer TO pipeline",
+        "GRANT SELECT ON shop.nation TO pipeline",
+        f"GRANT INSERT ON {TABLE} TO pipeline",
+    ),
+    "auditor": (f"GRANT SELECT ON {TABLE} TO auditor",),
+    "analyst": ("GRANT SELECT ON DATABASE shop TO analyst",),
+    "tierer": ("GRANT SELECT, ALTER ON DATABASE shop TO tierer",),
+    "marketing": (f"GRANT SELECT (order_key, nation_name) ON {TABLE} TO marketing",),
+}
 REPLAYED = re.compile(
     r"table (\S+) bucket (\d+): kept ([\d,]+) rows up to offset ([\d,]+), replayed ([\d,]+) rows up to offset"
     r" ([\d,]+)"
@@ -46,6 +64,8 @@ class Demo:
     stage: Stage
     work: Path = WORK
     lake: str = LAKES[0]
+    secure: bool = False
+    access: Access = field(default_factory=Access)
     server: Server = field(init=False)
     truth: Truth = field(init=False)
     spark: Any = None
@@ -59,6 +79,8 @@ class Demo:
     def set_up(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
+        if self.secure:
+            self.access = SecuredAccess(self.work / "access")
         spark_jars(report=self.stage.say)
         if self.lake == "paimon":
             paimon_jar(report=self.stage.say)
@@ -93,9 +115,10 @@ class Demo:
                 "num.partitions": "4",
             },
         )
+        self.server.config = self.access.server_file(self.server.address)
         self.stage.command(["headrace", *self.server.words()])
         self.stage.say(f"[bold]{self.server.start()}[/]")
-        self.client = connect(self.server.address)
+        self.client = connect(self.settings(ADMIN))
 
     def create_tables(self) -> None:
         script = Path(__file__).parent / "tables.sql"
@@ -104,29 +127,37 @@ class Demo:
             script = self.work / "tables.sql"
             script.write_text(text.replace(f"'{LAKES[0]}'", f"'{self.lake}'"))
         self.stage.command(["headrace", "sql", "-f", str(script.relative_to(ROOT))])
-        listed = processes.run("sql", "--server", self.server.address, "-f", str(script))
+        listed = self.command("sql", "--server", self.server.address, "-f", str(script))
         self.stage.console.print(listed.rstrip(), highlight=False, markup=False)
         expected = ("orders", "customer", "nation", "enriched_orders", "order_events")
         self.stage.check("five tables by SQL", all(name in listed for name in expected))
         words = ["topics", "create", "clicks", "--server", self.server.address]
         self.stage.command(["headrace", *words[:3]])
-        processes.run(*words)
+        self.command(*words)
 
     def load(self) -> None:
         folder = self.truth.folder
         values = ", ".join(f"({key}, '{name}')" for key, name in data.nations(folder))
-        processes.run(
-            "sql", "--server", self.server.address, "-e", f"INSERT INTO shop.nation VALUES {values}"
+        self.command(
+            "sql",
+            "--server",
+            self.server.address,
+            "-e",
+            f"INSERT INTO shop.nation VALUES {values}",
+            user="loader",
         )
         customers = data.customers(folder)
         begun = time.monotonic()
-        self.connection.table("shop.customer").upsert(customers)
+        with connect(self.settings("loader")) as loader:
+            loader.table("shop.customer").upsert(customers)
         took = {"nation, by SQL INSERT": (25, None)}
         took["customer, by the table client in Arrow"] = (customers.num_rows, time.monotonic() - begun)
         begun = time.monotonic()
-        sent = produce(self.server.address, "shop.orders", self.orders[:-LATE_ORDERS])
+        sent = produce(
+            self.server.address, "shop.orders", self.orders[:-LATE_ORDERS], self.access.librdkafka("loader")
+        )
         took["orders, as JSON by confluent-kafka"] = (sent, time.monotonic() - begun)
-        produce(self.server.address, "clicks", [b"no", b"schema", b"here"])
+        produce(self.server.address, "clicks", [b"no", b"schema", b"here"], self.access.librdkafka(ADMIN))
         self.stage.rows(
             ["door", "rows", "seconds", "rows/s"],
             [
@@ -143,10 +174,51 @@ class Demo:
             ", ".join(f"{name} {count:,}" for name, count in counts.items()),
         )
 
+    # ---- users, where there are any
+
+    def let_in(self) -> None:
+        """A user for each part, with the rights that its part needs and no others."""
+        assert isinstance(self.access, SecuredAccess)
+        script = self.access.secret_file(
+            "users.sql", [f"CREATE USER {name} PASSWORD '{self.access.password(name)}';" for name in RIGHTS]
+        )
+        self.command("sql", "--server", self.server.address, "-f", str(script))
+        self.sql(*(statement for given in RIGHTS.values() for statement in given), "SHOW GRANTS")
+        let_group(self.server.address, "auditors", "auditor", self.access.librdkafka(ADMIN))
+
+    def fence(self) -> None:
+        """Nobody gets further than that."""
+        assert isinstance(self.access, SecuredAccess)
+        key = self.keys[6]
+        with connect(self.settings("marketing")) as marketing:
+            table = marketing.table(TABLE)
+            row = table.lookup_one({"order_key": key}, columns=["order_key", "nation_name"])
+            self.stage.check("who was granted two columns reads them", row is not None and len(row) == 2)
+            self.refused("... and no other", lambda: table.lookup_one({"order_key": key}))
+        with connect(self.settings("loader")) as loader:
+            self.refused("who may write cannot read", lambda: loader.table("shop.orders").count())
+            self.refused("... nor drop", lambda: loader.admin.drop_table("shop.orders"))
+        with connect(self.settings("auditor")) as auditor:
+            self.stage.check(
+                "listings show what may be seen", auditor.admin.list_tables("shop") == ["enriched_orders"]
+            )
+        wrong = {**self.access.librdkafka("auditor"), "sasl.password": "wrong"}
+        self.refused("a wrong password", lambda: connect(self.server.address, properties=wrong))
+
+    def refused(self, what: str, attempt: Callable[[], object]) -> None:
+        try:
+            attempt()
+        except (KafkaError, AuthenticationFailed) as error:
+            self.stage.check(f"{what}: refused", True, str(error))
+        else:
+            self.stage.check(f"{what}: refused", False)
+
     # ---- 5 and 6: the pipeline, and the fright
 
     def run_half(self) -> None:
-        self.pipeline = Pipeline(self.spark, self.server.address, self.work / "checkpoint")
+        self.pipeline = Pipeline(
+            self.spark, self.settings("pipeline"), self.access.spark("pipeline"), self.work / "checkpoint"
+        )
         table = self.connection.table(TABLE)
         half = len(self.orders) // 2
         self.pipeline.start()
@@ -240,7 +312,12 @@ class Demo:
     def changelog_of(self, key: int) -> None:
         """One key's changes, by a consumer group and by the table client."""
         seen = read_with_group(
-            self.server.address, "auditors", TABLE, {"order_key": key}, until_tombstone=True
+            self.server.address,
+            "auditors",
+            TABLE,
+            {"order_key": key},
+            self.access.librdkafka("auditor"),
+            until_tombstone=True,
         )
         self.stage.rows(
             ["partition", "offset", "value"],
@@ -306,13 +383,15 @@ class Demo:
     def run_tier(self) -> str:
         self.stage.command(["headrace", "tier", "--once"])
         begun = time.monotonic()
-        said = processes.run("tier", "--once", "--server", self.server.address, timeout_s=240)
+        words = ("tier", "--once", "--server", self.server.address)
+        said = self.command(*words, user="tierer", timeout_s=240)
         self.stage.say(f"{said.strip()} [dim]({time.monotonic() - begun:.1f} s with Spark's start)[/]")
         return said
 
     def run_tierers(self, count: int) -> list[str]:
         words = ("tier", "--once", "--server", self.server.address)
-        running = [processes.start(*words) for _ in range(count)]
+        config = self.access.client_file("tierer")
+        running = [processes.start(*words, config=config) for _ in range(count)]
         outcomes = [process.communicate(timeout=240)[0].strip() for process in running]
         for number, text in enumerate(outcomes, 1):
             self.stage.say(f"tierer {number}: {text}")
@@ -320,7 +399,7 @@ class Demo:
 
     def lake_equals_table(self) -> bool:
         """Compare every row of the lake alone with the table client's view of the table."""
-        lake = union_read(self.spark, self.server.address, f"{TABLE}$lake").toArrow()
+        lake = union_read(self.spark, self.settings("analyst"), f"{TABLE}$lake").toArrow()
         table = self.connection.table(TABLE).to_arrow()
         order = [("order_key", "ascending")]
         return bool(lake.sort_by(order).cast(table.schema).equals(table.sort_by(order)))
@@ -329,7 +408,7 @@ class Demo:
         return int(self.snapshot_rows().count())
 
     def snapshot_rows(self) -> Any:
-        return union_read(self.spark, self.server.address, f"{TABLE}$lake$snapshots")
+        return union_read(self.spark, self.settings("analyst"), f"{TABLE}$lake$snapshots")
 
     def show_snapshots(self) -> None:
         found = self.snapshot_rows().select("snapshot_id", "operation", "epoch", "offsets").collect()
@@ -349,13 +428,13 @@ class Demo:
         table = self.connection.table(TABLE)
         begin = table.count()
         self.pipeline.wait(table.count, begin + 1, lambda _: None)
-        pinned = union_read(self.spark, self.server.address, TABLE)
+        pinned = union_read(self.spark, self.settings("analyst"), TABLE)
         counts = [pinned.count()]
         pinned_once.set()
-        lake = union_read(self.spark, self.server.address, f"{TABLE}$lake").count()
+        lake = union_read(self.spark, self.settings("analyst"), f"{TABLE}$lake").count()
         self.pipeline.wait(table.count, counts[0] + 1, lambda _: None)
         counts.append(pinned.count())
-        later = union_read(self.spark, self.server.address, TABLE).count()
+        later = union_read(self.spark, self.settings("analyst"), TABLE).count()
         sender.join()
         self.stage.rows(
             ["what", "rows"],
@@ -380,13 +459,14 @@ class Demo:
         for start in range(0, len(late), step):
             if start >= len(late) // 2:
                 pinned_once.wait(timeout=120)
-            produce(self.server.address, "shop.orders", late[start : start + step])
+            some = late[start : start + step]
+            produce(self.server.address, "shop.orders", some, self.access.librdkafka("loader"))
             time.sleep(0.5)
 
     def verify(self) -> None:
         from pyspark.sql import functions as f
 
-        orders = union_read(self.spark, self.server.address, TABLE)
+        orders = union_read(self.spark, self.settings("analyst"), TABLE)
         grouped = orders.groupBy("nation_name", "cust_mktsegment").agg(
             f.sum("total_price").alias("revenue"), f.count("*").alias("orders")
         )
@@ -422,11 +502,18 @@ class Demo:
             raise StepFailedError("the server was not started")
         return self.client
 
+    def settings(self, user: str) -> ConnectionSettings:
+        return self.access.settings(self.server.address, user)
+
+    def command(self, *words: str, user: str = ADMIN, timeout_s: float = 120.0) -> str:
+        """Run a headrace command as somebody; what it printed."""
+        return processes.run(*words, timeout_s=timeout_s, config=self.access.client_file(user))
+
     def sql(self, *statements: str) -> str:
         """Run `headrace sql` and show what it prints."""
         text = "; ".join(statements)
         self.stage.command(["headrace", "sql", "-e", f'"{text}"'])
-        said = processes.run("sql", "--server", self.server.address, "-e", text)
+        said = self.command("sql", "--server", self.server.address, "-e", text)
         self.stage.console.print(said.rstrip(), highlight=False, markup=False)
         return said
 

@@ -276,6 +276,20 @@ async def test_columns_that_are_withheld_are_in_no_answer(tmp_path: Path) -> Non
             assert "columns b of default.t are withheld; id, a may be read" in message
 
 
+async def test_the_kafka_face_is_for_those_who_may_read_the_whole_table(tmp_path: Path) -> None:
+    async with secured(tmp_path) as made:
+        await keyed(made)
+        ann = client(made.broker, "ann")
+        await grant_columns(made, "id", "a")
+        assert (await ann.fetch("default.t")).error_code == DENIED
+        assert (await ann.produce("default.t", [b'{"id": 5}'])).error_code == DENIED
+        await allow(made.broker, Operation.READ, TOPIC, "default.t")
+        assert (await ann.fetch("default.t")).error_code == 0
+        assert (await ann.produce("default.t", [b'{"id": 5}'])).error_code == DENIED
+        await allow(made.broker, Operation.WRITE, TOPIC, "default.t")
+        assert (await ann.produce("default.t", [b'{"id": 5}'])).error_code == 0
+
+
 async def test_a_key_that_is_withheld_cannot_be_looked_up(tmp_path: Path) -> None:
     async with secured(tmp_path) as made:
         table = await keyed(made)
@@ -412,3 +426,4 @@ async def test_a_partition_is_judged_as_its_table(tmp_path: Path) -> None:
         await allow(made.broker, Operation.READ, TOPIC, "default.p")
         assert may_read("default.p.monday")
         assert not may_read("default.p.tuesday")
+        assert (await ann.fetch("default.p.monday")).error_code == 0
