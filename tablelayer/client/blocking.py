@@ -30,7 +30,7 @@ from tablelayer.client.metrics import ClientMetrics
 from tablelayer.client.read.part_scan import ScanBatch
 from tablelayer.client.read.reader import AnyMoment
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
-from tablelayer.client.table.scan import AsyncScan, PartitionPositions, Start, Until
+from tablelayer.client.table.scan import AsyncScan, PartitionOffsets, Start, Until
 from tablelayer.client.table.staging import AsyncStagedWriter
 from tablelayer.client.table.table import AsyncTable
 from tablelayer.model.filters.filters import FilterLike
@@ -401,7 +401,7 @@ class Scan:
         """The next offset of each bucket of each partition of a partitioned table."""
         return self._scan.partition_positions
 
-    def seek(self, positions: Mapping[int, int] | PartitionPositions) -> None:
+    def seek(self, positions: Mapping[int, int] | PartitionOffsets) -> None:
         """Go on from these offsets instead."""
 
         async def seek() -> None:

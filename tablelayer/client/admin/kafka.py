@@ -31,7 +31,7 @@ from protocol.messages.describe_log_dirs import (
 )
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from tablelayer.client.read.positions import fetch_positions
+from tablelayer.client.read.group_offsets import fetch_offsets
 from tablelayer.client.read.reader import EARLIEST, LATEST, find_coordinator, list_offsets
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, error_of, raise_for, retrying
@@ -360,7 +360,7 @@ class AsyncKafkaAdmin:
                 GroupMember(m.member_id, m.client_id, m.client_host, m.group_instance_id)
                 for m in found.members
             ]
-            positions = await fetch_positions(self._cluster, group)
+            positions = await fetch_offsets(self._cluster, group)
             if found.group_state == "Dead" and not positions:
                 raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group}")
             return GroupDescription(group, found.group_state, found.protocol_data, members, positions)

@@ -77,14 +77,14 @@ class Part:
         self.reader = Reader(self._cluster, definition)
 
     async def states(
-        self, ids: list[int] | None, schema: pa.Schema, moments: Mapping[int, int] | None, **asked: Any
+        self, ids: list[int] | None, schema: pa.Schema, offsets: Mapping[int, int] | None, **asked: Any
     ) -> list[pa.RecordBatch]:
         """The rows of all buckets of a PK table, as they are now or were at these offsets, in the order of the
         buckets. A state that expires while it is read is read again."""
         gate = asyncio.Semaphore(_SNAPSHOTS_AT_ONCE)
 
         async def one(bucket: int) -> list[pa.RecordBatch]:
-            as_of = None if moments is None else moments[bucket]
+            as_of = None if offsets is None else offsets[bucket]
             async with gate:
                 for attempt in range(_SNAPSHOT_ATTEMPTS):
                     try:

@@ -20,9 +20,9 @@ from tablelayer.client.table.parts_scan import PartsScan
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.model.table.definition import TableDefinition
 
-PartitionPositions = Mapping[str, Mapping[int, int]]
-Start = str | int | Mapping[int, int] | PartitionPositions
-Until = str | Mapping[int, int] | PartitionPositions | None
+PartitionOffsets = Mapping[str, Mapping[int, int]]
+Start = str | int | Mapping[int, int] | PartitionOffsets
+Until = str | Mapping[int, int] | PartitionOffsets | None
 
 
 def check_as_of(as_of: object, start: Start, definition: TableDefinition) -> None:
@@ -136,7 +136,7 @@ class AsyncScan:
             return self._source.positions
         return {WHOLE: self._source.positions}
 
-    def seek(self, positions: Mapping[int, int] | PartitionPositions) -> None:
+    def seek(self, positions: Mapping[int, int] | PartitionOffsets) -> None:
         """Go on from these offsets instead; what was read ahead of them is dropped."""
         places = self._parts.by_part(positions, "seek")
         if isinstance(self._source, PartsScan):

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tablelayer.client.errors import DataError
 from tablelayer.client.read.frames import to_pandas, to_polars
-from tablelayer.client.read.positions import commit_positions, fetch_positions
+from tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
 from tablelayer.client.read.reader import (
     AnyMoment,
     Extremes,
@@ -31,7 +31,7 @@ from tablelayer.client.read.reader import (
 )
 from tablelayer.client.read.state import KeyBound, snapshot_pieces
 from tablelayer.client.table.parts import DELETE, Part, Parts
-from tablelayer.client.table.scan import AsyncScan, PartitionPositions, Start, Until
+from tablelayer.client.table.scan import AsyncScan, PartitionOffsets, Start, Until
 from tablelayer.client.table.staging import AsyncStagedWriter, Receipt, abort_staged, commit_staged
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, retrying, together
@@ -162,11 +162,11 @@ class AsyncTable:
         schema = definition.schema
         chosen, targets = self._targets([*schema.primary_key, *columns] if columns else schema.names)
         key_rows = await self._keys(keys, schema.key_columns)
-        nothing = key_rows.num_rows
+        count = key_rows.num_rows
         arrays = [
             key_rows.column(column.name)
             if column.name in schema.primary_key
-            else pa.nulls(nothing, column.type.arrow())
+            else pa.nulls(count, column.type.arrow())
             for column in chosen
         ]
         rows = pa.table(arrays, schema=nullable_schema(chosen))
@@ -383,8 +383,8 @@ class AsyncTable:
             )
 
         async def look() -> tuple[np.ndarray, pa.Table]:
-            whole = self.definition.is_partitioned
-            names = self.definition.prefix_columns if whole else self.definition.key_prefix
+            definition = self.definition
+            names = definition.prefix_columns if definition.is_partitioned else definition.key_prefix
             prefix_rows = await self._keys(prefixes, self.definition.schema.select(names))
             return await self._prefix_lookup(prefix_rows, columns)
 
@@ -627,14 +627,14 @@ class AsyncTable:
         condition = self._condition(filter)
 
         async def read(part: Part, moment: Moment | None) -> pa.Table:
-            moments = None if moment is None else await part.reader.offsets_as_of(moment, part.buckets)
+            offsets = None if moment is None else await part.reader.offsets_as_of(moment, part.buckets)
             if self.definition.is_primary_key_table:
-                batches = await part.states(ids, schema, moments, condition=condition)
+                batches = await part.states(ids, schema, offsets, condition=condition)
                 return reorder(pa.Table.from_batches(batches, schema=schema), order)
-            until: Until = "latest" if moments is None else moments
-            whole = Parts(self._cluster, part.definition, whole=part)
+            until: Until = "latest" if offsets is None else offsets
+            alone = Parts(self._cluster, part.definition, whole=part)
             scan = AsyncScan(
-                self._cluster, whole, columns=columns, start="earliest", until=until, condition=condition
+                self._cluster, alone, columns=columns, start="earliest", until=until, condition=condition
             )
             async with scan:
                 batches = [piece.batch async for piece in scan]
@@ -650,10 +650,10 @@ class AsyncTable:
         """What every part has now or had at a time, or those that offsets are given for, in the order of names."""
         if not isinstance(as_of, Mapping):
             return list((await self._parts.ask_all(lambda part: read(part, as_of))).values())
-        moments = self._parts.by_part(as_of, "reading at offsets")
+        offsets = self._parts.by_part(as_of, "reading at offsets")
         return [
-            await read(await self._parts.one(name or None, "reading at offsets"), moments[name])
-            for name in sorted(moments)
+            await read(await self._parts.one(name or None, "reading at offsets"), offsets[name])
+            for name in sorted(offsets)
         ]
 
     async def to_pandas(
@@ -711,8 +711,8 @@ class AsyncTable:
         }
 
         async def read(part: Part, moment: Moment | None) -> pa.Table:
-            moments = None if moment is None else await part.reader.offsets_as_of(moment, part.buckets)
-            return pa.Table.from_batches(await part.states(ids, schema, moments, **asked), schema=schema)
+            offsets = None if moment is None else await part.reader.offsets_as_of(moment, part.buckets)
+            return pa.Table.from_batches(await part.states(ids, schema, offsets, **asked), schema=schema)
 
         rows = pa.concat_tables([schema.empty_table(), *await self._read_parts(as_of, read)])
         if not is_sorted:
@@ -737,18 +737,18 @@ class AsyncTable:
 
     # -- committed positions
 
-    async def commit(self, group: str, positions: Mapping[int, int] | PartitionPositions) -> None:
+    async def commit(self, group: str, positions: Mapping[int, int] | PartitionOffsets) -> None:
         """Keep positions (`scan.positions`, or `scan.partition_positions`) on the server under a consumer group's
         name, as Kafka's consumers do.
         """
         for name, offsets in self._parts.by_part(positions, "commit").items():
-            await commit_positions(self._cluster, group, self._topic_of(name), offsets)
+            await commit_offsets(self._cluster, group, self._topic_of(name), offsets)
 
     async def partition_committed(self, group: str) -> dict[str, dict[int, int]]:
         """`committed` of every partition that there is; of a table without partitions `{"": positions}`."""
         topics = {part.topic: part.name for part in await self._parts.all()}
         found: dict[str, dict[int, int]] = {}
-        for (topic, bucket), offset in sorted((await fetch_positions(self._cluster, group)).items()):
+        for (topic, bucket), offset in sorted((await fetch_offsets(self._cluster, group)).items()):
             if topic in topics:
                 found.setdefault(topics[topic], {})[bucket] = offset
         return found

@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 from protocol.records.gather import gather
 from tablelayer.model.arrays.arrays import binary_array
 from tablelayer.model.errors import RowError
-from tablelayer.model.json import parts as json_parts
+from tablelayer.model.json import containers as json_containers
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json import values as json_values
 from tablelayer.model.json.write import rows_to_json
@@ -424,11 +424,11 @@ class Field:
     def entries(self, data_type: DataType) -> pa.Array:
         rows, texts = self.containers()
         is_map = data_type.kind is TypeKind.MAP
-        mode = json_parts.ELEMENTS
+        mode = json_containers.ELEMENTS
         if is_map:
             by_text = data_type.fields[0].type.kind in TEXT_KINDS
-            mode = json_parts.MEMBERS if by_text else json_parts.ENTRIES
-        parts = json_parts.split(self.data, texts.starts, texts.ends, mode)
+            mode = json_containers.MEMBERS if by_text else json_containers.ENTRIES
+        parts = json_containers.split(self.data, texts.starts, texts.ends, mode)
         if parts.bad_text >= 0:
             row = int(rows[parts.bad_text])
             if parts.bad_code == json_scan.OK:

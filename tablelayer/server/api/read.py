@@ -12,7 +12,7 @@ from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages import read as m
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.server.api.parts import Answer, Part, check_each_once, each_part, refuse
+from tablelayer.server.api.each_bucket import Answer, Asked, check_each_once, each_bucket, refuse
 from tablelayer.server.api.targets import Targets, check_key_table, client_of
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.log_bucket import LogBucket
@@ -28,7 +28,7 @@ _FIRST_LOOKUP_IN_PARTS = 2
 _FIRST_PREFIX_LOOKUP_IN_PARTS = 1
 _FIRST_LIMIT_SCAN_IN_PARTS = 2
 _QUICK_BUCKETS_MAX = 8  # each takes the event loop for some microseconds
-_PARTS_TOGETHER = 4  # as many as there are threads
+_BUCKETS_TOGETHER = 4  # as many as there are threads
 
 
 class ReadHandlers:
@@ -186,7 +186,7 @@ class ReadHandlers:
                 refuse(answer, error, definition, index)
             return answer
 
-        return m.CountRowsResponse(buckets=await each_part(one, request.buckets))
+        return m.CountRowsResponse(buckets=await each_bucket(one, request.buckets))
 
     async def scan_snapshot(
         self, context: RequestContext, request: m.ScanSnapshotRequest
@@ -218,18 +218,18 @@ class ReadHandlers:
         )
 
     async def _each_with_room(
-        self, work: Callable[[Part, Room], Awaitable[Answer]], parts: Sequence[Part], wanted: reads.Wanted
+        self, work: Callable[[Asked, Room], Awaitable[Answer]], buckets: Sequence[Asked], wanted: reads.Wanted
     ) -> list[Answer]:
-        """Answer each part, a few at a time, all together with no more bytes than an answer may have. The first one
-        has room for a row in any case."""
+        """Answer for each bucket, a few at a time, all together with no more bytes than an answer may have. The first
+        one has room for a row in any case."""
         left, cost = self._services.limits.answer_bytes_max, wanted.schema.row_cost
         answers: list[Answer] = []
-        for start in range(0, len(parts), _PARTS_TOGETHER):
-            together = parts[start : start + _PARTS_TOGETHER]
+        for start in range(0, len(buckets), _BUCKETS_TOGETHER):
+            together = buckets[start : start + _BUCKETS_TOGETHER]
             rooms = [
                 Room(left // len(together), cost, must=start + index == 0) for index in range(len(together))
             ]
-            answers += await each_part(lambda pair: work(*pair), list(zip(together, rooms, strict=True)))
+            answers += await each_bucket(lambda pair: work(*pair), list(zip(together, rooms, strict=True)))
             left = max(0, left - sum(room.used for room in rooms))
             await asyncio.sleep(0)
         return answers

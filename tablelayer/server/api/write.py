@@ -13,7 +13,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages import write as m
 from tablelayer.model.options.table_options import MergeEngine
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.server.api.parts import each_part, refuse
+from tablelayer.server.api.each_bucket import each_bucket, refuse
 from tablelayer.server.api.targets import Targets, check_key_table
 from tablelayer.server.bucket.key_bucket import KeyBucket
 from tablelayer.server.bucket.log_bucket import LogBucket
@@ -96,7 +96,7 @@ class WriteHandlers:
                 answer.base_offset, answer.end_offset = info.base_offset, info.last_offset + 1
             return answer
 
-        return await each_part(one, request.buckets)
+        return await each_bucket(one, request.buckets)
 
 
 async def _if_asked_for(

@@ -20,7 +20,7 @@ from tablelayer.model.ddl import CreateTable, parse
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.options.table_options import MAX_BUCKET_COUNT
 from tablelayer.model.table.evolution import changes_from_json
-from tablelayer.server.api.parts import each_part
+from tablelayer.server.api.each_bucket import each_bucket
 from tablelayer.server.kafka_face.producers import PRODUCER_IDS, check_frame, forwarded
 from tablelayer.tests.server.tables import run, tables
 from tablelayer.tests.server.test_hostile_batches import send
@@ -68,7 +68,7 @@ async def test_parts_of_a_request_are_begun_a_few_in_each_turn_of_the_loop() -> 
             most, turns = max(most, begun - before), turns + 1
 
     other = asyncio.ensure_future(innocent())
-    assert await each_part(part, range(2000)) == list(range(2000))
+    assert await each_bucket(part, range(2000)) == list(range(2000))
     other.cancel()
     assert turns > 100
     assert most <= 32

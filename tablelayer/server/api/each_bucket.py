@@ -1,4 +1,4 @@
-"""The parts of a request, one for each bucket: all answered, whatever becomes of the others."""
+"""What a request asks of its buckets: each is answered, whatever becomes of the others."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tablelayer.model.table.definition import TableDefinition
 
 logger = logging.getLogger("headrace.tables")
 
-Part = TypeVar("Part")
+Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 _FAILURE_LENGTH_MAX = 2000
 _BEGUN_TOGETHER = 16
-"""Parts of a request in one turn of the event loop: some milliseconds."""
+"""Buckets of a request in one turn of the event loop: some milliseconds."""
 
 
-async def each_part(work: Callable[[Part], Awaitable[Answer]], parts: Iterable[Part]) -> list[Answer]:
-    """The answers to the parts of a request, in their order. All are under way at once, begun a few at a time: whoever
+async def each_bucket(work: Callable[[Asked], Awaitable[Answer]], buckets: Iterable[Asked]) -> list[Answer]:
+    """The answers to what is asked of buckets, in its order. All are under way at once, begun a few at a time: whoever
     names thousands of buckets does not hold up the event loop."""
-    listed = list(parts)
+    listed = list(buckets)
     if len(listed) == 1:
         return [await work(listed[0])]
 
-    async def one(part: Part) -> Answer:
-        return await work(part)
+    async def one(asked: Asked) -> Answer:
+        return await work(asked)
 
     begun = []
     async with asyncio.TaskGroup() as group:
-        for part in listed:
-            begun.append(group.create_task(one(part)))
+        for asked in listed:
+            begun.append(group.create_task(one(asked)))
             if len(begun) % _BEGUN_TOGETHER == 0:
                 await asyncio.sleep(0)
     return [each.result() for each in begun]

@@ -1,6 +1,6 @@
-"""Positions kept by the server under a consumer group's name, with Kafka's own OffsetCommit and OffsetFetch.
+"""Offsets kept by the server under a consumer group's name, with Kafka's own OffsetCommit and OffsetFetch.
 
-They are the same positions that a Kafka consumer of topic `db.t` with this `group.id` commits: a table scan
+They are the same offsets that a Kafka consumer of topic `db.t` with this `group.id` commits: a table scan
 can go on where a Kafka consumer stopped, and the other way round. Only for groups without live members: a
 group that a Kafka consumer is reading with belongs to it, and the server refuses others.
 """
@@ -27,7 +27,7 @@ from tablelayer.client.wire.retry import Deadline, raise_for, retrying
 _GROUPS_SINCE = 8
 
 
-async def commit_positions(cluster: Cluster, group: str, topic: str, positions: Mapping[int, int]) -> None:
+async def commit_offsets(cluster: Cluster, group: str, topic: str, offsets: Mapping[int, int]) -> None:
     """Store the next offset to read of each partition."""
 
     async def attempt(deadline: Deadline) -> None:
@@ -43,7 +43,7 @@ async def commit_positions(cluster: Cluster, group: str, topic: str, positions: 
                         OffsetCommitRequestPartition(
                             partition_index=partition, committed_offset=offset, committed_metadata=""
                         )
-                        for partition, offset in positions.items()
+                        for partition, offset in offsets.items()
                     ],
                 )
             ],
@@ -51,9 +51,9 @@ async def commit_positions(cluster: Cluster, group: str, topic: str, positions: 
         answer = await cluster.send(request, OffsetCommitResponse, node_id=node_id, deadline=deadline)
         for found in answer.topics:
             for entry in found.partitions:
-                raise_for(entry.error_code, None, doing=f"commit positions of group {group} in {topic}")
+                raise_for(entry.error_code, None, doing=f"commit offsets of group {group} in {topic}")
 
-    if positions:
+    if offsets:
         await retrying(
             attempt,
             config=cluster.config,
@@ -63,12 +63,12 @@ async def commit_positions(cluster: Cluster, group: str, topic: str, positions: 
         )
 
 
-async def fetch_positions(cluster: Cluster, group: str) -> dict[tuple[str, int], int]:
-    """All committed positions of a group, by (topic, partition)."""
+async def fetch_offsets(cluster: Cluster, group: str) -> dict[tuple[str, int], int]:
+    """All committed offsets of a group, by (topic, partition)."""
 
     async def attempt(deadline: Deadline) -> dict[tuple[str, int], int]:
         node_id = await find_coordinator(cluster, group, deadline)
-        doing = f"fetch the positions of group {group}"
+        doing = f"fetch the offsets of group {group}"
         connection = await cluster.connection(node_id)
         if connection.version_for(OffsetFetchRequest) >= _GROUPS_SINCE:
             request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=None)])
@@ -76,7 +76,7 @@ async def fetch_positions(cluster: Cluster, group: str) -> dict[tuple[str, int],
             request = OffsetFetchRequest(group_id=group, topics=None)
         answer = await cluster.send(request, OffsetFetchResponse, node_id=node_id, deadline=deadline)
         raise_for(answer.error_code, None, doing=doing)
-        positions: dict[tuple[str, int], int] = {}
+        offsets: dict[tuple[str, int], int] = {}
         for found_group in answer.groups:
             raise_for(found_group.error_code, None, doing=doing)
         topics = [topic for found_group in answer.groups for topic in found_group.topics] or answer.topics
@@ -84,8 +84,8 @@ async def fetch_positions(cluster: Cluster, group: str) -> dict[tuple[str, int],
             for entry in topic.partitions:
                 raise_for(entry.error_code, None, doing=doing)
                 if entry.committed_offset >= 0:
-                    positions[topic.name, entry.partition_index] = entry.committed_offset
-        return positions
+                    offsets[topic.name, entry.partition_index] = entry.committed_offset
+        return offsets
 
     return await retrying(
         attempt, config=cluster.config, deadline=Deadline(cluster.config.delivery_timeout_ms), repeatable=True
