@@ -180,6 +180,7 @@ class Broker:
         self._directory = DataDirectory(
             self._data_dir, config["node.id"], self._entropy.uuid(), self._disk, self._clock
         )
+        slices = self._slices = Slices(self._clock.monotonic)
         undo.push(self._release_directory)
         config.tell(
             {
@@ -233,7 +234,6 @@ class Broker:
         identity = BrokerIdentity(
             config["node.id"], self._directory.cluster_id, config["broker.rack"], self._advertised
         )
-        slices = self._slices = Slices(self._clock.monotonic)
         self.context = BrokerContext(
             config=config,
             clock=self._clock,
