@@ -133,8 +133,8 @@ class Connection:
             incoming.received(count)
             if exchange.frames:
                 self._work()
-        except CloseConnection as reason:
-            self.close(str(reason), logging.WARNING)
+        except Exception as error:  # noqa: BLE001 - ends this connection
+            self._end_by(error)
 
     def _meet(self) -> None:
         """Once the peer is authenticated it may send what everybody may."""
@@ -196,8 +196,8 @@ class Connection:
             return
         try:
             self._work()
-        except CloseConnection as reason:
-            self.close(str(reason), logging.WARNING)
+        except Exception as error:  # noqa: BLE001 - ends this connection
+            self._end_by(error)
 
     def _wait_for(self, pending: Pending, frame: bytes | memoryview) -> None:
         pooled = frame if type(frame) is memoryview else None  # the request may still be looked at
@@ -225,10 +225,12 @@ class Connection:
             if frame is not None:
                 exchange.incoming.release(frame)
             self._work()
-        except CloseConnection as reason:
-            if reason.answer is not None:
-                self._say_last(reason.answer)
-            self.close(str(reason), logging.WARNING)
+        except asyncio.CancelledError:
+            self.close("its request was cancelled")
+        except Exception as error:  # noqa: BLE001 - ends this connection
+            if isinstance(error, CloseConnection) and error.answer is not None:
+                self._say_last(error.answer)
+            self._end_by(error)
 
     def _say_last(self, answer: list[Part]) -> None:
         """To the frame that was taken, before closing; what the socket does not take at once is lost."""
@@ -291,13 +293,21 @@ class Connection:
         if not self.closed and exchange.frames and not exchange.is_under_way:
             try:
                 self._work()
-            except CloseConnection as reason:
-                self.close(str(reason), logging.WARNING)
+            except Exception as error:  # noqa: BLE001 - ends this connection
+                self._end_by(error)
         elif not self.closed and not exchange.is_busy:
             self._network.on_rest()
             self._resume_reading()
 
     # -- the end -------------------------------------------------------------------------------------------
+
+    def _end_by(self, error: Exception) -> None:
+        """Close for a reason; or because an answer is missing, and those to later requests would be taken for it."""
+        if isinstance(error, CloseConnection):
+            self.close(str(error), logging.WARNING)
+            return
+        logger.error("a request of %r could not be answered", self, exc_info=error)
+        self.close("the server failed at a request of it, as its log says", logging.WARNING)
 
     def close(self, reason: str, level: int = logging.INFO) -> None:
         """End the connection at once: unsent answers are lost, a request that only waits is cancelled."""

@@ -17,7 +17,7 @@ import ssl
 from typing import Protocol
 
 from broker.net.connection import Connection, Owner
-from broker.net.reply import CloseConnection, Peer, Region
+from broker.net.reply import Peer, Region
 from broker.net.tls import TlsError, TlsStream
 from broker.security.principal import Principal, Session
 
@@ -197,8 +197,8 @@ class TlsConnection(Connection):
                 self._work()
         except TlsError as error:
             self._refuse(str(error))
-        except CloseConnection as reason:
-            self.close(str(reason), logging.WARNING)
+        except Exception as error:  # noqa: BLE001 - ends this connection
+            self._end_by(error)
         else:
             if tls.is_closed:
                 self.close("closed by the peer", logging.DEBUG)

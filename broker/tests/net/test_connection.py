@@ -265,6 +265,42 @@ def test_an_answerer_can_close_the_connection(late: bool) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("how", ["at once", "late", "cancelled"])
+def test_an_answerer_that_fails_ends_its_connection_and_no_other(how: str, caplog) -> None:
+    """A client that got no answer to one request would take the next one for it."""
+
+    def fail(*_):
+        raise asyncio.CancelledError if how == "cancelled" else KeyError("defect")
+
+    def answerer(peer, body):
+        if body != b"bad":
+            return [bytes(body)]
+        if how in ("late", "cancelled"):
+            future = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(0.01, future.set_result, None)
+            return Pending(future, fail)
+        return fail()
+
+    async def test() -> None:
+        async with network(answerer) as net:
+            other_reader, other_writer = await asyncio.open_connection("127.0.0.1", net.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"good"))
+            assert await read_frame(reader) == b"good"
+            writer.write(frame(b"bad") + frame(b"later"))
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            other_writer.write(frame(b"well"))
+            assert await read_frame(other_reader) == b"well"
+            assert net.connection_count == 1
+            await close(other_writer)
+            writer.close()
+
+    run(test)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.exc_info is not None for record in errors] == [True] * (how != "cancelled")
+
+
 class FileRange:
     def __init__(self, file, position: int, size: int) -> None:
         self._file, self.position, self.size = file, position, size
