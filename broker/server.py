@@ -290,7 +290,7 @@ class Broker:
         undo.push_async_callback(transactions.stop)
         await transactions.start()
         sasl = self.sasl = SaslService(config, store, self._clock, self._entropy, executor, self._background)
-        await sasl.start(())
+        await sasl.start(name for name, listener in self.listeners.items() if listener.protocol.has_sasl)
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
         declarations = self._declarations(groups, transactions, fetches, configs, slices)
         audit = None if authorization is None else authorization.audit

@@ -1,7 +1,8 @@
 """DescribeUserScramCredentials (50) and AlterUserScramCredentials (51): who may log in with SCRAM (KIP-554).
 
 `kafka-configs --alter --entity-type users --add-config 'SCRAM-SHA-256=[...]'` is such a request. What is wrong with one
-user does not keep the others from being changed; the rules and their errors are those of Kafka's ScramControlManager.
+user does not keep the others from being changed; the rules and their errors are those of Kafka's ScramControlManager,
+except that one request may alter both mechanisms of a user, as the documentation of kafka-configs has it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ from protocol.messages.describe_user_scram_credentials import (
 ALTERATIONS_MAX: Final = 1000
 """Of one request: they are one transaction of the store."""
 _Alteration = ScramCredentialDeletion | ScramCredentialUpsertion
+_TWICE: Final = (
+    ErrorCode.DUPLICATE_RESOURCE,
+    "A user credential cannot be altered twice in the same request",
+)
+_MISSING: Final = (
+    ErrorCode.RESOURCE_NOT_FOUND,
+    "Attempt to delete a user credential that does not exist",
+)
 _MECHANISMS: Final = {int(mechanism) for mechanism in ScramMechanism}
 
 
@@ -97,48 +106,49 @@ class UsersApi:
                 ErrorCode.INVALID_REQUEST,
                 f"a request alters {ALTERATIONS_MAX} user credentials at most; send several",
             )
-        wanted: dict[str, Change] = {}
+        wanted: dict[str, dict[ScramMechanism, Change]] = {}
         problems: dict[str, tuple[ErrorCode, str]] = {}
         for alteration in _alterations(request):
             name = alteration.name
-            if name not in problems:
-                if wanted.pop(name, None) is not None:
-                    problems[name] = (
-                        ErrorCode.DUPLICATE_RESOURCE,
-                        "A user credential cannot be altered twice in the same request",
-                    )
-                elif (problem := _problem(alteration)) is not None:
-                    problems[name] = problem
-                else:
-                    wanted[name] = _change(alteration)
+            problem = problems.get(name) or _problem(alteration)
+            if problem is None:
+                change = _change(alteration)
+                changes = wanted.setdefault(name, {})
+                if change.mechanism in changes:
+                    problem = _TWICE
+                changes[change.mechanism] = change
+            if problem is not None:
+                problems[name] = problem
             yield
+        for name in problems:
+            wanted.pop(name, None)
         return self._alter(wanted, problems)
 
     async def _alter(
-        self, wanted: dict[str, Change], problems: dict[str, tuple[ErrorCode, str]]
+        self, wanted: dict[str, dict[ScramMechanism, Change]], problems: dict[str, tuple[ErrorCode, str]]
     ) -> AlterUserScramCredentialsResponse:
-        missing: list[str] = []
+        missing: set[str] = set()
 
         def decide() -> Sequence[Change]:
-            missing[:] = [
-                change.name
-                for change in wanted.values()
-                if change.credential is None and change.mechanism not in self._users.credentials(change.name)
+            missing.clear()
+            for name, changes in wanted.items():
+                there = self._users.credentials(name)
+                if any(each.credential is None and each.mechanism not in there for each in changes.values()):
+                    missing.add(name)
+            return [
+                change
+                for name, changes in wanted.items()
+                if name not in missing
+                for change in changes.values()
             ]
-            gone = set(missing)
-            return [change for change in wanted.values() if change.name not in gone]
 
         await self._users.alter(decide)
-        for name in missing:
-            problems[name] = (
-                ErrorCode.RESOURCE_NOT_FOUND,
-                "Attempt to delete a user credential that does not exist",
-            )
         results = [
             AlterUserScramCredentialsResult(user=name, error_code=ErrorCode.NONE, error_message=None)
             for name in wanted
-            if name not in problems
+            if name not in missing
         ]
+        problems.update(dict.fromkeys(sorted(missing), _MISSING))
         results += [
             AlterUserScramCredentialsResult(user=name, error_code=code, error_message=message)
             for name, (code, message) in problems.items()

@@ -95,7 +95,7 @@ class ScramUsers:
         return {} if user is None else user.credentials
 
     async def alter(self, decide: Callable[[], Sequence[Change]]) -> None:
-        """Make the changes that `decide` finds right for what is there, all or none; one for each user at most.
+        """Make the changes that `decide` finds right for what is there, all or none.
 
         It is asked again when somebody else has changed something meanwhile.
         """

@@ -107,7 +107,7 @@ async def test_users_are_made_changed_shown_and_deleted(tmp_path: Path) -> None:
             "Attempt to delete a user credential that does not exist",
         ),
         (
-            [upsertion("u"), upsertion("u", mechanism=2)],
+            [upsertion("u"), upsertion("u", "other"), upsertion("u", mechanism=2)],
             ErrorCode.DUPLICATE_RESOURCE,
             "A user credential cannot be altered twice in the same request",
         ),
@@ -134,6 +134,22 @@ async def test_what_is_wrong_with_one_user_keeps_no_other_from_being_changed(
         results = await alter(broker, upsertion("good"), *alterations)
         assert results == [("good", 0, None), (alterations[0].name, code, message)]
         assert await described(broker) == [("good", 0, [(1, 4096)])]
+
+
+async def test_both_mechanisms_of_a_user_are_altered_together_or_not_at_all(tmp_path: Path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        assert await alter(broker, upsertion("ann"), upsertion("ann", mechanism=2)) == [("ann", 0, None)]
+        assert await described(broker) == [("ann", 0, [(1, 4096), (2, 4096)])]
+        wrong = await alter(
+            broker, upsertion("ann", iterations=5000), upsertion("ann", mechanism=2, iterations=1)
+        )
+        assert wrong == [("ann", ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")]
+        assert await described(broker) == [("ann", 0, [(1, 4096), (2, 4096)])]
+        assert await alter(broker, deletion("ann"), deletion("ann", 2)) == [("ann", 0, None)]
+        assert await described(broker) == []
+        made = await alter(broker, upsertion("ann"), deletion("ann", 2))
+        assert made[0][1] == ErrorCode.RESOURCE_NOT_FOUND
+        assert await described(broker) == []
 
 
 async def test_a_request_alters_a_thousand_credentials_at_most(tmp_path: Path) -> None:
