@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bench import neighbours, raw, workloads
+from bench import neighbours, raw, tls, workloads
 from bench.peers import Peer
 from bench.processes import Server
 from bench.report import Goal
@@ -135,6 +135,35 @@ def raw_bytes(peer: Peer, size: Size) -> Figures:
             got.server_cpu_s / gigabytes,
             Goal(ratio_max=1.3),
         )
+
+
+def over_tls(peer: Peer, size: Size) -> Figures:
+    """The large batches over TLS, after as many that are not counted."""
+    if not peer.server.tls_port:
+        peer.start_fresh(with_tls=True)
+    server = peer.server
+    topic = f"tls-{size.round}"
+    workloads.create_topic(server, topic, 1)
+    if not size.round:
+        tls.produce(server, topic, 2 * size.seconds, LARGE_BATCH)
+    load = tls.produce(server, topic, size.seconds, LARGE_BATCH)
+    gigabytes = load.requests * LARGE_BATCH * KB / 1e9
+    yield f"TLS produce, {LARGE_BATCH} KB batches, MB/s", gigabytes * 1e3 / load.seconds, Goal(ratio_min=1.0)
+    yield (
+        f"TLS produce, {LARGE_BATCH} KB batches, server CPU s/GB",
+        load.server_cpu_s / gigabytes,
+        Goal(ratio_max=1.0),
+    )
+    if not size.round:
+        tls.fetch(server, topic, LARGE_BATCH, load.requests)
+    got = tls.fetch(server, topic, LARGE_BATCH, load.requests)
+    gigabytes = got.received_bytes / 1e9
+    yield f"TLS fetch, {LARGE_BATCH} KB batches, MB/s", gigabytes * 1e3 / got.seconds, Goal(ratio_min=1.0)
+    yield (
+        f"TLS fetch, {LARGE_BATCH} KB batches, server CPU s/GB",
+        got.server_cpu_s / gigabytes,
+        Goal(ratio_max=1.0),
+    )
 
 
 def small_requests(peer: Peer, size: Size) -> Figures:
@@ -268,6 +297,7 @@ GROUPS: dict[str, Group] = {
     "partitions": many_partitions,
     "connections": idle_connections,
     "neighbours": large_requests,
+    "tls": over_tls,
 }
 
 

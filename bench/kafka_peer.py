@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.maven import fetch, java
@@ -44,20 +45,24 @@ def jars() -> Path:
     )
 
 
-def start_kafka(folder: Path) -> Server:
-    """Format `folder` if it is new and start Kafka in it with the options of its own start script."""
-    port, controller_port = free_port(), free_port()
+def start_kafka(folder: Path, tls: Mapping[str, str] | None = None) -> Server:
+    """Format `folder` if it is new and start Kafka in it with the options of its own start script.
+
+    `tls`: the configurations of a second listener, with TLS.
+    """
+    port, controller_port, tls_port = free_port(), free_port(), free_port()
+    more = "" if tls is None else f",SSL://127.0.0.1:{tls_port}"
     data = folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "server.properties").write_text(
         f"""process.roles=broker,controller
 node.id=1
 controller.quorum.bootstrap.servers=127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port}{more},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{more},CONTROLLER://127.0.0.1:{controller_port}
 inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL
 log.dirs={data}
 num.partitions=1
 offsets.topic.replication.factor=1
@@ -67,6 +72,7 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 """
+        + "".join(f"{name}={value}\n" for name, value in (tls or {}).items())
     )
     (folder / "log4j2.yaml").write_text(
         f"""Configuration:
@@ -86,12 +92,14 @@ group.initial.rebalance.delay.ms=0
             check=True,
             capture_output=True,
         )
-    return start(
+    server = start(
         "Apache Kafka",
         [java(), *JVM_OPTIONS, logging, *classpath, "kafka.Kafka", properties],
         port,
         folder / "kafka.out",
     )
+    server.tls_port = 0 if tls is None else tls_port
+    return server
 
 
 if __name__ == "__main__":

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.kafka_peer import start_kafka
 from bench.processes import Server, free_port, start
+from bench.tls import write_certificates
 
 KAFKA, HEADRACE = "Apache Kafka", "Headrace"
 
 
-def start_headrace(folder: Path) -> Server:
-    """`headrace serve` in its own process; the same command that a user types."""
-    port = free_port()
-    command = [sys.executable, "-m", "tablelayer.cli.main", "serve"]
-    command += ["--listen", f"127.0.0.1:{port}", "--data", str(folder / "data")]
+def start_headrace(folder: Path, tls: Mapping[str, str] | None = None) -> Server:
+    """`headrace serve` in its own process; the same command that a user types. `tls` as for Kafka."""
+    port, tls_port = free_port(), free_port()
+    command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(folder / "data")]
     command += ["--set", "group.initial.rebalance.delay.ms=0"]
-    return start(HEADRACE, command, port, folder / "headrace.out")
+    if tls is None:
+        command += ["--listen", f"127.0.0.1:{port}"]
+    else:
+        command += ["--set", f"listeners=PLAINTEXT://127.0.0.1:{port},SSL://127.0.0.1:{tls_port}"]
+        for name, value in tls.items():
+            command += ["--set", f"{name}={value}"]
+    server = start(HEADRACE, command, port, folder / "headrace.out")
+    server.tls_port = 0 if tls is None else tls_port
+    return server
 
 
 class Peer:
     """One of the two. `server` is the running one; RuntimeError when there is none."""
 
-    def __init__(self, name: str, starter: Callable[[Path], Server], work: Path) -> None:
+    def __init__(
+        self, name: str, starter: Callable[[Path, Mapping[str, str] | None], Server], work: Path
+    ) -> None:
         self.name = name
         self._starter = starter
         self._folder = (work / name.split()[-1].lower()).absolute()
+        self._tls: Mapping[str, str] | None = None
         self._server: Server | None = None
 
     @property
@@ -41,18 +52,20 @@ class Peer:
     def is_running(self) -> bool:
         return self._server is not None
 
-    def start_fresh(self) -> Server:
-        """Stop what runs and start on an empty folder."""
+    def start_fresh(self, *, with_tls: bool = False) -> Server:
+        """Stop what runs and start on an empty folder; `with_tls`: with a second listener."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        self._server = self._starter(self._folder)
+        self._tls = write_certificates(self._folder) if with_tls else None
+        self._server = self._starter(self._folder, self._tls)
+        self._server.tls_authority = str(self._folder / "ca.pem") if with_tls else ""
         return self._server
 
     def restart(self, *, kill: bool) -> tuple[float, Server]:
         """End it by SIGTERM or SIGKILL and start it on what it left: (seconds to stop, the new one)."""
         seconds = self.stop(kill=kill)
-        self._server = self._starter(self._folder)
+        self._server = self._starter(self._folder, self._tls)
         return seconds, self._server
 
     def stop(self, *, kill: bool = False) -> float:

@@ -57,6 +57,10 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     ready_s: float
+    tls_port: int = 0
+    """0: it has no listener with TLS."""
+    tls_authority: str = ""
+    """The file with the certificate that its own is signed with."""
 
     @property
     def address(self) -> str:

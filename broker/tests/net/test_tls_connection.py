@@ -176,6 +176,44 @@ def test_a_slow_reader_gets_everything_and_is_held_up_meanwhile(encryption) -> N
     run(test)
 
 
+def test_a_broker_that_stops_waits_until_what_is_encrypted_has_left(encryption) -> None:
+    body = os.urandom(200_000)
+
+    def connect_slowly(port: int) -> ssl.SSLSocket:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", port))
+        secure = client_context().wrap_socket(sock, server_hostname="localhost")
+        secure.sendall(frame(b"x"))
+        return secure
+
+    def read_all(sock: ssl.SSLSocket) -> bytes:
+        found = b""
+        while len(found) < 4 + len(body):
+            found += sock.recv(1 << 16)
+        return found
+
+    async def test() -> None:
+        asked = asyncio.Event()
+
+        def answerer(peer, _):
+            asked.set()
+            return [body]
+
+        async with network(answerer, encryption, send_buffer_bytes=4096) as net:
+            loop = asyncio.get_running_loop()
+            sock = await loop.run_in_executor(None, connect_slowly, net.port)
+            await asked.wait()
+            drained = asyncio.ensure_future(net.drain(10))
+            await asyncio.sleep(0.05)
+            assert not drained.done()
+            assert await loop.run_in_executor(None, read_all, sock) == frame(body)
+            await drained
+            sock.close()
+
+    run(test)
+
+
 def test_who_it_is_says_the_certificate(encryption, tmp_path) -> None:
     sessions: list[Session] = []
 

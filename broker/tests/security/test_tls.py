@@ -242,6 +242,7 @@ _RULES = (
         (_RULES, "OU=JavaSoft,O=Sun", "OU=JavaSoft,O=Sun"),
         ("RULE:^CN=([^,]*),.*$/$1/", "CN=ann,O=x", "ann"),
         ("RULE:^CN=([^,]*),.*$/$1/", "O=x", None),
+        ("RULE:CN=/x/", "CN=ann", None),
         (r"RULE:^CN=([^,]*)(,.*)?$/\$1-$1-$3\//", "CN=ann", "$1-ann-$3/"),
         ("RULE:^CN=(.*?)[,].*$/$10/", "CN=ann,O=x", "ann0"),
         ("", "CN=ann", None),
