@@ -24,7 +24,8 @@ from tablelayer.model.options.table_options import DECLARED
 from tablelayer.model.table.definition import DEFINITION_CONFIGS
 from tablelayer.server.api.declarations import TableApis
 from tablelayer.server.api.targets import Targets
-from tablelayer.server.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
+from tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
+from tablelayer.server.catalog.topic_checks import TopicChecks
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_CONFIGS
 from tablelayer.server.lake.catalogs import LAKE_CATALOG_CONFIGS
 from tablelayer.server.lake.machine import Timing
@@ -100,6 +101,7 @@ class TableExtension:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = Limits() if limits is None else limits
         self.catalog = Catalog()
+        self._checks = TopicChecks(self.catalog)
         self.on_first_table: Callable[[], object] | None = None
         """Called once, when a table is made or opened after this was set: what tables need can be loaded meanwhile."""
         self.column_grants = ColumnGrants()
@@ -173,12 +175,12 @@ class TableExtension:
         return self.catalog.table_of_partition(topic) or topic
 
     async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
-        return await self.catalog.validate_topic(topic, partitions, config)
+        return await self._checks.validate_topic(topic, partitions, config)
 
     async def validate_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]
     ) -> dict[str, str]:
-        return await self.catalog.validate_change(topic, partitions, config)
+        return await self._checks.validate_change(topic, partitions, config)
 
     # -- life ----------------------------------------------------------------------------------------------
 

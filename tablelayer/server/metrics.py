@@ -14,7 +14,7 @@ from tablelayer.model.errors import TableError
 
 if TYPE_CHECKING:
     from broker.context import BrokerContext
-    from tablelayer.server.catalog import Catalog
+    from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.lake.subjects import LakeSubjects
 
 _GAUGE: Final = MetricKind.GAUGE

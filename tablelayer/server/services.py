@@ -23,7 +23,7 @@ from tablelayer.server.store.remote_files import RemoteFiles, open_files
 
 if TYPE_CHECKING:
     from broker.context import BrokerContext
-    from tablelayer.server.catalog import Catalog
+    from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.store.kv import SharedMemory
     from tablelayer.server.store.snapshots import BucketSnapshots
 

@@ -8,7 +8,7 @@ from broker.requests.declaration import RequestContext
 from broker.security.rights import Operation
 from tablelayer.model.messages import catalog as m
 from tablelayer.model.table.definition import TablePath
-from tablelayer.server.catalog import Catalog
+from tablelayer.server.catalog.catalog import Catalog
 from tablelayer.server.rights.table_rights import TableRights
 from tablelayer.server.services import Services
 

@@ -14,7 +14,7 @@ from tablelayer.server.api.rights import RightsHandlers
 from tablelayer.server.api.staged import StagedHandlers
 from tablelayer.server.api.targets import Targets
 from tablelayer.server.api.write import WriteHandlers
-from tablelayer.server.catalog import Catalog
+from tablelayer.server.catalog.catalog import Catalog
 from tablelayer.server.lake.subjects import LakeSubjects
 from tablelayer.server.lake.tiering import LakeRounds
 from tablelayer.server.read.snapshot_scans import SnapshotScans

@@ -13,7 +13,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import in_order
 from tablelayer.model.messages import lake as m
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
-from tablelayer.server.catalog import no_table_with_id
+from tablelayer.server.catalog.catalog import no_table_with_id
 from tablelayer.server.lake.catalogs import properties_for
 from tablelayer.server.lake.machine import Candidate
 from tablelayer.server.lake.subjects import LakeSubjects, Subject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.requests.declaration import RequestContext
 from broker.security.rights import Operation
 from tablelayer.model.messages import partitions as m
-from tablelayer.server.catalog import Catalog
+from tablelayer.server.catalog.catalog import Catalog
 from tablelayer.server.rights.table_rights import TableRights
 
 

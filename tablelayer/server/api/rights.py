@@ -10,7 +10,7 @@ from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages import rights as m
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.server.catalog import Catalog
+from tablelayer.server.catalog.catalog import Catalog
 from tablelayer.server.rights.column_grants import ColumnGrants
 
 if TYPE_CHECKING:

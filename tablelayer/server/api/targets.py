@@ -10,7 +10,7 @@ from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
-from tablelayer.server.catalog import Catalog
+from tablelayer.server.catalog.catalog import Catalog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,7 +18,7 @@ from tablelayer.model.lake.offsets import PartitionBucket, Place
 from tablelayer.model.lake.topics import ENABLED, TopicLake, is_tiered_topic
 from tablelayer.model.options.table_options import TableOptions
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.server.catalog import Catalog, is_partition, is_table
+from tablelayer.server.catalog.catalog import Catalog, is_partition, is_table
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition

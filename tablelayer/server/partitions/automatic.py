@@ -20,7 +20,7 @@ from tablelayer.model.table.partitions import plan_partitions
 
 if TYPE_CHECKING:
     from broker.context import BrokerContext
-    from tablelayer.server.catalog import Catalog
+    from tablelayer.server.catalog.catalog import Catalog
 
 logger = logging.getLogger("headrace.tables")
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
 from protocol.errors import ErrorCode, KafkaError
-from tablelayer.server.catalog import no_table_with_id
+from tablelayer.server.catalog.catalog import no_table_with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from broker.requests.declaration import RequestContext
     from tablelayer.model.table.definition import TableDefinition, TablePath
-    from tablelayer.server.catalog import Catalog
+    from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.read.bucket_state import Wanted
     from tablelayer.server.rights.column_grants import ColumnGrants
 

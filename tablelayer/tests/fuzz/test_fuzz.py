@@ -26,8 +26,8 @@ from tablelayer.cli.warm import warm_up
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.server.bucket import log_bucket
-from tablelayer.server.catalog import Catalog
 from tablelayer.server.extension import TableExtension
+from tablelayer.server.rights.table_rights import TableRights
 from tablelayer.tests.fuzz import run as fuzzing
 from tablelayer.tests.fuzz import server
 from tablelayer.tests.fuzz.run import Run, fuzz, journal, replay, seed_and_seconds, smallest
@@ -122,7 +122,7 @@ def test_what_a_server_does_wrong_is_noticed_and_made_small(
     frames = frames_of(tmp_path, "none", "rows", "none", "names")
     monkeypatch.setattr(server, "REQUEST_BYTES_MAX", 100 << 20)
     assert replay(frames) is None
-    monkeypatch.setattr(Catalog, "list_tables", defect)
+    monkeypatch.setattr(TableRights, "visible_tables", defect)
     assert complaint in (replay(frames[-1]) or "")
     assert smallest(frames) == frames[-1:]
 

@@ -23,7 +23,7 @@ from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types import text as type_text
 from tablelayer.model.types.text import parse_type
-from tablelayer.server.catalog import DEFINITION_BYTES_MAX
+from tablelayer.server.catalog.definition_reading import DEFINITION_BYTES_MAX
 from tablelayer.tests.server.tables import Tables, run, tables
 
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -24,13 +22,8 @@ from broker.cluster.nodes import modify
 from broker.ports import CreateNode
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.lake import topics as topic_lake
-from tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
-from tablelayer.model.options.table_options import TableOptions, is_table_option
-from tablelayer.model.schema.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table.definition import (
     DEFAULT_DATABASE,
-    HISTORY_CONFIG,
     PARTITION_OF_CONFIG,
     PARTITIONED_BY_CONFIG,
     SCHEMA_CONFIG,
@@ -38,12 +31,17 @@ from tablelayer.model.table.definition import (
     TablePath,
     check_name,
 )
-from tablelayer.model.table.evolution import Change, changes_from_json, evolve
+from tablelayer.model.table.evolution import Change
 from tablelayer.model.table.partition_keys import values_of
 from tablelayer.model.table.partitions import check_partitioned, spec_texts
-from tablelayer.model.topic_config import changed_table, from_topic_config
-from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL, RegistryHosts
-from tablelayer.server.lake_options import ALLOWED_CONFIG, check_lake_options
+from tablelayer.model.topic_config import from_topic_config
+from tablelayer.server.catalog.definition_reading import (
+    DefinitionReader,
+    ReadConfig,
+    changed_configs,
+    read_changes,
+    read_definition,
+)
 
 if TYPE_CHECKING:
     from broker.cluster.topic import TopicImage
@@ -55,11 +53,7 @@ logger = logging.getLogger("headrace.tables")
 Result = TypeVar("Result")
 
 MAX_PARTITIONS_CONFIG = "max.partition.num"
-PARTITION_PREFIX = re.compile(r"([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\..+")
-"""A topic with more than one dot in its name: its table would be the first group."""
 
-DEFINITION_BYTES_MAX = 1_000_000
-"""Of a table's configuration, its earlier schemas too, and of a statement in JSON: what a node of ZooKeeper holds."""
 DATABASE_BYTES_MAX = 64 << 10
 """Of a database's comment and properties: a node of a coordination store is small."""
 
@@ -108,18 +102,6 @@ class Database(msgspec.Struct, frozen=True):
             )
 
 
-class DefinitionReader:
-    """Where definitions are read, one after the other: the largest take seconds, which nobody else may wait for."""
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-
-    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="table-definitions")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-
-
 class Catalog:
     def __init__(self) -> None:
         self._altering = asyncio.Lock()
@@ -149,86 +131,7 @@ class Catalog:
             raise RuntimeError("the catalog is used before it was loaded")
         return self._context
 
-    # -- validation of topics (called by the broker) -------------------------------------------------------
-
-    async def validate_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
-        """The configuration of a new topic in its normal form. Raises KafkaError(INVALID_CONFIG)."""
-        if PARTITION_OF_CONFIG in config:
-            return self._validate_partition(topic, partitions, config)
-        if not is_table(config):
-            _refuse_table_options(topic, config)
-            self._refuse_name_of_partition(topic)
-            _check_topic_lake(topic, config)
-            return dict(config)
-        try:
-            path = _table_path(topic)
-            _refuse_topic_lake(config)
-            _refuse_record_options(config)
-            self._check_database(path.database)
-            normal = await self.reader.run(_read_new, path, partitions, config)
-            self._check_registry(normal.definition)
-            self._check_precreated(normal.definition)
-            check_lake_options(normal, self.context.config[ALLOWED_CONFIG])
-        except TableError as error:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
-        return normal
-
-    def _check_registry(self, definition: TableDefinition) -> None:
-        """Avro values by a registry's ids need a registry."""
-        settings = definition.settings
-        if settings.kafka_value_format is not KafkaValueFormat.AVRO:
-            return
-        if settings.avro_registry is not None:
-            complaint = RegistryHosts(self.context.config).complaint(settings.avro_registry)
-            if complaint is not None:
-                raise TableError(TableErrorCode.INVALID_TABLE, complaint)
-            return
-        if settings.avro_schema is AvroSchemaPlace.REGISTRY and not self.context.config[REGISTRY_URL]:
-            raise TableError(
-                TableErrorCode.INVALID_TABLE,
-                f"table {definition.path} has Avro values, but no schema registry: give it one "
-                f"('{TableOptions.avro_registry.name}'), or the server ('{REGISTRY_URL}'), or say "
-                f"'{TableOptions.avro_schema.name}' = '{AvroSchemaPlace.RECORD}'",
-            )
-
-    def _validate_partition(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
-        """A new partition's topic: the table must be there, and must be the one that is meant."""
-        try:
-            path = TablePath.parse(topic)
-            if path.partition is None:
-                raise TableError(TableErrorCode.INVALID_TABLE, f"'{topic}' does not name a partition")
-            definition = self.by_path(path.whole)
-            if config[PARTITION_OF_CONFIG] != str(definition.table_id):
-                raise TableError(
-                    TableErrorCode.TABLE_NOT_FOUND,
-                    f"'{PARTITION_OF_CONFIG}' is {config[PARTITION_OF_CONFIG]}, but table {path.whole} has the id "
-                    f"{definition.table_id}",
-                )
-            check_partitioned(definition)
-            partition = definition.of_partition(path.partition, None)
-            if partitions != definition.bucket_count:
-                raise TableError(
-                    TableErrorCode.INVALID_TABLE,
-                    f"a partition of table {path.whole} has {definition.bucket_count} buckets, not {partitions}",
-                )
-            for key, value in zip(partition.partition_keys, values_of(path.partition), strict=True):
-                spec_texts(definition, {key: value})
-            self._check_room(definition)
-        except TableError as error:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
-        return definition.to_partition_config()
-
-    def _check_precreated(self, definition: TableDefinition) -> None:
-        """There can be no more partitions ahead of time than there can be at all."""
-        count, most = definition.settings.auto_partition_precreate or 0, self.max_partitions
-        if count > most:
-            raise TableError(
-                TableErrorCode.INVALID_TABLE,
-                f"option '{TableOptions.auto_partition_precreate.name}' = '{count}': a table may have {most} "
-                f"partitions ({MAX_PARTITIONS_CONFIG} of the broker); give a number up to that",
-            )
-
-    def _check_room(self, definition: TableDefinition) -> None:
+    def check_room(self, definition: TableDefinition) -> None:
         """Raises TableError(TOO_MANY_PARTITIONS)."""
         count, most = len(self.partition_names(definition.path)), self.max_partitions
         if count >= most:
@@ -238,71 +141,7 @@ class Catalog:
                 "or set the broker's configuration higher",
             )
 
-    def _refuse_name_of_partition(self, topic: str) -> None:
-        """A plain topic must not stand where a partition would be."""
-        match = PARTITION_PREFIX.fullmatch(topic)
-        if match is None:
-            return
-        table = self.context.metadata.topic(match.group(1))
-        if table is not None and PARTITIONED_BY_CONFIG in table.config:
-            raise KafkaError(
-                ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"'{topic}' would be a partition of table {table.name}: add it with ALTER TABLE {table.name} ADD "
-                f"PARTITION, or produce to {table.name}",
-            )
-
-    async def validate_change(
-        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
-    ) -> dict[str, str]:
-        """The configuration that an existing topic is to get. Raises KafkaError."""
-        if is_partition(topic.config):
-            return self._validate_partition_change(topic, partitions, config)
-        if not is_table(topic.config):
-            if is_table(config) or PARTITION_OF_CONFIG in config:
-                raise KafkaError(
-                    ErrorCode.INVALID_CONFIG,
-                    f"topic {topic.name!r} was created without '{SCHEMA_CONFIG}' and cannot become a table",
-                )
-            _refuse_table_options(topic.name, config)
-            _check_topic_lake(topic.name, config)
-            _check_fixed_in_lake(topic, config)
-            return dict(config)
-        if partitions != topic.partition_count:
-            raise KafkaError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"table {topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
-            )
-        try:
-            _refuse_record_options(config)
-            _refuse_topic_lake(config)
-            path = TablePath.parse(topic.name)
-            normal = await self.reader.run(_read_changed, path, partitions, topic.config, config)
-            self._check_precreated(normal.definition)
-        except TableError as error:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
-        return normal
-
-    def _validate_partition_change(
-        self, topic: TopicImage, partitions: int, config: Mapping[str, str]
-    ) -> dict[str, str]:
-        if partitions != topic.partition_count:
-            raise KafkaError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"{topic.name} has {topic.partition_count} buckets: its rows are placed by that number",
-            )
-        given = sorted(name for name in config if is_table_option(name) and name != PARTITION_OF_CONFIG)
-        if given or config.get(PARTITION_OF_CONFIG) != topic.config[PARTITION_OF_CONFIG]:
-            raise KafkaError(
-                ErrorCode.INVALID_CONFIG,
-                f"{topic.name} is a partition: '{given[0] if given else PARTITION_OF_CONFIG}' is the table's own",
-            )
-        try:
-            _refuse_record_options(config)
-        except TableError as error:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
-        return dict(config)
-
-    def _check_database(self, name: str) -> None:
+    def check_database(self, name: str) -> None:
         if name not in self._databases:
             raise TableError(
                 TableErrorCode.DATABASE_NOT_FOUND,
@@ -316,7 +155,7 @@ class Catalog:
 
     def database(self, name: str) -> Database:
         """Raises TableError(DATABASE_NOT_FOUND)."""
-        self._check_database(name)
+        self.check_database(name)
         return self._databases[name]
 
     async def create_database(
@@ -347,7 +186,7 @@ class Catalog:
     ) -> None:
         """`comment` None: as it is, '' takes it away. Raises TableError."""
         async with self._changing_database(name):
-            self._check_database(name)
+            self.check_database(name)
 
             def changed(data: bytes | None) -> bytes:
                 old = Database() if data is None else Database.from_json(data)
@@ -403,7 +242,7 @@ class Catalog:
     # -- tables --------------------------------------------------------------------------------------------
 
     def tables(self, database: str) -> list[str]:
-        """Names of the tables of a database. Raises TableError(DATABASE_NOT_FOUND)."""
+        """Names of the tables of a database; none of one that is not there."""
         prefix = f"{database}."
         return [
             topic.name.removeprefix(prefix)
@@ -417,10 +256,6 @@ class Catalog:
             return None
         image = self.context.metadata.topic(topic)
         return ".".join(topic.split(".", 2)[:2]) if image is not None and is_partition(image.config) else None
-
-    def list_tables(self, database: str) -> list[str]:
-        self._check_database(database)
-        return self.tables(database)
 
     def all_tables(self) -> list[TableDefinition]:
         """Whole tables, not their partitions; without those that cannot be understood, which are offline."""
@@ -446,7 +281,7 @@ class Catalog:
         if table is topic:
             definition = (
                 topic.config.definition.with_id(topic.topic_id)
-                if isinstance(topic.config, _ReadConfig)
+                if isinstance(topic.config, ReadConfig)
                 else from_topic_config(path, topic.topic_id, topic.partition_count, topic.config)
             )
         else:
@@ -472,7 +307,7 @@ class Catalog:
         """Raises TableError: DATABASE_NOT_FOUND, TABLE_NOT_FOUND."""
         topic = self.context.metadata.topic(path.topic)
         if topic is None or not _has_rows(topic.config):
-            self._check_database(path.database)
+            self.check_database(path.database)
             what = "is a plain topic, not a table" if topic is not None else "does not exist"
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} {what}")
         return self.definition(topic)
@@ -491,9 +326,9 @@ class Catalog:
         """Create the table of a definition in JSON; its id. `check` is asked once the path is known, before anything
         else. Raises TableError, and what `check` raises.
         """
-        path, buckets, config = await self.reader.run(_read_definition, text)
+        path, buckets, config = await self.reader.run(read_definition, text)
         check(path)
-        self._check_database(path.database)
+        self.check_database(path.database)
         if path.partition is not None:
             raise TableError(
                 TableErrorCode.INVALID_TABLE,
@@ -527,7 +362,7 @@ class Catalog:
         meanwhile is found out by the metadata, which accepts a change of the schema only if it was made from
         the one that the table has at that moment; then it is worked out again.
         """
-        changes = await self.reader.run(_read_changes, text)
+        changes = await self.reader.run(read_changes, text)
         async with self._altering:
             if path.partition is not None:
                 raise TableError(
@@ -549,7 +384,7 @@ class Catalog:
                     TableErrorCode.SCHEMA_CHANGED,
                     f"table {path} has schema {before.schema.schema_id} by now, not {expected_schema_id}",
                 )
-            changed = await self.reader.run(_changed_configs, before, changes)
+            changed = await self.reader.run(changed_configs, before, changes)
             if not changed:
                 return before
             try:
@@ -618,7 +453,7 @@ class Catalog:
                 )
         existing = self.context.metadata.topic(path.topic)
         if existing is None:
-            self._check_room(definition)
+            self.check_room(definition)
             try:
                 topic = await self.context.metadata.create_topic(
                     path.topic, definition.bucket_count, definition.to_partition_config()
@@ -700,129 +535,3 @@ def no_table_with_id(table_id: UUID) -> TableError:
     return TableError(
         TableErrorCode.TABLE_NOT_FOUND, f"there is no table with id {table_id}; it may have been dropped"
     )
-
-
-def _read_definition(text: str) -> tuple[TablePath, int, dict[str, str]]:
-    _check_size("the definition", text)
-    definition = TableDefinition.from_json(text)
-    return definition.path, definition.bucket_count, definition.to_topic_config()
-
-
-def _read_changes(text: str) -> tuple[Change, ...]:
-    _check_size("the list of changes", text)
-    return changes_from_json(text)
-
-
-def _changed_configs(before: TableDefinition, changes: Sequence[Change]) -> dict[str, str | None]:
-    new, old = evolve(before, changes).to_topic_config(), before.to_topic_config()
-    return {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}
-
-
-class _ReadConfig(dict[str, str]):
-    """A table's configuration in its normal form, and what it says: reading it again takes as long."""
-
-    def __init__(self, definition: TableDefinition) -> None:
-        super().__init__(definition.to_topic_config())
-        _check_config_size(definition.path, self)
-        self.definition = definition
-
-
-def _read_new(path: TablePath, partitions: int, config: Mapping[str, str]) -> _ReadConfig:
-    _check_config_size(path, config)
-    definition = from_topic_config(path, None, partitions, config)
-    if HISTORY_CONFIG in config or definition.schema.schema_id != FIRST_SCHEMA_ID:
-        raise TableError(
-            TableErrorCode.INVALID_TABLE,
-            f"table {path} is new: it has no '{HISTORY_CONFIG}', and its schema has id {FIRST_SCHEMA_ID}",
-        )
-    return _ReadConfig(definition)
-
-
-def _read_changed(
-    path: TablePath, partitions: int, old: Mapping[str, str], new: Mapping[str, str]
-) -> _ReadConfig:
-    _check_config_size(path, new)
-    return _ReadConfig(changed_table(path, partitions, old, new))
-
-
-def _check_size(what: str, text: str) -> None:
-    size = len(text.encode(errors="replace"))
-    if size > DEFINITION_BYTES_MAX:
-        raise TableError(
-            TableErrorCode.INVALID_TABLE, f"{what} has {size} bytes; {DEFINITION_BYTES_MAX} are the most"
-        )
-
-
-def _check_config_size(path: TablePath, config: Mapping[str, str]) -> None:
-    sizes = {name: len(name) + len(text.encode(errors="replace")) for name, text in config.items()}
-    size = sum(sizes.values())
-    if size > DEFINITION_BYTES_MAX:
-        raise TableError(
-            TableErrorCode.INVALID_TABLE,
-            f"the definition of table {path} has {size} bytes, its earlier schemas {sizes.get(HISTORY_CONFIG, 0)} of "
-            f"them; {DEFINITION_BYTES_MAX} are the most",
-        )
-
-
-def _table_path(topic: str) -> TablePath:
-    if topic.count(".") != 1:
-        raise TableError(
-            TableErrorCode.INVALID_TABLE,
-            f"a topic with '{SCHEMA_CONFIG}' is a table and is named database.table, for example "
-            f"'{DEFAULT_DATABASE}.{topic.replace('.', '_')}'; '{topic}' is not",
-        )
-    return TablePath.parse(topic)
-
-
-_RECORD_OPTIONS = {"cleanup.policy": "delete", "compression.type": "producer"}
-"""Configurations about Kafka records, which a table's log does not hold, and the value that asks for nothing."""
-
-
-def _refuse_record_options(config: Mapping[str, str]) -> None:
-    for name, harmless in _RECORD_OPTIONS.items():
-        if config.get(name, harmless).strip() != harmless:
-            raise TableError(
-                TableErrorCode.INVALID_TABLE,
-                f"{name}={config[name]} is about the records of a plain topic; a table cannot have it. "
-                "A table with a primary key keeps the last row of each key by itself",
-            )
-
-
-def _check_topic_lake(topic: str, config: Mapping[str, str]) -> None:
-    """The `datalake.*` configurations of a plain topic. Raises KafkaError(INVALID_CONFIG)."""
-    if any(name.startswith(topic_lake.PREFIX) for name in config):
-        try:
-            topic_lake.TopicLake.parse(topic, config)
-        except TableError as error:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
-
-
-def _check_fixed_in_lake(topic: TopicImage, config: Mapping[str, str]) -> None:
-    """What says where the lake table is and how rows get there stays while the topic is tiered."""
-    if not (topic_lake.is_tiered_topic(topic.config) and topic_lake.is_tiered_topic(config)):
-        return
-    for name in (topic_lake.TABLE, topic_lake.VALUE_FORMAT, topic_lake.PRIMARY_KEY, topic_lake.FORMAT):
-        if config.get(name) != topic.config.get(name):
-            raise KafkaError(
-                ErrorCode.INVALID_CONFIG,
-                f"'{name}' of topic {topic.name!r} is {topic.config.get(name)!r} while it is tiered: set "
-                f"'{topic_lake.ENABLED}' to false first, and choose another lake table or drop this one",
-            )
-
-
-def _refuse_topic_lake(config: Mapping[str, str]) -> None:
-    given = sorted(name for name in config if name.startswith(topic_lake.PREFIX))
-    if given:
-        raise TableError(
-            TableErrorCode.INVALID_TABLE,
-            f"'{given[0]}' is for plain topics; a table is tiered by '{TableOptions.datalake_enabled.name}' = 'true'",
-        )
-
-
-def _refuse_table_options(topic: str, config: Mapping[str, str]) -> None:
-    given = sorted(name for name in config if is_table_option(name))
-    if given:
-        raise KafkaError(
-            ErrorCode.INVALID_CONFIG,
-            f"topic {topic!r} has '{given[0]}' but no '{SCHEMA_CONFIG}': only tables have such options",
-        )
