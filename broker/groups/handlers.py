@@ -140,7 +140,7 @@ class GroupHandlers:
             ApiDeclaration(
                 JoinGroupRequest,
                 JoinGroupResponse,
-                reads(first_use(self.join_group)),
+                reads(first_use(self.join_group), again=True),
                 within(group=Operation.READ),
                 cancel_on_disconnect=True,
             ),
@@ -153,7 +153,7 @@ class GroupHandlers:
             ApiDeclaration(
                 SyncGroupRequest,
                 SyncGroupResponse,
-                reads(self.sync_group),
+                reads(self.sync_group, again=True),
                 within(group=Operation.READ),
                 cancel_on_disconnect=True,
             ),
@@ -731,12 +731,24 @@ class GroupHandlers:
         return self._coordinator.transactional.unstable_partitions(group_id)
 
 
-def _of_group(operation: Operation, handler: Callable[[RequestContext, Any], Any]) -> Callable[..., Any]:
-    """For those who may do this to the group that the request names, and for nobody else."""
+def _of_group(
+    operation: Operation, handler: Callable[[RequestContext, Any], Any], *, again: bool = False
+) -> Callable[..., Any]:
+    """For those who may do this to the group that the request names, and for nobody else. With `again` they have to be
+    allowed to when the answer is there, too: it is waited for and tells of others.
+    """
 
     def handle(context: RequestContext, request: Any) -> Any:
         context.require(operation, ResourceType.GROUP, request.group_id)
-        return handler(context, request)
+        answer = handler(context, request)
+        if again and isinstance(answer, Awaitable) and not context.authorizer.is_open:
+            return checked(context, request, answer)
+        return answer
+
+    async def checked(context: RequestContext, request: Any, answer: Awaitable[Any]) -> Any:
+        told = await answer
+        context.require(operation, ResourceType.GROUP, request.group_id)
+        return told
 
     return handle
 

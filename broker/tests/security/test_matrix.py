@@ -521,10 +521,8 @@ async def snapshot(broker: DirectBroker) -> list[Any]:
 
 
 def members(broker: DirectBroker) -> Iterator[tuple[str, str]]:
-    groups = next(each for each in broker.broker.dispatcher.declarations if each.key == 12).handler
-    while not hasattr(groups, "__self__"):  # below the check of the group
-        groups = next(cell.cell_contents for cell in groups.__closure__ if callable(cell.cell_contents))
-    for group_id, group in groups.__self__._coordinator.groups.items():
+    describe = next(each for each in broker.broker.dispatcher.declarations if each.key == 15).handler
+    for group_id, group in describe.__self__._coordinator.groups.items():
         yield group_id, repr(group)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_groups import DescribeGroupsRequest
 from protocol.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
 from protocol.messages.describe_topic_partitions import TopicRequest as PartitionsOf
+from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 
@@ -164,3 +166,20 @@ async def test_what_is_left_out_of_a_listing_is_no_refusal_for_the_audit_log(tmp
         ("Metadata", "DESCRIBE", "t"),
         ("Metadata", "DESCRIBE", "u"),
     ]
+
+
+async def test_who_waits_to_join_is_told_of_nobody_when_the_right_is_gone(tmp_path: Path) -> None:
+    async with secured_broker(tmp_path, {"group.initial.rebalance.delay.ms": "300"}) as admin:
+        await allow(admin, Operation.READ, GROUP, "g")
+        ann = client(admin, "ann")
+        join = JoinGroupRequest(
+            group_id="g", session_timeout_ms=10_000, rebalance_timeout_ms=10_000, protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=b"mine")],
+        )  # fmt: skip
+        join.member_id = (await ann.send(join)).member_id
+        waiting = asyncio.create_task(ann.send(join))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await revoke_all(admin)
+        answer = await waiting
+        assert (answer.error_code, answer.members) == (ErrorCode.GROUP_AUTHORIZATION_FAILED, [])
