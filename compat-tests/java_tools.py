@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +39,12 @@ class JavaTools:
         home = os.environ.get("JAVA_HOME")
         self.java = str(Path(home) / "bin" / "java") if home else "java"
 
-    def try_run(self, tool: str, *arguments: str) -> Result:
-        """Run a tool, named by its class, in `org.apache.kafka.tools` unless it begins with `kafka.`."""
+    def try_run(self, tool: str, *arguments: str, options: Sequence[str] = ()) -> Result:
+        """Run a tool, named by its class, in `org.apache.kafka.tools` unless it begins with `kafka.`. `options` are
+        the virtual machine's.
+        """
         name = tool if tool.startswith("kafka.") else TOOLS + tool
-        command = [self.java, *OPTIONS, "-cp", f"{self.jars}/*", name, *arguments]
+        command = [self.java, *OPTIONS, *options, "-cp", f"{self.jars}/*", name, *arguments]
         result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
         return Result(result.returncode, result.stdout, result.stderr)
 

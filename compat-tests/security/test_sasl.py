@@ -1,0 +1,391 @@
+"""Foreign clients log in by each mechanism, over plain connections and TLS, and are refused in Kafka's words.
+
+One server with a `server.properties` as Kafka's has it. Users of SCRAM are made by `kafka-configs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiokafka
+import aiokafka.abc
+import aiokafka.helpers
+import confluent_kafka
+import kafka
+import kafka.errors
+import kafka.net.sasl.oauth
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from java_tools import JavaTools
+from joserfc import jwk, jwt
+
+ROOT = Path(__file__).resolve().parents[2]
+SECURITY = "org.apache.kafka.common.security"
+PASSWORDS = {"ann": "pass-of-ann-1", "carl": "pass-of-carl-2"}
+USERS = {"PLAIN": "ann", "SCRAM-SHA-256": "carl", "SCRAM-SHA-512": "carl"}
+PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = (*USERS, "OAUTHBEARER")
+MODULES = {
+    "PLAIN": f"{SECURITY}.plain.PlainLoginModule",
+    "SCRAM-SHA-256": f"{SECURITY}.scram.ScramLoginModule",
+    "SCRAM-SHA-512": f"{SECURITY}.scram.ScramLoginModule",
+}
+
+
+def certificate(directory: Path) -> None:
+    """One that signs itself: `server.pem` with its key, `ca.pem` to trust."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.IPv4Address("127.0.0.1"))]
+    )
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = signed.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (directory / "ca.pem").write_bytes(pem)
+    (directory / "server.pem").write_bytes(private + pem)
+
+
+def bearer_token(key: jwk.RSAKey, **changes: object) -> str:
+    now = int(time.time())
+    claims = {
+        "sub": "svc",
+        "iss": "https://issuer",
+        "aud": "kafka",
+        "iat": now,
+        "exp": now + 3600,
+        "scope": "a",
+    }
+    return jwt.encode({"alg": "RS256", "kid": "k1"}, {**claims, **changes}, key)
+
+
+class Secured:
+    """A server with one listener of each protocol."""
+
+    def __init__(self, directory: Path, free_port) -> None:
+        self.directory = directory
+        self.java = JavaTools()
+        self.ports = {protocol: free_port() for protocol in ("PLAINTEXT", *PROTOCOLS)}
+        certificate(directory)
+        key = jwk.RSAKey.generate_key(2048, {"kid": "k1"})
+        (directory / "jwks.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
+        self.token = bearer_token(key)
+        self.expired_token = bearer_token(key, iat=1_600_000_000, exp=1_600_000_100)
+        (directory / "token").write_text(self.token)
+        listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in self.ports.items())
+        (directory / "server.properties").write_text(
+            f"""
+listeners={listeners}
+inter.broker.listener.name=PLAINTEXT
+ssl.keystore.type=PEM
+ssl.keystore.location={directory}/server.pem
+sasl.enabled.mechanisms={",".join(MECHANISMS)}
+plain.sasl.jaas.config={MODULES["PLAIN"]} required \\
+    username="admin" password="admin-secret" \\
+    user_ann="{PASSWORDS["ann"]}";
+scram-sha-256.sasl.jaas.config={MODULES["SCRAM-SHA-256"]} required;
+oauthbearer.sasl.jaas.config={SECURITY}.oauthbearer.OAuthBearerLoginModule required;
+oauthbearer.sasl.server.callback.handler.class={SECURITY}.oauthbearer.OAuthBearerValidatorCallbackHandler
+sasl.oauthbearer.jwks.endpoint.url=file://{directory}/jwks.json
+sasl.oauthbearer.expected.issuer=https://issuer
+sasl.oauthbearer.expected.audience=kafka
+delegation.token.secret.key=of-all-brokers
+listener.name.sasl_plaintext.connections.max.reauth.ms=2000
+group.initial.rebalance.delay.ms=0
+"""
+        )
+        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(directory / "data")]
+        self.log = directory / "server.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*command, "--config", str(directory / "server.properties")],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        assert "ready on" in self.process.stdout.readline(), self.log.read_text()
+
+    def address(self, protocol: str) -> str:
+        return f"127.0.0.1:{self.ports[protocol]}"
+
+    def java_properties(self, protocol: str, mechanism: str, jaas: str) -> str:
+        """A file for `--command-config`."""
+        path = self.directory / f"{protocol}-{mechanism}-{abs(hash(jaas))}.properties"
+        lines = [f"security.protocol={protocol}", f"sasl.mechanism={mechanism}", f"sasl.jaas.config={jaas}"]
+        if protocol == "SASL_SSL":
+            lines += ["ssl.truststore.type=PEM", f"ssl.truststore.location={self.directory}/ca.pem"]
+        if mechanism == "OAUTHBEARER":
+            lines += [
+                f"sasl.oauthbearer.token.endpoint.url=file://{self.directory}/token",
+                f"sasl.login.callback.handler.class={SECURITY}.oauthbearer.OAuthBearerLoginCallbackHandler",
+            ]
+        path.write_text("\n".join(lines))
+        return str(path)
+
+
+def jaas(mechanism: str, name: str, password: str, more: str = "") -> str:
+    return f'{MODULES[mechanism]} required username="{name}" password="{password}"{more};'
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory, free_port):
+    one = Secured(tmp_path_factory.mktemp("secured"), free_port)
+    try:
+        for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+            one.java.run(
+                "kafka.admin.ConfigCommand",
+                *("--bootstrap-server", one.address("PLAINTEXT"), "--alter", "--entity-type", "users"),
+                *("--entity-name", "carl"),
+                *("--add-config", f"{mechanism}=[iterations=8192,password={PASSWORDS['carl']}]"),
+            )
+        yield one
+    finally:
+        one.process.terminate()
+        code = one.process.wait(30)
+        one.process.stdout.close()
+    log = one.log.read_text()
+    assert code == 0, log
+    assert "Traceback" not in log, log
+    shown = log + (one.directory / "data" / "headrace.log").read_text()
+    for secret in (*PASSWORDS.values(), "admin-secret", "of-all-brokers", *one.token.split(".")):
+        assert secret not in shown
+
+
+def librdkafka(secured: Secured, protocol: str, mechanism: str, name: str, password: str) -> list[str]:
+    """Produce one record; what went wrong."""
+    problems: list[str] = []
+    config = {
+        "bootstrap.servers": secured.address(protocol),
+        "security.protocol": protocol,
+        "sasl.mechanism": mechanism,
+        "ssl.ca.location": str(secured.directory / "ca.pem"),
+        "message.timeout.ms": 8000,
+        "error_cb": lambda error: problems.append(error.str()),
+    }
+    if mechanism == "OAUTHBEARER":
+        config["oauth_cb"] = lambda _: (password, time.time() + 3000)
+    else:
+        config.update({"sasl.username": name, "sasl.password": password})
+    producer = confluent_kafka.Producer(config)
+    delivered = []
+    producer.produce("logged-in", b"x", callback=lambda error, _: delivered.append(error))
+    deadline = time.monotonic() + 20
+    while not delivered and not problems and time.monotonic() < deadline:
+        producer.poll(0.1)
+    producer.purge()
+    producer.flush(5)
+    return problems
+
+
+class Provider(kafka.net.sasl.oauth.AbstractTokenProvider):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def token(self) -> str:
+        return self._token
+
+
+def kafka_python(secured: Secured, protocol: str, mechanism: str, name: str, password: str) -> list[str]:
+    options = {"sasl_plain_username": name, "sasl_plain_password": password}
+    if mechanism == "OAUTHBEARER":
+        options = {"sasl_oauth_token_provider": Provider(password)}
+    try:
+        producer = kafka.KafkaProducer(
+            bootstrap_servers=secured.address(protocol),
+            security_protocol=protocol,
+            sasl_mechanism=mechanism,
+            ssl_cafile=str(secured.directory / "ca.pem"),
+            bootstrap_timeout_ms=4000,
+            **options,
+        )
+    except kafka.errors.KafkaError as error:
+        return [str(error)]
+    producer.send("logged-in", b"y").get(10)
+    producer.close()
+    return []
+
+
+class AsyncProvider(aiokafka.abc.AbstractTokenProvider):
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def token(self) -> str:
+        return self._token
+
+
+def aio_kafka(secured: Secured, protocol: str, mechanism: str, name: str, password: str) -> list[str]:
+    async def produce() -> list[str]:
+        options = {"sasl_plain_username": name, "sasl_plain_password": password}
+        if mechanism == "OAUTHBEARER":
+            options = {"sasl_oauth_token_provider": AsyncProvider(password)}
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=secured.address(protocol),
+            security_protocol=protocol,
+            sasl_mechanism=mechanism,
+            ssl_context=aiokafka.helpers.create_ssl_context(cafile=str(secured.directory / "ca.pem")),
+            **options,
+        )
+        try:
+            await producer.start()
+            await producer.send_and_wait("logged-in", b"z")
+        except aiokafka.errors.KafkaError as error:
+            return [str(error)]
+        finally:
+            await producer.stop()
+        return []
+
+    return asyncio.run(produce())
+
+
+CLIENTS = {"librdkafka": librdkafka, "kafka-python": kafka_python, "aiokafka": aio_kafka}
+
+
+def credentials(secured: Secured, mechanism: str) -> tuple[str, str]:
+    if mechanism == "OAUTHBEARER":
+        return "", secured.token
+    return USERS[mechanism], PASSWORDS[USERS[mechanism]]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_who_is_known_gets_in(secured, client, mechanism, protocol) -> None:
+    assert CLIENTS[client](secured, protocol, mechanism, *credentials(secured, mechanism)) == []
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
+    wrong = secured.expired_token if mechanism == "OAUTHBEARER" else "a wrong one"
+    for name in (USERS.get(mechanism, ""), "nobody"):
+        problems = CLIENTS[client](secured, "SASL_PLAINTEXT", mechanism, name, wrong)
+        assert problems
+        if client == "librdkafka":
+            words = {
+                "PLAIN": "Authentication failed: Invalid username or password",
+                "OAUTHBEARER": '{"status":"invalid_token"}',
+            }
+            general = f"due to invalid credentials with SASL mechanism {mechanism}"
+            assert words.get(mechanism, general) in problems[0]
+
+
+def list_topics(secured: Secured, protocol: str, mechanism: str, login: str):
+    path = secured.java_properties(protocol, mechanism, login)
+    options = [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=file://{secured.directory}/token"]
+    return secured.java.try_run(
+        "TopicCommand",
+        *("--bootstrap-server", secured.address(protocol), "--command-config", path, "--list"),
+        options=options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"),
+    [("SASL_PLAINTEXT", mechanism) for mechanism in MECHANISMS] + [("SASL_SSL", "SCRAM-SHA-512")],
+)
+def test_kafkas_own_tools_get_in(secured, protocol, mechanism) -> None:
+    librdkafka(secured, "SASL_SSL", "PLAIN", "ann", PASSWORDS["ann"])
+    login = f"{SECURITY}.oauthbearer.OAuthBearerLoginModule required;"
+    if mechanism in USERS:
+        login = jaas(mechanism, USERS[mechanism], PASSWORDS[USERS[mechanism]])
+    done = list_topics(secured, protocol, mechanism, login)
+    assert done.code == 0, done.output
+    assert "logged-in" in done.printed
+
+
+def test_kafkas_own_tools_are_refused(secured) -> None:
+    done = list_topics(secured, "SASL_PLAINTEXT", "SCRAM-SHA-256", jaas("SCRAM-SHA-256", "carl", "wrong"))
+    assert done.code == 1
+    assert "due to invalid credentials with SASL mechanism SCRAM-SHA-256" in done.output
+
+
+def test_users_are_described_and_deleted_by_kafka_configs(secured) -> None:
+    def configs(*arguments: str) -> str:
+        bootstrap = ("--bootstrap-server", secured.address("PLAINTEXT"), "--entity-type", "users")
+        return secured.java.run("kafka.admin.ConfigCommand", *bootstrap, *arguments)
+
+    both = "SCRAM-SHA-256=[iterations=4096,password=p],SCRAM-SHA-512=[password=p]"
+    configs("--alter", "--entity-name", "dora", "--add-config", both)
+    shown = configs("--describe")
+    assert "user-principal 'carl' are SCRAM-SHA-256=iterations=8192, SCRAM-SHA-512=iterations=8192" in shown
+    assert "user-principal 'dora' are SCRAM-SHA-256=iterations=4096, SCRAM-SHA-512=iterations=4096" in shown
+    configs("--alter", "--entity-name", "dora", "--delete-config", "SCRAM-SHA-256,SCRAM-SHA-512")
+    assert "dora" not in configs("--describe")
+
+
+def test_delegation_tokens_by_kafkas_tool(secured) -> None:
+    login = secured.java_properties(
+        "SASL_SSL", "SCRAM-SHA-256", jaas("SCRAM-SHA-256", "carl", PASSWORDS["carl"])
+    )
+
+    def tokens(*arguments: str, as_whom: str = login):
+        bootstrap = ("--bootstrap-server", secured.address("SASL_SSL"), "--command-config", as_whom)
+        return secured.java.try_run("DelegationTokenCommand", *bootstrap, *arguments)
+
+    made = tokens("--create", "--max-life-time-period", "-1", "--renewer-principal", "User:ann")
+    token_id, secret = re.search(r"^([0-9a-f]{32}) +(\S+) +User:carl ", made.printed, re.MULTILINE).groups()
+    assert token_id in tokens("--describe", "--owner-principal", "User:carl").printed
+    assert librdkafka(secured, "SASL_SSL", "SCRAM-SHA-256", token_id, secret), (
+        "it does not say that it has a token"
+    )
+    by_token = jaas("SCRAM-SHA-256", token_id, secret, ' tokenauth="true"')
+    done = list_topics(secured, "SASL_SSL", "SCRAM-SHA-256", by_token)
+    assert done.code == 0, done.output
+    refused = tokens(
+        *("--create", "--max-life-time-period", "-1"),
+        as_whom=secured.java_properties("SASL_SSL", "SCRAM-SHA-256", by_token),
+    )
+    assert "Delegation Token requests are not allowed" in refused.output
+    assert tokens("--renew", "--renew-time-period", "60000", "--hmac", secret).code == 0
+    assert tokens("--expire", "--expiry-time-period", "-1", "--hmac", secret).code == 0
+    assert list_topics(secured, "SASL_SSL", "SCRAM-SHA-256", by_token).code == 1
+
+
+def test_a_producer_outlives_its_sessions(secured) -> None:
+    """It authenticates itself again before each session of two seconds ends, and is never hung up on (KIP-368)."""
+    problems: list[str] = []
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": secured.address("SASL_PLAINTEXT"),
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": "carl",
+            "sasl.password": PASSWORDS["carl"],
+            "error_cb": lambda error: problems.append(error.str()),
+        }
+    )
+    delivered = []
+    ends = time.monotonic() + 6
+    while time.monotonic() < ends:
+        producer.produce("sessions", b"x", callback=lambda error, _: delivered.append(error))
+        producer.flush(5)
+        time.sleep(0.05)
+    assert problems == []
+    assert len(delivered) > 50
+    assert set(delivered) == {None}
