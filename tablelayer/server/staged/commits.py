@@ -46,7 +46,7 @@ from msgspec.structs import asdict, replace
 from broker.cluster.nodes import OwnedNodes
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE
-from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.errors import RowError, TableError, TableErrorCode
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.server.bucket.bucket import TableBucket
 from tablelayer.server.kafka_face.producers import forwarded_producer_id
@@ -451,8 +451,10 @@ class StagedCommits:
                 if isinstance(error, KafkaError) and error.code.retriable:
                     self._unfinished.add((table_id, writer))  # its buckets are starting
                     return
-                logger.error("table %s: batch %d of %s is decided and cannot be written: %s",
-                             definition.path, ledger.batch_id, writer, error)  # fmt: skip
+                # Rows that do not fit what stands are their writer's mistake, who is told when it commits again.
+                level = logging.WARNING if isinstance(error, RowError) else logging.ERROR
+                logger.log(level, "table %s: batch %d of %s is decided and cannot be written: %s",
+                           definition.path, ledger.batch_id, writer, error)  # fmt: skip
             else:
                 logger.info("table %s: completed batch %d of %s", definition.path, ledger.batch_id, writer)
 

@@ -67,6 +67,10 @@ VARINTS = (
 )  # fmt: skip
 
 
+ARRAY_BYTES_MAX = 32 << 20
+"""An array of thousands inside of one that was made as long before would take gigabytes; no server looks at those."""
+
+
 class Chance:
     """Both generators of one seed: Python's for choices among objects, numpy's for what takes arrays."""
 
@@ -195,7 +199,8 @@ def _array(
         ]
     if how == 1:
         heavy = _carries_records(inner)
-        return value * rng.choice((2, 3, 20) if heavy or len(value) > 3 else (2, 3, 50, 2000))
+        times = rng.choice((2, 3, 20) if heavy or len(value) > 3 else (2, 3, 50, 2000))
+        return value * min(times, max(1, ARRAY_BYTES_MAX // _size(value)))
     if how == 2:
         return value[::-1]
     if how == 3:
@@ -219,6 +224,18 @@ def _carries_records(field: Field | None) -> bool:
         return False
     inner = [] if field.structure is None else field.structure.FIELDS.values()
     return field.kind == "records" or _carries_records(field.element) or any(map(_carries_records, inner))
+
+
+def _size(value: Any) -> int:
+    """Bytes that it takes on the wire, about; at least one."""
+    match value:
+        case list():
+            return 1 + sum(map(_size, value))
+        case Struct():
+            return 1 + sum(_size(getattr(value, name)) for name in type(value).FIELDS)
+        case str() | bytes() | bytearray() | memoryview():
+            return 1 + len(value)
+    return 4
 
 
 def _zero(field: Field) -> Any:

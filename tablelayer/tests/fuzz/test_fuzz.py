@@ -17,19 +17,22 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 from time import thread_time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from tablelayer.cli.warm import warm_up
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ArrowBatch, encode_arrow_batch
 from tablelayer.server.bucket import log_bucket
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.rights.table_rights import TableRights
+from tablelayer.tests.fuzz import mutations, server
 from tablelayer.tests.fuzz import run as fuzzing
-from tablelayer.tests.fuzz import server
+from tablelayer.tests.fuzz.mutations import Chance
 from tablelayer.tests.fuzz.run import Run, fuzz, journal, replay, seed_and_seconds, smallest
 from tablelayer.tests.fuzz.world import TABLE_REQUESTS
 
@@ -66,6 +69,18 @@ def test_mutated_requests_harm_nobody_for_ten_minutes(tmp_path: Path) -> None:
     report = fuzz(seed, seconds, tmp_path)
     print(report)
     assert set(report.kinds) > {kind.__name__ for kind in fuzzing.REQUESTS}
+
+
+def test_arrays_of_long_arrays_stay_within_what_a_server_looks_at() -> None:
+    inner = CreatableTopicConfig(name="n" * 1000, value="v" * 1000)
+    request = CreateTopicsRequest(topics=[CreatableTopic(name="t", configs=[inner] * 2000)])
+    world: Any = SimpleNamespace(scans=[], epochs=[])
+    topics = CreateTopicsRequest.FIELDS["topics"]
+    lengths = {
+        len(mutations._array(world, "topics", topics, 6, list(request.topics), Chance(seed)))
+        for seed in range(100)
+    }
+    assert 2 <= max(lengths) <= 8
 
 
 def frames_of(folder: Path, *requests: str) -> list[bytes]:

@@ -469,6 +469,13 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     m.ListPartitionsRequest: lambda world, rng: m.ListPartitionsRequest(
         table_id=world.tables[PARTITIONED].table_id
     ),
+    m.GrantColumnsRequest: lambda world, rng: m.GrantColumnsRequest(
+        database="default", table="keyed", principal="User:ann", columns=["id"]
+    ),
+    m.RevokeColumnsRequest: lambda world, rng: m.RevokeColumnsRequest(
+        database="default", table="keyed", principal="User:ann", columns=["id"]
+    ),
+    m.ListColumnGrantsRequest: lambda world, rng: m.ListColumnGrantsRequest(database="default", table="keyed"),
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

@@ -258,6 +258,31 @@ async def test_r3_5_an_interrupted_commit_is_completed_without_being_asked(tmp_p
         assert await table.lookup({"k": 1}) == [{"k": 1, "total": 111}]
 
 
+async def test_r3_5_decided_rows_that_do_not_fit_are_their_writers_mistake_until_they_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = "k BIGINT NOT NULL, total TINYINT, PRIMARY KEY (k) NOT ENFORCED"
+    engine = {"table.merge-engine": "aggregation", "fields.total.agg": "sum"}
+    chunks: Chunks = {0: [[{"k": 1, "total": 100}], [{"k": 1, "total": 100}]]}
+    async with tables(tmp_path) as all_tables:
+        table = await create_aggregation(all_tables, columns, engine)
+        assert (await stage(table, 0, "a", chunks, changes=UPSERT)).error_code == 0
+        answer = await commit(table, 0, {"a": chunks})
+        assert answer.error_code == TableErrorCode.INVALID_ROW
+        assert "does not fit into TINYINT" in answer.error_message
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.open()
+        for _ in range(1000):
+            if "cannot be written" in caplog.text:
+                break
+            await asyncio.sleep(0.01)
+        assert "cannot be written" in caplog.text
+        assert (await table.put(("+", {"k": 1, "total": -80}))).error_code == 0
+        assert (await commit(table, 0, {"a": chunks})).error_code == 0
+        assert await table.lookup({"k": 1}) == [{"k": 1, "total": 120}]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def create_aggregation(all_tables: Any, columns: str, options: dict[str, str]) -> Table:
     from tablelayer.model.ddl import parse_columns
     from tablelayer.model.table.definition import TableDefinition, TablePath
