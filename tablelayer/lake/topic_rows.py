@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.model.errors import RowError
-from tablelayer.model.lake.topics import TopicFormat
+from tablelayer.model.lake.topic_options import TopicFormat
 from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.schema.schema import Schema
 

@@ -28,7 +28,8 @@ from tablelayer.lake.adapter import LakeError, LakeState, LakeTable
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake.offsets import Offsets
-from tablelayer.model.lake.topics import TopicFormat, TopicLake, successor
+from tablelayer.model.lake.topic_options import TopicFormat
+from tablelayer.model.lake.topics import TopicLake, successor
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, STRING, DataType, decimal

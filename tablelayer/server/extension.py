@@ -18,7 +18,7 @@ from broker.config_key import ConfigKey, ConfigType, at_least
 from broker.requests.declaration import ApiDeclaration
 from protocol.errors import KafkaError
 from tablelayer.model.errors import TableError
-from tablelayer.model.lake import topics as topic_lake
+from tablelayer.model.lake import topic_options
 from tablelayer.model.options.lake_options import ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
 from tablelayer.model.options.table_options import DECLARED
 from tablelayer.model.table.definition import DEFINITION_CONFIGS
@@ -131,7 +131,10 @@ class TableExtension:
             ConfigKey(f"{prefix}*", ConfigType.STRING, None, doc)
             for prefix, doc in ((ICEBERG_PREFIX, ICEBERG_DOC), (PAIMON_PREFIX, PAIMON_DOC))
         ]
-        topics = [ConfigKey(name, ConfigType.STRING, None, doc) for name, doc in topic_lake.DOCS.items()]
+        topics = [
+            ConfigKey(each.name, ConfigType.STRING, None, each.doc)
+            for each in topic_options.DECLARED.values()
+        ]
         return [*definitions, *options, *passed, *topics]
 
     def apis(self) -> Sequence[ApiDeclaration]:

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.options.option_types import parse_duration_ms, parse_name_list
-from tablelayer.model.options.table_options import TableOptions, UnknownFields
+from tablelayer.model.lake.topic_options import PREFIX, TopicFormat, TopicOptions, read
+from tablelayer.model.options.table_options import DatalakeFormat, TableOptions, UnknownFields
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import (
     DEFAULT_DATABASE,
@@ -37,30 +36,6 @@ from tablelayer.model.table.definition import (
 from tablelayer.model.table.evolution import AddColumn, Change, DropColumn, ModifyColumn, evolve, widens
 from tablelayer.model.topic_config import from_topic_config
 
-PREFIX = "datalake."
-ENABLED = "datalake.enabled"
-FORMAT = "datalake.format"
-FRESHNESS = "datalake.freshness"
-TABLE = "datalake.table"
-VALUE_FORMAT = "datalake.value-format"
-SCHEMA = "datalake.schema"
-PRIMARY_KEY = "datalake.primary-key"
-UNKNOWN_FIELDS = "datalake.unknown-fields"
-COMPACTION = "datalake.auto-compaction"
-EXPIRY = "datalake.auto-expire-snapshot"
-
-DOCS: Mapping[str, str] = {
-    ENABLED: "Whether this plain topic is tiered into the lake: true or false.",
-    FORMAT: "The lake's format: iceberg or paimon.",
-    FRESHNESS: "How far the lake may be behind the topic (3 min).",
-    TABLE: "The lake table, as database.table; by default named like the topic.",
-    VALUE_FORMAT: "What the records are: raw (default: the record as it is), json, or debezium-json.",
-    SCHEMA: "The columns, as 'id BIGINT, name STRING'; without it they are what the records have.",
-    PRIMARY_KEY: "The columns by which the lake table keeps one row each, separated by commas.",
-    UNKNOWN_FIELDS: "What happens to fields that are no columns of 'datalake.schema': ignore, or fail.",
-    COMPACTION: "Whether the tiering job makes few large files of the lake table's many small ones.",
-    EXPIRY: "Whether the tiering job removes old snapshots of the lake table.",
-}
 DEAD_LETTERS_SUFFIX = "_dead_letters"
 
 RAW_COLUMNS = (
@@ -70,19 +45,11 @@ RAW_COLUMNS = (
 DEAD_LETTER_COLUMNS = RAW_COLUMNS + ", error STRING NOT NULL"
 
 
-class TopicFormat(StrEnum):
-    """What the records of a tiered topic are."""
-
-    RAW = "raw"
-    JSON = "json"
-    DEBEZIUM_JSON = "debezium-json"
-
-
 class TopicLake(msgspec.Struct, frozen=True):
     """A topic's configurations, checked. `schema` None: inferred (or fixed, of raw records)."""
 
     enabled: bool
-    format: str
+    format: DatalakeFormat
     freshness_ms: int
     path: TablePath
     value_format: TopicFormat
@@ -96,46 +63,40 @@ class TopicLake(msgspec.Struct, frozen=True):
     def parse(cls, topic: str, config: Mapping[str, str]) -> TopicLake:
         """Raises TableError(INVALID_TABLE) naming the configuration and its value."""
         given = {name: value.strip() for name, value in config.items() if name.startswith(PREFIX)}
-        value_format = _word(
-            VALUE_FORMAT, given.get(VALUE_FORMAT, "raw"), [each.value for each in TopicFormat]
-        )
+        options = read(given)
         found = cls(
-            enabled=_word(ENABLED, given.get(ENABLED, "false"), ["true", "false"]) == "true",
-            format=_word(FORMAT, given.get(FORMAT, "iceberg"), ["iceberg", "paimon"]),
-            freshness_ms=_duration(given.get(FRESHNESS, "3 min")),
-            path=_lake_path(topic, given.get(TABLE)),
-            value_format=TopicFormat(value_format),
-            schema=given.get(SCHEMA) or None,
-            primary_key=parse_name_list(given.get(PRIMARY_KEY, "")),
-            unknown_fields=UnknownFields(
-                _word(
-                    UNKNOWN_FIELDS,
-                    given.get(UNKNOWN_FIELDS, "ignore"),
-                    [each.value for each in UnknownFields],
-                )
-            ),
-            compaction=_word(COMPACTION, given.get(COMPACTION, "false"), ["true", "false"]) == "true",
-            expiry=_word(EXPIRY, given.get(EXPIRY, "false"), ["true", "false"]) == "true",
+            enabled=options.enabled,
+            format=options.format,
+            freshness_ms=options.freshness_ms,
+            path=_lake_path(topic, options.table),
+            value_format=options.value_format,
+            schema=options.schema or None,
+            primary_key=options.primary_key,
+            unknown_fields=options.unknown_fields,
+            compaction=options.compaction,
+            expiry=options.expiry,
         )
         found._check(given)
         return found
 
     def _check(self, given: Mapping[str, str]) -> None:
+        value_format, schema = TopicOptions.value_format.name, TopicOptions.schema.name
+        primary_key, unknown_fields = TopicOptions.primary_key.name, TopicOptions.unknown_fields.name
         if self.value_format is TopicFormat.RAW:
-            for name in (SCHEMA, PRIMARY_KEY, UNKNOWN_FIELDS):
+            for name in (schema, primary_key, unknown_fields):
                 if name in given:
                     raise _invalid(
-                        f"'{name}' = '{given[name]}': '{VALUE_FORMAT}' is raw, whose columns are fixed; set it to"
+                        f"'{name}' = '{given[name]}': '{value_format}' is raw, whose columns are fixed; set it to"
                         " json or debezium-json"
                     )
         if self.value_format is TopicFormat.DEBEZIUM_JSON and not self.primary_key:
             raise _invalid(
-                f"'{VALUE_FORMAT}' = 'debezium-json' gives upserts and deletes: say by which columns with"
-                f" '{PRIMARY_KEY}'"
+                f"'{value_format}' = 'debezium-json' gives upserts and deletes: say by which columns with"
+                f" '{primary_key}'"
             )
         if self.schema is None and self.unknown_fields is UnknownFields.FAIL:
             raise _invalid(
-                f"'{UNKNOWN_FIELDS}' = 'fail' is for topics with '{SCHEMA}': without one every field becomes a column"
+                f"'{unknown_fields}' = 'fail' is for topics with '{schema}': without one every field becomes a column"
             )
         if self.schema is not None:
             self.definition(self.schema, None, 1)
@@ -175,8 +136,8 @@ class TopicLake(msgspec.Struct, frozen=True):
         for column in found.schema.columns:
             if self.primary_key and not column.nullable and column.name not in self.primary_key:
                 raise _invalid(
-                    f"'{SCHEMA}': column '{column.name}' is NOT NULL, but of a deleted row only the primary key is"
-                    " known: leave NOT NULL out"
+                    f"'{TopicOptions.schema.name}': column '{column.name}' is NOT NULL, but of a deleted row only the"
+                    " primary key is known: leave NOT NULL out"
                 )
         return found
 
@@ -193,7 +154,7 @@ class TopicLake(msgspec.Struct, frozen=True):
 
 def is_tiered_topic(config: Mapping[str, str]) -> bool:
     """Whether a topic that is no table asks for the lake."""
-    return config.get(ENABLED, "").strip().lower() == "true"
+    return config.get(TopicOptions.enabled.name, "").strip().lower() == "true"
 
 
 def successor(stored: TableDefinition, wanted: Sequence[Column], *, keep: bool) -> TableDefinition:
@@ -237,25 +198,12 @@ def _lake_path(topic: str, given: str | None) -> TablePath:
         if path.partition is not None:
             raise _invalid("a lake table is named database.table")
     except TableError as error:
+        name = TopicOptions.table.name
         raise _invalid(
-            f"'{TABLE}': topic '{topic}' cannot be lake table '{given or topic}': {error.message}; set '{TABLE}' to"
+            f"'{name}': topic '{topic}' cannot be lake table '{given or topic}': {error.message}; set '{name}' to"
             " database.table"
         ) from None
     return path
-
-
-def _duration(text: str) -> int:
-    try:
-        return parse_duration_ms(text)
-    except ValueError as error:
-        raise _invalid(f"'{FRESHNESS}' = '{text}': {error}") from None
-
-
-def _word(name: str, text: str, words: Sequence[str]) -> str:
-    found = text.strip().lower()
-    if found not in words:
-        raise _invalid(f"'{name}' = '{text}': it must be {' or '.join(words)}")
-    return found
 
 
 def _invalid(message: str) -> TableError:

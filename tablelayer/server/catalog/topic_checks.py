@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
-from tablelayer.model.lake import topics as topic_lake
+from tablelayer.model.lake.topic_options import PREFIX, TopicOptions
+from tablelayer.model.lake.topics import TopicLake, is_tiered_topic
 from tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFormat
 from tablelayer.model.options.table_options import TableOptions, is_table_option
 from tablelayer.model.table.definition import (
@@ -214,28 +215,33 @@ def _refuse_record_options(config: Mapping[str, str]) -> None:
 
 def _check_topic_lake(topic: str, config: Mapping[str, str]) -> None:
     """The `datalake.*` configurations of a plain topic. Raises KafkaError(INVALID_CONFIG)."""
-    if any(name.startswith(topic_lake.PREFIX) for name in config):
+    if any(name.startswith(PREFIX) for name in config):
         try:
-            topic_lake.TopicLake.parse(topic, config)
+            TopicLake.parse(topic, config)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
 
 
 def _check_fixed_in_lake(topic: TopicImage, config: Mapping[str, str]) -> None:
     """What says where the lake table is and how rows get there stays while the topic is tiered."""
-    if not (topic_lake.is_tiered_topic(topic.config) and topic_lake.is_tiered_topic(config)):
+    if not (is_tiered_topic(topic.config) and is_tiered_topic(config)):
         return
-    for name in (topic_lake.TABLE, topic_lake.VALUE_FORMAT, topic_lake.PRIMARY_KEY, topic_lake.FORMAT):
+    for name in (
+        TopicOptions.table.name,
+        TopicOptions.value_format.name,
+        TopicOptions.primary_key.name,
+        TopicOptions.format.name,
+    ):
         if config.get(name) != topic.config.get(name):
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
                 f"'{name}' of topic {topic.name!r} is {topic.config.get(name)!r} while it is tiered: set "
-                f"'{topic_lake.ENABLED}' to false first, and choose another lake table or drop this one",
+                f"'{TopicOptions.enabled.name}' to false first, and choose another lake table or drop this one",
             )
 
 
 def _refuse_topic_lake(config: Mapping[str, str]) -> None:
-    given = sorted(name for name in config if name.startswith(topic_lake.PREFIX))
+    given = sorted(name for name in config if name.startswith(PREFIX))
     if given:
         raise TableError(
             TableErrorCode.INVALID_TABLE,

@@ -15,7 +15,8 @@ from protocol.errors import KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, read_header
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import PartitionBucket, Place
-from tablelayer.model.lake.topics import ENABLED, TopicLake, is_tiered_topic
+from tablelayer.model.lake.topic_options import TopicOptions
+from tablelayer.model.lake.topics import TopicLake, is_tiered_topic
 from tablelayer.model.options.table_options import TableOptions
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.catalog.catalog import Catalog, is_partition, is_table
@@ -206,7 +207,9 @@ def _enabled(subject: Subject) -> Subject:
         )
     if not subject.enabled:
         what, option = (
-            ("topic", ENABLED) if definition is None else ("table", TableOptions.datalake_enabled.name)
+            ("topic", TopicOptions.enabled.name)
+            if definition is None
+            else ("table", TableOptions.datalake_enabled.name)
         )
         raise TableError(
             TableErrorCode.LAKE_NOT_ENABLED,

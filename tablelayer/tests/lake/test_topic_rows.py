@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.lake.topics import inferred_columns
-from tablelayer.model.lake.topics import TopicFormat
+from tablelayer.model.lake.topic_options import TopicFormat
 from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, INT, STRING, decimal
