@@ -60,7 +60,8 @@ class ServerProcess:
         sets = [
             argument for name, value in self.settings.items() for argument in ("--set", f"{name}={value}")
         ]
-        command = [sys.executable, "-m", *MODULE, "--listen", self.address]
+        where = [] if "listeners" in self.settings else ["--listen", self.address]
+        command = [sys.executable, "-m", *MODULE, *where]
         command += ["--data", str(self.directory / "data"), *sets]
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
