@@ -332,6 +332,9 @@ class CoordinationStore(Protocol):
 
     async def get(self, path: str) -> Node | None: ...
 
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """Each as `get` gives it, for thousands at a time; not all as they were at one moment."""
+
     async def children(self, path: str) -> list[str]:
         """Names (not paths) of the direct children, sorted; empty when there is no such node."""
 

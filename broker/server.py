@@ -45,9 +45,9 @@ from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory
 from broker.cluster.deleted_files import DeletedFiles
-from broker.cluster.epoch import next_leader_epoch
 from broker.cluster.flushing import flush_logs
 from broker.cluster.identity import BrokerIdentity
+from broker.cluster.membership import Registration
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.cluster.producer_ids import ProducerIds
@@ -225,7 +225,13 @@ class Broker:
             ),
             policies=self._extensions,
             default_partitions=config["num.partitions"],
-            leader_epoch=await next_leader_epoch(store, clean=self._clean_start),
+            registration=Registration(
+                config["node.id"],
+                str(self._entropy.uuid()),
+                self._clean_start,
+                [(name, *self._advertised(name)) for name in self.listeners],
+                config["broker.rack"],
+            ),
         )
         undo.push_async_callback(self._metadata.close)
         self._deleted_files = DeletedFiles(

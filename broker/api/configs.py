@@ -13,9 +13,10 @@ from typing import Any
 
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
 from broker.cluster.identity import BrokerIdentity
-from broker.cluster.metadata import TopicManager, check_topic_name, unknown_topic
+from broker.cluster.metadata import TopicManager
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import INTERNAL_DEFAULTS, TopicConfigs
+from broker.cluster.topic_names import check_topic_name, unknown_topic
 from broker.config import ALL_BROKERS_SOURCE, DEFAULT_SOURCE, BrokerConfig, TopicLayer
 from broker.config_key import ConfigKey, ConfigType
 from broker.groups.group_configs import GROUP_CONFIGS, GroupConfigs, broker_synonym

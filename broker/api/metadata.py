@@ -11,8 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from broker.cluster.identity import BrokerIdentity
-from broker.cluster.metadata import INTERNAL_TOPICS, NewTopic, TopicManager, check_topic_name
+from broker.cluster.metadata import NewTopic, TopicManager
 from broker.cluster.topic import TopicImage
+from broker.cluster.topic_names import INTERNAL_TOPICS, check_topic_name
 from broker.config import BrokerConfig
 from broker.requests.answers import ANSWER_BYTES_MAX, AnswerBudget
 from broker.requests.declaration import ApiDeclaration, Encodable, RequestContext

@@ -6,16 +6,15 @@ from collections import Counter
 
 from broker.api.configs import describe_topic
 from broker.cluster.identity import BrokerIdentity
-from broker.cluster.metadata import (
+from broker.cluster.metadata import NewTopic, TopicManager
+from broker.cluster.topic import TopicImage
+from broker.cluster.topic_names import (
     INTERNAL_TOPICS,
-    NewTopic,
-    TopicManager,
     already_exists,
     check_growth,
     check_topic_name,
     unknown_topic,
 )
-from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.data")
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+"""1: topics had no states of their partitions. What is older is brought to this one when it is opened."""
 _LOCK = ".lock"
 _TEMPORARY = ".tmp"
 _CLEAN = ".kafka_cleanshutdown"
@@ -56,6 +57,7 @@ class DataDirectory:
         self.path = path
         self._disk = disk
         self._clock = clock
+        self.broker_id = broker_id
         try:
             disk.make_directory(path)
             self._lock = disk.lock(path / _LOCK, str(os.getpid()))
@@ -172,8 +174,7 @@ class DataDirectory:
         if self._disk.size(path) is None:
             self._disk.sync_above(self.path)
             cluster_id = _to_base64(new_cluster_id)
-            text = f"version={LAYOUT_VERSION}\ncluster.id={cluster_id}\nnode.id={broker_id}\n"
-            self._disk.replace(path, text.encode(), sync=True)
+            self._disk.replace(path, _properties(cluster_id, broker_id), sync=True)
             return cluster_id
         properties = dict(
             line.split("=", 1)
@@ -195,7 +196,14 @@ class DataDirectory:
                 f"the data directory {self.path} belongs to broker {node_id}, "
                 f"not {broker_id}; set node.id={node_id}"
             )
+        if version < LAYOUT_VERSION:
+            # Before anything else of it: an older broker must not open what this one has written.
+            self._disk.replace(path, _properties(cluster_id, node_id), sync=True)
         return cluster_id
+
+
+def _properties(cluster_id: str, broker_id: int) -> bytes:
+    return f"version={LAYOUT_VERSION}\ncluster.id={cluster_id}\nnode.id={broker_id}\n".encode()
 
 
 def _to_base64(value: uuid.UUID) -> str:

@@ -23,11 +23,12 @@ import numpy as np
 
 from broker.cluster.cleaner import decode_checkpoint
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, read_topic_id
-from broker.cluster.epoch import raise_leader_epoch
-from broker.cluster.metadata import check_topic_name, encode_topic
+from broker.cluster.image import PartitionState, TopicEntry, chunks_of
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
+from broker.cluster.topic_names import check_topic_name
+from broker.cluster.tree import creation, topic_path
 from broker.config_key import ConfigError
 from broker.log.checkpoint import Checkpoint, write_checkpoint
 from broker.log.disk import SystemDisk
@@ -35,7 +36,7 @@ from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.producer_state import SNAPSHOT_SUFFIX
 from broker.log.scan import WalkEnd, walk
 from broker.log.segment import LOG_SUFFIX, OFFSET_DIGITS
-from broker.ports import CreateNode, Entropy, SystemClock
+from broker.ports import Entropy, SystemClock
 
 _FOLDER = re.compile(r"(?P<topic>.+)-(?P<index>\d+)")
 _SEGMENT = re.compile(rf"\d{{{OFFSET_DIGITS}}}{re.escape(LOG_SUFFIX)}")
@@ -154,7 +155,7 @@ async def _import_topic(
     entropy: Entropy,
 ) -> None:
     check_topic_name(name)
-    if await store.get(f"/topics/{name}") is not None:
+    if await store.get(topic_path(name)) is not None:
         raise ConfigError(
             f"topic {name!r} exists here already; delete it first, or name other topics to import"
         )
@@ -169,8 +170,10 @@ async def _import_topic(
     image = TopicImage(name, topic_id, len(partitions), dict(config))
     for partition in partitions:
         _copy(partition, directory.prepare_partition_dir(image, partition.index))
-    await raise_leader_epoch(store, max(partition.leader_epoch for partition in partitions))
-    await store.transact([CreateNode(f"/topics/{name}", encode_topic(image))])
+    # Led with the epochs that the logs were written with, at least: epochs never go back.
+    mine = directory.broker_id
+    states = [PartitionState((mine,), mine, max(each.leader_epoch, 0), (mine,)) for each in partitions]
+    await store.transact(creation(TopicEntry(image, 0, chunks_of(states))))
 
 
 def _examine(partition: ImportedPartition) -> None:

@@ -1,113 +1,72 @@
-"""The topics of the cluster and the partitions of this broker.
+"""The topics of the cluster: what is known of them, the only way to change them, and this broker's partitions.
 
-The coordination store is the truth: a topic exists when `/topics/<name>` does. What is held here is an image
-of it, changed only after the store has accepted the change, one change at a time. Partition folders follow
-the store: a folder without a topic is set aside at start, a topic without folders has empty partitions.
+The coordination store is the truth (`broker.cluster.tree`): a topic exists when its node does. Changes are decided by
+the controller (`broker.cluster.controller`), pure and by the image of the store, written as compare-and-set, and then
+followed: by this broker's partitions (`broker.cluster.replicas`) and by the image that everybody reads. One change at a
+time. Whoever was overtaken by another writer reads the store again and decides again; a broker that is no longer the
+controller is refused (NOT_CONTROLLER).
 
-A crash between the deletion of a topic and the removal of its files leaves `/deleted/<topic id>` in the
-store, and the next start finishes the work. A topic made again under the same name has another id, which its
-folders carry (`partition.metadata`), so that files of the old one are never taken for its own.
+Partition folders follow the store: a folder without a topic is set aside at start, a topic without folders has empty
+partitions. A crash between the deletion of a topic and the removal of its files leaves `/deleted/<topic id>` in the
+store, and the next start finishes the work. A topic made again under the same name has another id, which its folders
+carry (`partition.metadata`), so that files of the old one are never taken for its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 import uuid
-from bisect import bisect_left, insort
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from broker.cluster.nodes import modify
-from broker.cluster.partition import Partition, PartitionChanges
+from msgspec.structs import replace
+
+from broker.cluster import tree
+from broker.cluster.controller import (
+    AdoptStates,
+    BrokerStarted,
+    CreateTopics,
+    DeleteTopic,
+    Event,
+    ReplaceTopic,
+    Transaction,
+    step,
+)
+from broker.cluster.image import STATES_PER_CHUNK, ClusterImage, FrozenMap, TopicEntry
+from broker.cluster.membership import Registration, become_controller, read_brokers, register
+from broker.cluster.nodes import OUTDATED, modify
+from broker.cluster.replicas import LocalReplicas
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
-from broker.ports import CoordinationStore, CreateNode, DeleteNode, Entropy, SetNode
+from broker.cluster.topic_index import TopicIndex
+from broker.cluster.topic_names import (
+    INTERNAL_TOPICS,
+    already_exists,
+    check_collision,
+    check_growth,
+    check_partition_count,
+    check_topic_name,
+    metric_name,
+    unknown_topic,
+)
+from broker.config_key import ConfigError
+from broker.ports import CoordinationStore, DeleteNode, Entropy, StoreOutcomeUnknownError
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.cluster.data_dir import DataDirectory
+    from broker.cluster.partition import Partition, PartitionChanges
     from broker.cluster.topic_policy import TopicPolicy
-    from broker.log.config import LogConfig
     from broker.log.partition_log import PartitionLog
 
 logger = logging.getLogger("headrace.metadata")
 
 Result = TypeVar("Result")
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
-TOPIC_NAME_LENGTH_MAX = 249  # Kafka's own: the folder name has to hold "-<partition>" too
-PARTITIONS_PER_TOPIC_MAX = (
-    100_000  # a typing error must not allocate gigabytes; Kafka's practical limit is lower
-)
-PARTITIONS_OPENED_TOGETHER = 4
-PARTITIONS_PER_TURN = 32
-"""Partitions that are made in one turn of the event loop: below a millisecond."""
-PARTITIONS_CLOSED_TOGETHER = 8
-TOPICS_PER_TURN = 32
+TOPICS_PER_TURN: Final = 32
 """Topics whose configuration is checked in one turn of the event loop."""
-TOPICS_PER_TRANSACTION = 250
-"""Topics that are created by one transaction of the store; what is said of them has to fit into one of its messages."""
-
-_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
-
-
-def check_topic_name(name: str) -> None:
-    """Kafka's rule for topic names; raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
-    if not name:
-        problem = "the empty string is not allowed"
-    elif name in (".", ".."):
-        problem = f"'{name}' is not allowed"
-    elif len(name) > TOPIC_NAME_LENGTH_MAX:
-        problem = f"the length of '{name[:TOPIC_NAME_LENGTH_MAX]}…' is longer than the max allowed length "
-        problem += str(TOPIC_NAME_LENGTH_MAX)
-    elif not _LEGAL_NAME.fullmatch(name):
-        problem = (
-            f"'{name}' is illegal, it contains a character other than ASCII alphanumerics, '.', '_' and '-'"
-        )
-    else:
-        return
-    raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {problem}")
-
-
-def unknown_topic(name: str) -> KafkaError:
-    """The error for a topic that is not there; its first sentence is what scripts know from Kafka."""
-    return KafkaError(
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        f"This server does not host this topic-partition. The topic '{name}' does not exist.",
-    )
-
-
-def already_exists(name: str) -> KafkaError:
-    return KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-
-
-def check_growth(image: TopicImage, total: int) -> None:
-    """Whether a topic may have `total` partitions from now on. Raises KafkaError(INVALID_PARTITIONS)."""
-    if total == image.partition_count:
-        problem = f"Topic already has {total} partition(s)."
-    elif total < image.partition_count:
-        problem = f"Topic currently has {image.partition_count} partitions, which is higher than the requested {total}."
-    elif total > PARTITIONS_PER_TOPIC_MAX:
-        problem = f"{total} partitions are too many; {PARTITIONS_PER_TOPIC_MAX} is the most."
-    else:
-        return
-    raise KafkaError(ErrorCode.INVALID_PARTITIONS, problem)
-
-
-def _metric_name(topic: str) -> str:
-    return topic.replace(".", "_")
-
-
-def _check_collision(name: str, other: str) -> None:
-    if name != other:
-        raise KafkaError(
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-            f"Topic '{name}' collides with existing topic: {other}. '.' and '_' count as the same in a topic's name.",
-        )
 
 
 class NewTopic(NamedTuple):
@@ -119,7 +78,7 @@ class NewTopic(NamedTuple):
 
 
 class TopicManager:
-    """The image of all topics, and the only way to change it."""
+    """What is asked of topics and partitions, and what is done to them. One object per broker, on the event loop."""
 
     def __init__(
         self,
@@ -130,84 +89,68 @@ class TopicManager:
         directory: DataDirectory,
         open_log: Callable[[Partition], PartitionLog],
         topic_configs: TopicConfigs,
+        registration: Registration,
         policies: Sequence[TopicPolicy] = (),
         default_partitions: int = 1,
-        leader_epoch: int = 0,
     ) -> None:
         self.is_loaded = False
         """The image is whole: from here on a topic that is not in it does not exist."""
-        self.version = 0  # moves with every change of the image: the key of response caches
-        self.changes = PartitionChanges()
+        self.image = ClusterImage()
+        """What this broker serves."""
+        self.version = 0  # the image's: the key of response caches
         self.topic_configs = topic_configs
         self.deletion_listeners: list[Callable[[TopicImage], None]] = []
         self._store = store
         self._entropy = entropy
         self._executor = executor
         self._directory = directory
-        self._open_log = open_log
+        self._registration = registration
         self._policies = tuple(policies)
         self._default_partitions = default_partitions
-        self._leader_epoch = leader_epoch
-        self._topics: dict[str, TopicImage] = {}
-        self._versions: dict[str, int] = {}  # of the topics' nodes
-        self._names: list[str] = []  # in their order
-        self._topics_by_id: dict[uuid.UUID, TopicImage] = {}
-        self._metric_names: dict[
-            str, str
-        ] = {}  # of one topic each; names that collide may be older than the rule
-        self._partitions: dict[str, list[Partition]] = {}
+        self._index = TopicIndex()
+        self._replicas = LocalReplicas(
+            registration.broker_id,
+            executor=executor,
+            open_log=open_log,
+            log_config=topic_configs.log_config,
+            policies=policies,
+        )
+        self.partition = self._replicas.partition
+        self.find_partition = self._replicas.find_partition
+        self.partitions = self._replicas.partitions
         self._change = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._removals: set[asyncio.Task[None]] = set()
 
     # -- reading the image ---------------------------------------------------------------------------------
 
+    @property
+    def changes(self) -> PartitionChanges:
+        return self._replicas.changes
+
     def topic(self, name: str) -> TopicImage | None:
-        return self._topics.get(name)
+        return self._index.by_name.get(name)
 
     def check_collision(self, name: str) -> None:
         """Kafka's rule for topics that clients create: names that differ only in '.' and '_' make the same metric.
 
         Raises KafkaError(INVALID_TOPIC_EXCEPTION).
         """
-        _check_collision(name, self._metric_names.get(_metric_name(name), name))
+        self._index.check_collision(name)
 
     def topic_by_id(self, topic_id: uuid.UUID) -> TopicImage | None:
-        return self._topics_by_id.get(topic_id)
+        return self._index.by_id.get(topic_id)
 
     @property
     def topic_count(self) -> int:
-        return len(self._topics)
+        return len(self._index.by_name)
 
     def topics(self) -> list[TopicImage]:
         """All topics, by name."""
-        return [self._topics[name] for name in self._names]
-
-    def partition(self, topic: str, index: int) -> Partition:
-        """Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
-        partitions = self._partitions.get(topic)
-        if partitions is None:
-            raise unknown_topic(topic)
-        if not 0 <= index < len(partitions):
-            raise KafkaError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"This server does not host this topic-partition. Topic '{topic}' has {len(partitions)} partitions; "
-                f"there is no partition {index}.",
-            )
-        return partitions[index]
-
-    def find_partition(self, topic: str, index: int) -> Partition | None:
-        """The same for the hot paths, None instead of an error."""
-        partitions = self._partitions.get(topic)
-        if partitions is None or not 0 <= index < len(partitions):
-            return None
-        return partitions[index]
-
-    def partitions(self, topic: str) -> Sequence[Partition]:
-        return self._partitions.get(topic, ())
+        return self._index.in_order()
 
     def all_partitions(self) -> list[Partition]:
-        return [partition for partitions in self._partitions.values() for partition in partitions]
+        return self._replicas.all_partitions()
 
     # -- changing it ---------------------------------------------------------------------------------------
 
@@ -233,8 +176,8 @@ class TopicManager:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[TopicImage | KafkaError]:
-        """Create what a client asks for, TOPICS_PER_TRANSACTION by one transaction of the store: each topic's image, or
-        why not.
+        """Create what a client asks for, as many as fit into one transaction of the store at once: each topic's image,
+        or why not.
 
         Names that collide with those of other topics are refused (see `check_collision`).
         """
@@ -243,134 +186,112 @@ class TopicManager:
     async def _create_topics(
         self, topics: Sequence[NewTopic], check_collisions: bool, validate_only: bool
     ) -> list[TopicImage | KafkaError]:
-        created: list[TopicImage | KafkaError] = []
+        ids = [self._entropy.uuid() for _ in topics]
         async with self._change:
-            images: dict[str, TopicImage] = {}
-            taken: dict[str, str] = {}
-            for number, topic in enumerate(topics):
-                if not (number + 1) % TOPICS_PER_TURN:
-                    await asyncio.sleep(0)
-                try:
-                    image = await self._new_image(topic, images)
-                    if check_collisions:
-                        self.check_collision(image.name)
-                        _check_collision(image.name, taken.setdefault(_metric_name(image.name), image.name))
-                except KafkaError as error:
-                    created.append(error)
-                    continue
-                images[image.name] = image
-                created.append(image)
-            if validate_only or not images:
-                return created
-            made = list(images.values())
-            for first in range(0, len(made), TOPICS_PER_TRANSACTION):
-                some = made[first : first + TOPICS_PER_TRANSACTION]
-                await self._store.transact(
-                    [CreateNode(f"/topics/{image.name}", encode_topic(image)) for image in some]
-                )
-                for image in some:
-                    self._versions[image.name] = 0
-                    await self._serve(image, range(image.partition_count))
-                    logger.info(
-                        "created topic %s with %d partitions, id %s",
-                        image.name,
-                        image.partition_count,
-                        image.topic_id,
-                    )
-        return created
+            results: list[TopicImage | KafkaError] = []
 
-    async def _new_image(self, topic: NewTopic, others: Mapping[str, TopicImage]) -> TopicImage:
+            async def decide() -> Event:
+                results[:] = await self._new_images(topics, ids, check_collisions)
+                return CreateTopics(tuple(image for image in results if isinstance(image, TopicImage)))
+
+            if validate_only:
+                await decide()
+            else:
+                await self._carry_out(decide)
+                for image in results:
+                    if isinstance(image, TopicImage):
+                        logger.info(
+                            "created topic %s with %d partitions, id %s",
+                            image.name,
+                            image.partition_count,
+                            image.topic_id,
+                        )
+        return results
+
+    async def _new_images(
+        self, topics: Sequence[NewTopic], ids: Sequence[uuid.UUID], check_collisions: bool
+    ) -> list[TopicImage | KafkaError]:
+        results: list[TopicImage | KafkaError] = []
+        taken: dict[str, str] = {}
+        names: set[str] = set()
+        for number, (topic, topic_id) in enumerate(zip(topics, ids, strict=True), 1):
+            if not number % TOPICS_PER_TURN:
+                await asyncio.sleep(0)
+            try:
+                image = await self._new_image(topic, topic_id, names)
+                there = self._index.by_id.get(topic_id)  # made before somebody else was in between
+                if check_collisions and there is None:
+                    self.check_collision(image.name)
+                    check_collision(image.name, taken.setdefault(metric_name(image.name), image.name))
+            except KafkaError as error:
+                results.append(error)
+                continue
+            names.add(image.name)
+            results.append(image)
+        return results
+
+    async def _new_image(self, topic: NewTopic, topic_id: uuid.UUID, others: set[str]) -> TopicImage:
         name = topic.name
+        there = self._index.by_id.get(topic_id)
+        if there is not None:
+            return there
         check_topic_name(name)
         count = self._default_partitions if topic.partitions == -1 else topic.partitions
-        if not 0 < count <= PARTITIONS_PER_TOPIC_MAX:
-            raise KafkaError(
-                ErrorCode.INVALID_PARTITIONS,
-                f"Topic '{name}' cannot have {count} partitions: choose 1 to {PARTITIONS_PER_TOPIC_MAX}.",
-            )
-        if name in self._topics or name in others:
+        check_partition_count(name, count)
+        if name in self._index.by_name or name in others:
             raise already_exists(name)
         normal = await self._validated(name, count, dict(topic.config))
-        return TopicImage(name, self._entropy.uuid(), count, normal, name in INTERNAL_TOPICS)
+        return TopicImage(name, topic_id, count, normal, name in INTERNAL_TOPICS)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
         await self._to_the_end(self._delete_topic(name))
 
     async def _delete_topic(self, name: str) -> None:
+        async def decide() -> Event:
+            return DeleteTopic(name)
+
         async with self._change:
-            image = self._existing(name)
-            tombstone = f"/deleted/{image.topic_id}"
-            await self._store.transact(
-                [
-                    DeleteNode(f"/topics/{name}", self._versions[name]),
-                    CreateNode(tombstone, encode_topic(image)),
-                ]
-            )
-            del self._versions[name]
-            partitions = self._partitions.pop(name)
-            del self._topics[name], self._topics_by_id[image.topic_id]
-            del self._names[bisect_left(self._names, name)]
-            if self._metric_names.get(_metric_name(name)) == name:
-                del self._metric_names[_metric_name(name)]
-            self.version += 1
-            for partition in partitions:
-                await partition.drop()
-            for listener in self.deletion_listeners:
-                listener(image)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._executor, self._directory.set_aside, image)
-            removal = loop.create_task(self._remove_files(image), name=f"remove {name}")
-            self._removals.add(removal)
-            removal.add_done_callback(self._removals.discard)
-            logger.info("deleted topic %s, id %s", name, image.topic_id)
+            await self._carry_out(decide)
 
     async def create_partitions(self, name: str, total: int, *, validate_only: bool = False) -> TopicImage:
         """Grow a topic to `total` partitions. Raises KafkaError."""
-        return await self._to_the_end(self._create_partitions(name, total, validate_only))
 
-    async def _create_partitions(self, name: str, total: int, validate_only: bool) -> TopicImage:
-        async with self._change:
-            old = self._existing(name)
+        async def grown(old: TopicImage) -> TopicImage:
             check_growth(old, total)
             config = await self._revalidated(old, total, dict(old.config))
-            image = TopicImage(name, old.topic_id, total, config, old.internal)
-            if validate_only:
-                return image
-            await self._replace(image)
-            for partition in self._partitions[name]:
-                partition.topic = image
-            await self._serve(image, range(old.partition_count, total))
-            return image
+            return TopicImage(name, old.topic_id, total, config, old.internal)
+
+        return await self._to_the_end(self._replace_topic(name, grown, validate_only))
 
     async def alter_config(
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> TopicImage:
         """Set configurations (None: back to the default), all or none. Raises KafkaError."""
-        return await self._to_the_end(self._alter_config(name, changes, validate_only))
 
-    async def _alter_config(
-        self, name: str, changes: Mapping[str, str | None], validate_only: bool
-    ) -> TopicImage:
-        async with self._change:
-            old = self._existing(name)
-            config = {**old.config, **{key: value for key, value in changes.items() if value is not None}}
-            for key, value in changes.items():
-                if value is None:
-                    config.pop(key, None)
+        async def altered(old: TopicImage) -> TopicImage:
+            merged = {**old.config, **changes}
+            config = {key: value for key, value in merged.items() if value is not None}
             normal = await self._revalidated(old, old.partition_count, config)
-            image = TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)
+            return TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)
+
+        return await self._to_the_end(self._replace_topic(name, altered, validate_only))
+
+    async def _replace_topic(
+        self, name: str, changed: Callable[[TopicImage], Awaitable[TopicImage]], validate_only: bool
+    ) -> TopicImage:
+        async def decide() -> ReplaceTopic:
+            entry = self.image.topics.get(name)
+            if entry is None:
+                raise unknown_topic(name)
+            return ReplaceTopic(await changed(entry.topic), entry.version)
+
+        async with self._change:
             if validate_only:
-                return image
-            await self._replace(image)
-            log_config = self.topic_configs.log_config(image)
-            self._put(image)
-            for partition in self._partitions[name]:
-                partition.topic = image
-                partition.reconfigure(log_config)
-            for partition in self._partitions[name]:
-                await partition.settled()
-            return image
+                return (await decide()).topic
+            await self._carry_out(decide)
+            await self._replicas.settled(name)
+            return self._index.by_name[name]
 
     async def settled(self) -> None:
         """Wait until the image has the changes that are under way, a topic that is being created among them."""
@@ -380,7 +301,7 @@ class TopicManager:
     def check_defaults(self, broker_defaults: Mapping[str, str]) -> None:
         """Raises KafkaError if a topic could not have these defaults under what it sets itself."""
         others = TopicConfigs(broker_defaults, tuple(self.topic_configs.extension_keys.values()))
-        for image in self._topics.values():
+        for image in self._index.by_name.values():
             if image.config or image.internal:
                 try:
                     others.check(image.config, internal=image.internal)
@@ -394,56 +315,89 @@ class TopicManager:
         what a stricter durability asks for is on disk.
         """
         self.topic_configs.defaults_changed(broker_defaults, producer_id_expiration_ms)
-        parsed: dict[tuple[bool, tuple[tuple[str, str], ...]], LogConfig] = {}
-        for image in self._topics.values():
-            key = (image.internal, tuple(sorted(image.config.items())))
-            config = parsed.get(key)
-            if config is None:
-                config = parsed[key] = self.topic_configs.log_config(image)
-            for partition in self._partitions[image.name]:
-                partition.reconfigure(config)
-        self.version += 1
-        for partition in self.all_partitions():
-            await partition.settled()
+        self._install(self.image.with_topics({}))
+        await self._replicas.reconfigure_all(list(self._index.by_name.values()))
 
     # -- start and stop ------------------------------------------------------------------------------------
 
     async def load(self, *, open_all: bool) -> None:
-        """Read the image from the store and serve it. `open_all` recovers every log now (after a crash)."""
+        """Register this broker, become the controller, read the image and serve it. `open_all` recovers every log now
+        (after a crash). Raises ConfigError when the store's content is damaged, KafkaError when another broker is in
+        this one's place.
+        """
         await self._finish_deletions()
-        images = []
-        for name in await self._store.children("/topics"):
-            node = await self._store.get(f"/topics/{name}")
-            if node is not None:
-                images.append(_from_json(name, node.data))
-                self._versions[name] = node.version
+        broker = await register(self._store, self._registration)
+        claim = await become_controller(self._store, broker.broker_id)
+        if claim is None:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "another broker is the controller")
+        image = replace(await self._read(), controller_epoch=claim.epoch, controller_version=claim.version)
+        image = await self._adopt(image)
+        image = await self._written(image, BrokerStarted(broker, self._registration.clean))
+        entries = sorted(image.topics.values(), key=lambda entry: entry.topic.name)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._directory.set_aside_strays, images)
+        await loop.run_in_executor(
+            self._executor, self._directory.set_aside_strays, [entry.topic for entry in entries]
+        )
         # By name: an extension's topic may depend on another one whose name is the beginning of its own.
-        for image in sorted(images, key=lambda image: image.name):
-            await self._serve(image, range(image.partition_count), open_all=open_all)
+        for entry in entries:
+            await self._replicas.follow(None, entry, open_all=open_all)
+            self._put(entry)
+        self._install(image)
         self.is_loaded = True
 
     async def close(self) -> None:
         """Close every partition; the image stays readable but nothing can be written any more."""
         await asyncio.gather(*self._changes, return_exceptions=True)
         async with self._change:
-            limit = asyncio.Semaphore(PARTITIONS_CLOSED_TOGETHER)
-
-            async def close(partition: Partition) -> None:
-                async with limit:
-                    await partition.close(self._executor)
-
-            partitions = self.all_partitions()
-            for partition in partitions:
-                if partition.hooks is not None:
-                    await partition.close()
-            # Several at a time, because they share the file system's commits.
-            await asyncio.gather(*(close(partition) for partition in partitions if not partition.closed))
+            await self._replicas.close()
         if self._removals:
             await asyncio.gather(*self._removals)
 
-    # -- inside --------------------------------------------------------------------------------------------
+    async def _adopt(self, image: ClusterImage) -> ClusterImage:
+        """Give topics of the layout without states those that they had by it."""
+        node = await self._store.get(tree.LEADER_EPOCH)
+        if node is None:
+            return image
+        image = await self._written(image, AdoptStates(self._registration.broker_id, int(node.data)))
+        await self._store.transact([DeleteNode(tree.LEADER_EPOCH, node.version)])
+        return image
+
+    async def _written(self, image: ClusterImage, event: Event) -> ClusterImage:
+        """What an image is after an event, before anybody sees it."""
+        for transaction in step(image, event):
+            await self._store.transact(transaction.operations)
+            image = image.with_topics(transaction.topics)
+        return image.with_broker(event.broker) if isinstance(event, BrokerStarted) else image
+
+    async def _read(self) -> ClusterImage:
+        """What the store has."""
+        names = await self._store.children(tree.TOPICS)
+        nodes = await self._store.get_many([tree.topic_path(name) for name in names])
+        found = [
+            (tree.decode_topic(node.data), node.version) for node in nodes if node is not None and node.data
+        ]
+        counts = [-(-topic.partition_count // STATES_PER_CHUNK) for topic, _ in found]
+        paths = [
+            tree.chunk_path(topic.name, number)
+            for (topic, _), count in zip(found, counts, strict=True)
+            for number in range(count)
+        ]
+        chunks = iter(await self._store.get_many(paths))
+        entries: dict[str, TopicEntry | None] = {}
+        for (topic, version), count in zip(found, counts, strict=True):
+            mine = [next(chunks) for _ in range(count)]
+            states = tuple(tree.decode_chunk(node) for node in mine if node is not None)
+            if states and sum(len(chunk.states) for chunk in states) != topic.partition_count:
+                raise ConfigError(
+                    f"the states of topic {topic.name} in the coordination store are not those of its"
+                    f" {topic.partition_count} partitions; restore it from a backup"
+                )
+            entries[topic.name] = TopicEntry(topic, version, states)
+        return ClusterImage(
+            topics=FrozenMap[str, TopicEntry]().changed(entries), brokers=await read_brokers(self._store)
+        )
+
+    # -- carrying out ----------------------------------------------------------------------------------------
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Carry a change out even if its caller is cancelled: the image must not differ from the store."""
@@ -457,24 +411,82 @@ class TopicManager:
         if not task.cancelled():
             task.exception()  # whoever still waits is told; if nobody does, nobody wants to know
 
-    async def _replace(self, image: TopicImage) -> None:
-        version = self._versions[image.name]
-        await self._store.transact([SetNode(f"/topics/{image.name}", encode_topic(image), version)])
-        self._versions[image.name] = version + 1
+    async def _carry_out(self, decide: Callable[[], Awaitable[Event]]) -> None:
+        """Write what is decided and follow it; decide again after somebody else has written."""
+        while True:
+            event = await decide()
+            try:
+                for transaction in step(self.image, event):
+                    if not await self._write(transaction):
+                        break
+                    await self._follow(self.image.with_topics(transaction.topics), transaction.topics)
+                else:
+                    return
+            except OUTDATED:
+                pass
+            await self._catch_up()
 
-    def _existing(self, name: str) -> TopicImage:
-        image = self._topics.get(name)
-        if image is None:
-            raise unknown_topic(name)
-        return image
+    async def _write(self, transaction: Transaction) -> bool:
+        """False if the store was lost meanwhile and does not have it. Raises what it refuses."""
+        try:
+            await self._store.transact(transaction.operations)
+        except StoreOutcomeUnknownError:
+            there = (await self._read()).topics
+            return all(there.get(name) == entry for name, entry in transaction.topics.items())
+        return True
 
-    def _put(self, image: TopicImage) -> None:
-        if image.name not in self._topics:
-            insort(self._names, image.name)
-        self._topics[image.name] = image
-        self._topics_by_id[image.topic_id] = image
-        self._metric_names.setdefault(_metric_name(image.name), image.name)
+    async def _catch_up(self) -> None:
+        """Follow what others have written. Raises KafkaError if another broker is the controller now."""
+        node = await self._store.get(tree.CONTROLLER_EPOCH)
+        if node is None or node.version != self.image.controller_version:
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER,
+                "another broker is the controller" + ("" if node is None else f", epoch {int(node.data)}"),
+            )
+        read = await self._read()
+        changed = {
+            name: read.topics.get(name)
+            for name in {*read.topics, *self.image.topics}
+            if read.topics.get(name) != self.image.topics.get(name)
+        }
+        await self._follow(replace(self.image, topics=read.topics, version=self.image.version + 1), changed)
+
+    async def _follow(self, image: ClusterImage, changes: Mapping[str, TopicEntry | None]) -> None:
+        """Make partitions what they are in `image`, and then that the one which everybody reads."""
+        for name, entry in changes.items():
+            before = self.image.topics.get(name)
+            if before is not None and (entry is None or entry.topic.topic_id != before.topic.topic_id):
+                await self._remove(before.topic)
+                before = None
+            if entry is not None:
+                await self._replicas.follow(before, entry)
+                self._put(entry)
+        self._install(image)
+
+    def _put(self, entry: TopicEntry) -> None:
+        """From here on it is found; the image has it when the whole change is followed."""
+        self._index.put(entry.topic)
         self.version += 1
+
+    def _install(self, image: ClusterImage) -> None:
+        self.version = max(self.version + 1, image.version)
+        self.image = replace(image, version=self.version)
+
+    async def _remove(self, topic: TopicImage) -> None:
+        name = topic.name
+        self._index.remove(topic)
+        self.version += 1
+        await self._replicas.drop(name)
+        for listener in self.deletion_listeners:
+            listener(topic)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._directory.set_aside, topic)
+        removal = loop.create_task(self._remove_files(topic), name=f"remove {name}")
+        self._removals.add(removal)
+        removal.add_done_callback(self._removals.discard)
+        logger.info("deleted topic %s, id %s", name, topic.topic_id)
+
+    # -- inside --------------------------------------------------------------------------------------------
 
     async def _validated(self, name: str, partitions: int, config: dict[str, str]) -> dict[str, str]:
         self.topic_configs.check(config, internal=name in INTERNAL_TOPICS)
@@ -488,97 +500,17 @@ class TopicManager:
             config = await policy.validate_change(old, partitions, config)
         return config
 
-    async def _serve(self, image: TopicImage, indexes: Iterable[int], *, open_all: bool = False) -> None:
-        """Make partitions and put the topic into the image once those with hooks have started."""
-        limit = asyncio.Semaphore(PARTITIONS_OPENED_TOGETHER)
-
-        async def start(partition: Partition) -> None:
-            async with limit:
-                await self._start(partition)
-
-        wanted = list(indexes)
-        created: list[Partition] = []
-        for first in range(0, len(wanted), PARTITIONS_PER_TURN):
-            some = [
-                Partition(
-                    image,
-                    index,
-                    self._open_log,
-                    leader_epoch=self._leader_epoch,
-                    executor=self._executor,
-                    changes=self.changes,
-                )
-                for index in wanted[first : first + PARTITIONS_PER_TURN]
-            ]
-            for partition in some:
-                self._find_hooks(partition, image)
-            await asyncio.gather(
-                *(
-                    start(partition)
-                    for partition in some
-                    if partition.failure is None and (open_all or partition.hooks is not None)
-                )
-            )
-            created += some
-            await asyncio.sleep(0)
-        self._partitions.setdefault(image.name, []).extend(created)
-        self._put(image)
-
-    def _find_hooks(self, partition: Partition, image: TopicImage) -> None:
-        """A topic that its extension cannot serve is offline; the others are served."""
-        try:
-            for policy in self._policies:
-                partition.hooks = policy.partition_hooks(partition, image)
-                if partition.hooks is not None:
-                    return
-        except Exception as error:
-            logger.error("%r cannot be served", partition, exc_info=error)
-            partition.fail(f"it cannot be served: {error}")
-
-    async def _start(self, partition: Partition) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._executor, lambda: partition.log)
-        except KafkaError:
-            return  # the partition is offline and has said so; the rest of the broker lives
-        if partition.hooks is not None:
-            try:
-                await partition.hooks.start()
-            except Exception as error:
-                logger.error("%r cannot start", partition, exc_info=error)
-                partition.fail(f"it cannot start: {error}")
-
     async def _remove_files(self, image: TopicImage) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.remove_set_aside, image)
-        await modify(self._store, f"/deleted/{image.topic_id}", lambda _: None)
+        await modify(self._store, tree.deleted_path(image.topic_id), lambda _: None)
 
     async def _finish_deletions(self) -> None:
-        for topic_id in await self._store.children("/deleted"):
-            node = await self._store.get(f"/deleted/{topic_id}")
+        for topic_id in await self._store.children(tree.DELETED):
+            node = await self._store.get(f"{tree.DELETED}/{topic_id}")
             if node is None:
                 continue
-            image = _from_json(json.loads(node.data)["name"], node.data)
+            image = tree.decode_topic(node.data)
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._directory.set_aside, image)
             await self._remove_files(image)
-
-
-def encode_topic(image: TopicImage) -> bytes:
-    """What the store holds of a topic."""
-    return json.dumps(
-        {
-            "name": image.name,
-            "id": str(image.topic_id),
-            "partitions": image.partition_count,
-            "config": dict(image.config),
-        },
-        separators=(",", ":"),
-    ).encode()
-
-
-def _from_json(name: str, data: bytes) -> TopicImage:
-    fields = json.loads(data)
-    return TopicImage(
-        name, uuid.UUID(fields["id"]), fields["partitions"], fields["config"], name in INTERNAL_TOPICS
-    )

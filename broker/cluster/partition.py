@@ -174,6 +174,13 @@ class Partition:
             return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is closed")
         return None
 
+    def lead(self, leader_epoch: int) -> None:
+        """Go on leading, under a later epoch: what is appended from here on has it."""
+        self.leader_epoch = leader_epoch
+        if self.is_open:
+            self.log.assign_epoch(leader_epoch)
+        self.wake()
+
     def append(
         self,
         batch: bytes | bytearray | memoryview,

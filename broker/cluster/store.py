@@ -88,6 +88,12 @@ class EmbeddedStore:
         _check_path(path)
         return await self._run(lambda connection: _get(connection, path))
 
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        for path in paths:
+            _check_path(path)
+        frozen = tuple(paths)
+        return await self._run(lambda connection: [_get(connection, path) for path in frozen])
+
     async def children(self, path: str) -> list[str]:
         _check_path(path)
         parent = path.rstrip("/")
@@ -183,7 +189,8 @@ def _get(connection: sqlite3.Connection, path: str) -> Node | None:
 def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperation]) -> list[str]:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        paths = [_apply(connection, operation) for operation in operations]
+        parents: set[str] = set()
+        paths = [_apply(connection, operation, parents) for operation in operations]
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:  # SQLite ends some failed ones itself
@@ -192,9 +199,10 @@ def _transact(connection: sqlite3.Connection, operations: Sequence[StoreOperatio
     return paths
 
 
-def _apply(connection: sqlite3.Connection, operation: StoreOperation) -> str:
+def _apply(connection: sqlite3.Connection, operation: StoreOperation, parents: set[str]) -> str:
+    """`parents` are nodes that this transaction knows to be there and to take children."""
     if isinstance(operation, CreateNode):
-        return _create(connection, operation)
+        return _create(connection, operation, parents)
     path = operation.path
     node = _get(connection, path)
     if node is None:
@@ -208,6 +216,7 @@ def _apply(connection: sqlite3.Connection, operation: StoreOperation) -> str:
     elif isinstance(operation, DeleteNode):
         if connection.execute("SELECT 1 FROM nodes WHERE parent = ? LIMIT 1", (path,)).fetchone():
             raise StoreError(f"{path} has children and cannot be deleted")
+        parents.discard(path)
         connection.execute("DELETE FROM nodes WHERE path = ?", (path,))
         connection.execute("DELETE FROM ephemerals WHERE path = ?", (path,))
     elif not isinstance(operation, CheckNode):
@@ -215,17 +224,22 @@ def _apply(connection: sqlite3.Connection, operation: StoreOperation) -> str:
     return path
 
 
-def _create(connection: sqlite3.Connection, operation: CreateNode) -> str:
+def _create(connection: sqlite3.Connection, operation: CreateNode, parents: set[str]) -> str:
     path, parent = operation.path, _parent(operation.path)
     if operation.sequence:
         path = f"{path}{_next(connection, parent or '/'):010d}"
-    if connection.execute("SELECT 1 FROM nodes WHERE path = ?", (path,)).fetchone():
-        raise NodeExistsError(f"{path} exists")
-    if connection.execute("SELECT 1 FROM ephemerals WHERE path = ?", (parent,)).fetchone():
-        raise StoreError(f"{parent} is ephemeral and cannot have children")
-    _make_parents(connection, parent)
-    connection.execute("INSERT INTO nodes VALUES (?, ?, ?, 0)", (path, parent, operation.data))
-    if operation.ephemeral:
+    if parent not in parents:
+        if connection.execute("SELECT 1 FROM ephemerals WHERE path = ?", (parent,)).fetchone():
+            raise StoreError(f"{parent} is ephemeral and cannot have children")
+        _make_parents(connection, parent)
+        parents.add(parent)
+    try:
+        connection.execute("INSERT INTO nodes VALUES (?, ?, ?, 0)", (path, parent, operation.data))
+    except sqlite3.IntegrityError:
+        raise NodeExistsError(f"{path} exists") from None
+    if not operation.ephemeral:
+        parents.add(path)
+    else:
         connection.execute("INSERT INTO ephemerals VALUES (?, ?)", (path, _next(connection, _CREATIONS) + 1))
     return path
 

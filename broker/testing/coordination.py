@@ -213,6 +213,12 @@ class SimulatedStore:
         await self._ask()
         return self._ensemble.node(path)
 
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        for path in paths:
+            _check_path(path)
+        await self._ask()
+        return [self._ensemble.node(path) for path in paths]
+
     async def children(self, path: str) -> list[str]:
         _check_path(path)
         await self._ask()

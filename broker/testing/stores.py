@@ -73,6 +73,17 @@ class StoreConformance:
 
         self.run(test)
 
+    def test_many_are_read_in_the_order_in_which_they_are_asked_for(self) -> None:
+        async def test(store: CoordinationStore) -> None:
+            await store.transact([CreateNode(f"/many/{number}", b"%d" % number) for number in range(500)])
+            paths = [f"/many/{number}" for number in (499, 7, 1000, *range(300), 7)]
+            found = await store.get_many(paths)
+            assert found == [await store.get(path) for path in paths]
+            assert found[:3] == [Node(b"499", 0), Node(b"7", 0), None]
+            assert await store.get_many([]) == []
+
+        self.run(test)
+
     @pytest.mark.parametrize(
         ("operation", "error"),
         [

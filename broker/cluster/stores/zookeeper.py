@@ -55,6 +55,7 @@ REQUEST_BYTES_MAX = 1_000_000  # jute.maxbuffer is 1,048,575 bytes; paths, versi
 OPERATION_BYTES = 64  # of each operation beside its path and data
 LEASE_OF_SESSION = 0.8
 BEATS_PER_SESSION = 6
+READS_UNDER_WAY = 200  # of `get_many`, one behind the other on the connection
 ANSWER_SESSIONS = 1.0  # a request that is not answered within a session's timeout is given up
 
 _LOST = (
@@ -143,6 +144,13 @@ class ZooKeeperStore:
             return None
         ephemeral = stat.ephemeralOwner
         return Node(data, stat.version, ephemeral, stat.czxid if ephemeral else 0)
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        found: list[Node | None] = []
+        for first in range(0, len(paths), READS_UNDER_WAY):
+            some = paths[first : first + READS_UNDER_WAY]
+            found += await asyncio.gather(*(self.get(path) for path in some))
+        return found
 
     async def children(self, path: str) -> list[str]:
         _check_path(path)

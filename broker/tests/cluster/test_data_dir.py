@@ -45,7 +45,7 @@ def test_the_cluster_id_stays_and_a_foreign_broker_id_is_refused(tmp_path) -> No
 def test_data_of_a_newer_version_is_refused(tmp_path) -> None:
     opened(tmp_path).close(clean=True)
     properties = tmp_path / "meta.properties"
-    properties.write_text(properties.read_text().replace("version=1", "version=2"))
+    properties.write_text(properties.read_text().replace("version=2", "version=3"))
     with pytest.raises(ConfigError, match="newer version"):
         opened(tmp_path)
 

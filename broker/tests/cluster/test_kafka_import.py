@@ -217,7 +217,7 @@ def test_an_import_that_died_half_way_is_not_seen_and_can_be_made_again(kafka, t
     kafka.partition("clicks-0")
     data = tmp_path / "data"
     with monkeypatch.context() as patched:
-        patched.setattr("broker.cluster.kafka_import.raise_leader_epoch", lambda *_: 1 / 0)
+        patched.setattr("broker.cluster.kafka_import.chunks_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             brought_in(kafka, data)
     assert topics_in(data) == []

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs
-from broker.cluster.epoch import next_leader_epoch, raise_leader_epoch
 from broker.cluster.nodes import OwnedNodes, modify
 from broker.cluster.producer_ids import BLOCK_SIZE, ProducerIds
 from broker.cluster.store import EmbeddedStore
@@ -211,17 +210,6 @@ def test_who_watches_a_node_is_told_of_children_however_deep_they_were_made(tmp_
         await store.transact([CreateNode("/a/b/c")])
         await asyncio.sleep(0)
         assert sorted(told) == ["/a", "/a/b", "/a/b/c"]
-
-    in_store(test, tmp_path)
-
-
-def test_a_leader_epoch_is_stored_before_it_is_given_out_and_goes_up_after_a_crash(tmp_path) -> None:
-    async def test(store: EmbeddedStore) -> None:
-        given = [await next_leader_epoch(store, clean=clean) for clean in (True, True, False, True, False)]
-        assert given == [0, 0, 1, 1, 2]
-        await raise_leader_epoch(store, 9)
-        await raise_leader_epoch(store, 3)
-        assert await next_leader_epoch(store, clean=True) == 9
 
     in_store(test, tmp_path)
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.cluster.metadata import TopicManager
+from broker.cluster.replicas import LocalReplicas
 from broker.ports import CreateNode, StoreOperation
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
@@ -446,11 +446,11 @@ async def test_r3_5_a_writer_that_comes_back_while_it_is_forgotten_keeps_its_led
 
 async def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Path) -> None:
     """The background work begins before the topics are known: it must not forget what belongs to them."""
-    serve = TopicManager._serve
+    follow = LocalReplicas.follow
 
     async def slow(self: Any, *arguments: Any, **options: Any) -> None:
         await asyncio.sleep(0.6)
-        await serve(self, *arguments, **options)
+        await follow(self, *arguments, **options)
 
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("n BIGINT", datalake_enabled="true", datalake_format="iceberg")
@@ -458,7 +458,7 @@ async def test_r3_5_a_slow_recovery_is_not_taken_for_dropped_tables(tmp_path: Pa
         await commit(table, 0, {"a": {0: [[]]}})
         begun = m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
         assert (await all_tables.broker.send(begun)).epoch == 1
-    with patch.object(TopicManager, "_serve", slow):
+    with patch.object(LocalReplicas, "follow", slow):
         async with tables(tmp_path) as all_tables:
             table = await all_tables.open()
             assert (await stage(table, 0, "b", {0: [chunk_of(2)]})).decided

@@ -1,0 +1,444 @@
+"""The controller: what becomes of topics and partitions, decided. Pure: `step(image, event)` gives transactions of the
+coordination store, and what they make of the image; it waits for nothing and keeps nothing.
+
+Invariants
+- Every transaction checks the controller epoch and names the version of every node it changes: of two controllers the
+  older one writes nothing, and neither writes over what it has not seen. Whoever is refused reads the image again, and
+  steps again.
+- Transactions of one step touch different topics or chunks: each is whole by itself, and a step that was cut off
+  between two of them goes on from the image as it is then. A topic is created, grown or deleted by one of them.
+- A partition's leader epoch goes up with each change of its leader and with each return of a leader that may have lost
+  records (after a stop that was not clean), by which its readers find out (KIP-320). It never goes down.
+- A leader is in the ISR and alive; the ISR is a part of the replicas. The last member of an ISR stays in it when it
+  dies, for it has everything; it leaves it when it comes back from a stop that was not clean, unless there is no other
+  replica. What has left an ISR that is smaller than `min.insync.replicas` stays eligible (KIP-966).
+- Of an ISR that its leader proposes, each member is alive under the broker epoch that is named (KIP-903).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from broker.cluster import tree
+from broker.cluster.image import (
+    NO_LEADER,
+    STATES_PER_CHUNK,
+    BrokerImage,
+    ClusterImage,
+    PartitionState,
+    StatesChunk,
+    TopicEntry,
+    chunks_of,
+)
+from broker.cluster.topic import TopicImage
+from broker.cluster.topic_names import already_exists, check_growth, unknown_partition, unknown_topic
+from broker.ports import CheckNode, CreateNode, SetNode, StoreOperation
+from protocol.errors import ErrorCode, KafkaError
+
+OPERATIONS_PER_TRANSACTION: Final = 800
+CHUNKS_PER_TRANSACTION: Final = 100
+"""Of states that change: ZooKeeper takes 20,000 states in 0.3 to 0.6 s so."""
+TRANSACTION_BYTES: Final = 400_000
+"""About; what belongs together is not parted. ZooKeeper takes 1 MB."""
+
+
+class CreateTopics(msgspec.Struct, frozen=True):
+    """Topics that are checked; those that are there already under the same id are left out."""
+
+    topics: tuple[TopicImage, ...]
+    replication_factor: int = 1
+
+
+class DeleteTopic(msgspec.Struct, frozen=True):
+    name: str
+
+
+class ReplaceTopic(msgspec.Struct, frozen=True):
+    """The topic's new configuration and its number of partitions, which may be higher. `version` is that of the entry
+    which they were made from.
+    """
+
+    topic: TopicImage
+    version: int
+    replication_factor: int = 1
+
+
+class AdoptStates(msgspec.Struct, frozen=True):
+    """Topics of the layout without states: the broker has and leads all of them, with this epoch."""
+
+    broker_id: int
+    leader_epoch: int
+
+
+class BrokerStarted(msgspec.Struct, frozen=True):
+    """`clean`: its last stop was, so that its logs have all that they had."""
+
+    broker: BrokerImage
+    clean: bool
+
+
+class BrokerGone(msgspec.Struct, frozen=True):
+    broker_id: int
+
+
+class ElectLeaders(msgspec.Struct, frozen=True):
+    """Of these partitions, None for all: the preferred leader where it may lead; `unclean`, whoever is alive where
+    nobody else may.
+    """
+
+    partitions: tuple[tuple[str, int], ...] | None = None
+    unclean: bool = False
+
+
+class ChangeIsr(msgspec.Struct, frozen=True):
+    """A leader's proposal (AlterPartition). `isr`: (broker, its epoch)."""
+
+    topic: str
+    index: int
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[tuple[int, int], ...]
+
+
+Event = (
+    CreateTopics
+    | DeleteTopic
+    | ReplaceTopic
+    | AdoptStates
+    | BrokerStarted
+    | BrokerGone
+    | ElectLeaders
+    | ChangeIsr
+)
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """What is written, and what the topics are then; None: no longer there."""
+
+    operations: tuple[StoreOperation, ...]
+    topics: Mapping[str, TopicEntry | None]
+
+
+def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
+    """What `event` changes, in transactions for the store, one after the other. None if there is nothing to change.
+
+    Raises KafkaError, before the first one.
+    """
+    if image.controller_epoch < 0:
+        raise KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller")
+    return iter(_packed(image, _changes(image, event)))
+
+
+class _Change(msgspec.Struct, frozen=True):
+    """What belongs together: all that happens to a topic, or to one chunk of it."""
+
+    name: str
+    operations: list[StoreOperation]
+    entry: TopicEntry | None = None
+    chunk: int = -1  # of which only this is changed
+    states: tuple[PartitionState, ...] = ()
+
+
+def _changes(image: ClusterImage, event: Event) -> list[_Change]:
+    match event:
+        case CreateTopics():
+            return _create(image, event)
+        case DeleteTopic(name):
+            return [_Change(name, tree.deletion(_entry(image, name)))]
+        case ReplaceTopic():
+            return _replace(image, event)
+        case AdoptStates(broker_id, leader_epoch):
+            state = PartitionState((broker_id,), broker_id, leader_epoch, (broker_id,))
+            return [
+                _with_states(replace(entry, chunks=chunks_of([state] * entry.topic.partition_count)))
+                for entry in image.topics.values()
+                if not entry.chunks
+            ]
+        case BrokerStarted(broker, clean):
+            alive = {*image.brokers, broker.broker_id}
+            return _restated(
+                image,
+                image.topics.values(),
+                lambda _, __, state: _started(state, broker.broker_id, clean, alive),
+            )
+        case BrokerGone(broker_id):
+            alive = set(image.brokers) - {broker_id}
+            return _restated(
+                image,
+                image.topics.values(),
+                lambda topic, _, state: _gone(state, broker_id, alive, _min_isr(topic)),
+            )
+        case ElectLeaders():
+            return _elect(image, event)
+        case ChangeIsr():
+            return [_change_isr(image, event)]
+
+
+def _entry(image: ClusterImage, name: str) -> TopicEntry:
+    entry = image.topics.get(name)
+    if entry is None:
+        raise unknown_topic(name)
+    return entry
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+def _create(image: ClusterImage, event: CreateTopics) -> list[_Change]:
+    changes = []
+    for topic in event.topics:
+        there = image.topics.get(topic.name)
+        if there is not None:
+            if there.topic.topic_id == topic.topic_id:
+                continue
+            raise already_exists(topic.name)
+        states = _placed(image, topic, range(topic.partition_count), event.replication_factor)
+        entry = TopicEntry(topic, 0, chunks_of(states))
+        changes.append(_Change(topic.name, tree.creation(entry), entry))
+    return changes
+
+
+def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
+    topic, name = event.topic, event.topic.name
+    old = _entry(image, name)
+    operations: list[StoreOperation] = [
+        SetNode(tree.topic_path(name), tree.encode_topic(topic), event.version)
+    ]
+    new = replace(old, topic=topic, version=event.version + 1)
+    before, total = old.topic.partition_count, topic.partition_count
+    if total != before:
+        check_growth(old.topic, total)
+        states = (*old.states(), *_placed(image, topic, range(before, total), event.replication_factor))
+        chunks = list(old.chunks)
+        for number in range(before // STATES_PER_CHUNK, -(-total // STATES_PER_CHUNK)):
+            some = states[number * STATES_PER_CHUNK : (number + 1) * STATES_PER_CHUNK]
+            path, data = tree.chunk_path(name, number), tree.encode_states(some)
+            if number < len(chunks):
+                version = chunks[number].version
+                operations.append(SetNode(path, data, version))
+                chunks[number] = StatesChunk(version + 1, some)
+            else:
+                operations.append(CreateNode(path, data))
+                chunks.append(StatesChunk(0, some))
+        new = replace(new, chunks=tuple(chunks))
+    return [_Change(name, operations, new)]
+
+
+def _with_states(entry: TopicEntry) -> _Change:
+    name = entry.topic.name
+    guard = CheckNode(tree.topic_path(name), entry.version)
+    return _Change(name, [guard, *tree.states_creation(entry)], entry)
+
+
+def _placed(
+    image: ClusterImage, topic: TopicImage, indexes: range, replication_factor: int
+) -> list[PartitionState]:
+    """States of new partitions: leaders go round the brokers that are alive, followers are those after them. Where a
+    topic begins is told by its id, so that many small ones are spread too.
+    """
+    brokers = sorted(image.brokers)
+    if not 0 < replication_factor <= len(brokers):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {replication_factor} time(s): {len(brokers)} broker(s) are alive.",
+        )
+    first = topic.topic_id.int % len(brokers)
+    kinds = []
+    for turn in range(len(brokers)):
+        replicas = tuple(
+            brokers[(first + turn + place) % len(brokers)] for place in range(replication_factor)
+        )
+        kinds.append(PartitionState(replicas, replicas[0], 0, replicas))
+    return [kinds[index % len(kinds)] for index in indexes]
+
+
+# -- leaders and replicas ----------------------------------------------------------------------------------
+
+
+def _restated(
+    image: ClusterImage,
+    entries: Iterator[TopicEntry] | Sequence[TopicEntry],
+    decide: Callable[[TopicImage, int, PartitionState], PartitionState],
+) -> list[_Change]:
+    """The chunks in which `decide(topic, partition, state)` gives another state for any partition."""
+    changes = []
+    for entry in entries:
+        for number, chunk in enumerate(entry.chunks):
+            first = number * STATES_PER_CHUNK
+            states = tuple(
+                decide(entry.topic, index, state) for index, state in enumerate(chunk.states, first)
+            )
+            if states != chunk.states:
+                changes.append(_restate(entry, number, states))
+    return changes
+
+
+def _restate(entry: TopicEntry, number: int, states: tuple[PartitionState, ...]) -> _Change:
+    name = entry.topic.name
+    path, version = tree.chunk_path(name, number), entry.chunks[number].version
+    operations: list[StoreOperation] = [SetNode(path, tree.encode_states(states), version)]
+    return _Change(name, operations, chunk=number, states=states)
+
+
+def _led_by(state: PartitionState, leader: int) -> PartitionState:
+    return replace(
+        state, leader=leader, leader_epoch=state.leader_epoch + 1, partition_epoch=state.partition_epoch + 1
+    )
+
+
+def _elected(state: PartitionState, alive: set[int], *, unclean: bool = False) -> PartitionState:
+    """With the first replica that may lead, by the order of preference; without a leader if there is none."""
+    for eligible, isr in ((state.isr, None), (state.elr, ())):
+        for broker in state.replicas:
+            if broker in eligible and broker in alive:
+                new = state if isr is None else replace(state, isr=(broker,), elr=_without(state.elr, broker))
+                return _led_by(new, broker)
+    if unclean:
+        for broker in state.replicas:
+            if broker in alive:
+                return _led_by(replace(state, isr=(broker,), elr=()), broker)
+    return state if state.leader == NO_LEADER else _led_by(state, NO_LEADER)
+
+
+def _started(state: PartitionState, broker: int, clean: bool, alive: set[int]) -> PartitionState:
+    if broker not in state.replicas:
+        return state
+    if clean:
+        return state if state.leader != NO_LEADER else _elected(state, alive)
+    if state.replicas == (broker,):
+        return _led_by(replace(state, isr=(broker,), elr=()), broker)  # there is no other, whatever it lost
+    if broker in state.isr or broker in state.elr:
+        state = replace(
+            state,
+            isr=_without(state.isr, broker),
+            elr=_without(state.elr, broker),
+            partition_epoch=state.partition_epoch + 1,
+        )
+    if state.leader in (broker, NO_LEADER):
+        return _elected(state, alive)
+    return state
+
+
+def _gone(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> PartitionState:
+    if broker in state.isr and len(state.isr) > 1:
+        isr = _without(state.isr, broker)
+        elr = (*state.elr, broker) if len(isr) < min_isr and broker not in state.elr else state.elr
+        state = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
+    return _elected(state, alive) if state.leader == broker else state
+
+
+def _elect(image: ClusterImage, event: ElectLeaders) -> list[_Change]:
+    alive = set(image.brokers)
+
+    def decide(_: TopicImage, __: int, state: PartitionState) -> PartitionState:
+        preferred = state.replicas[0]
+        if event.unclean:
+            return _elected(state, alive, unclean=True) if state.leader == NO_LEADER else state
+        if state.leader != preferred and preferred in state.isr and preferred in alive:
+            return _led_by(state, preferred)
+        return state
+
+    if event.partitions is None:
+        return _restated(image, image.topics.values(), decide)
+    wanted: dict[str, set[int]] = {}
+    for name, index in event.partitions:
+        entry = _entry(image, name)
+        if not 0 <= index < entry.topic.partition_count:
+            raise unknown_partition(name, index, entry.topic.partition_count)
+        wanted.setdefault(name, set()).add(index)
+    return _restated(
+        image,
+        [image.topics[name] for name in wanted],
+        lambda topic, index, state: decide(topic, index, state) if index in wanted[topic.name] else state,
+    )
+
+
+def _change_isr(image: ClusterImage, event: ChangeIsr) -> _Change:
+    entry = _entry(image, event.topic)
+    if not 0 <= event.index < entry.topic.partition_count:
+        raise unknown_partition(event.topic, event.index, entry.topic.partition_count)
+    state = entry.state(event.index)
+    where = f"{event.topic}-{event.index}"
+    if event.leader_epoch != state.leader_epoch:
+        code = (
+            ErrorCode.NOT_CONTROLLER
+            if event.leader_epoch > state.leader_epoch
+            else ErrorCode.FENCED_LEADER_EPOCH
+        )
+        raise KafkaError(code, f"{where} has leader epoch {state.leader_epoch}, not {event.leader_epoch}")
+    if event.leader != state.leader:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"{where} is led by broker {state.leader}, not by {event.leader}"
+        )
+    if event.partition_epoch != state.partition_epoch:
+        raise KafkaError(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"{where} has partition epoch {state.partition_epoch}, not {event.partition_epoch}",
+        )
+    isr = tuple(broker for broker, _ in event.isr)
+    if event.leader not in isr or not set(isr) <= set(state.replicas) or len(set(isr)) != len(isr):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"{list(isr)} cannot be the ISR of {where}, which has the replicas {list(state.replicas)}"
+            f" and the leader {state.leader}",
+        )
+    for broker_id, epoch in event.isr:
+        broker = image.brokers.get(broker_id)
+        if broker is None or broker.epoch != epoch:
+            raise KafkaError(
+                ErrorCode.INELIGIBLE_REPLICA,
+                f"broker {broker_id} with epoch {epoch} cannot join the ISR of {where}: "
+                + ("it is not alive" if broker is None else f"its epoch is {broker.epoch}"),
+            )
+    left = tuple(broker for broker in state.isr if broker not in isr)
+    short = len(isr) < _min_isr(entry.topic)
+    elr = tuple(broker for broker in (*state.elr, *left) if broker not in isr) if short else ()
+    number, place = divmod(event.index, STATES_PER_CHUNK)
+    states = list(entry.chunks[number].states)
+    states[place] = replace(state, isr=isr, elr=elr, partition_epoch=state.partition_epoch + 1)
+    return _restate(entry, number, tuple(states))
+
+
+def _min_isr(topic: TopicImage) -> int:
+    return int(topic.config.get("min.insync.replicas", "1"))
+
+
+def _without(brokers: tuple[int, ...], broker: int) -> tuple[int, ...]:
+    return tuple(each for each in brokers if each != broker)
+
+
+# -- transactions ------------------------------------------------------------------------------------------
+
+
+def _packed(image: ClusterImage, changes: Sequence[_Change]) -> Iterator[Transaction]:
+    guard = CheckNode(tree.CONTROLLER_EPOCH, image.controller_version)
+    operations: list[StoreOperation] = []
+    topics: dict[str, TopicEntry | None] = {}
+    entries: dict[str, TopicEntry] = {}  # of topics whose chunks change one after the other
+    size = chunks = 0
+    for change in changes:
+        cost = sum(len(each.data) for each in change.operations if isinstance(each, CreateNode | SetNode))
+        if operations and (
+            size + cost > TRANSACTION_BYTES
+            or chunks == CHUNKS_PER_TRANSACTION
+            or len(operations) + len(change.operations) > OPERATIONS_PER_TRANSACTION
+        ):
+            yield Transaction((guard, *operations), topics)
+            operations, topics, size, chunks = [], {}, 0, 0
+        operations += change.operations
+        size += cost
+        chunks += change.chunk >= 0
+        if change.chunk >= 0:
+            entry = entries.get(change.name) or image.topics[change.name]
+            listed = list(entry.chunks)
+            listed[change.chunk] = StatesChunk(listed[change.chunk].version + 1, change.states)
+            topics[change.name] = entries[change.name] = replace(entry, chunks=tuple(listed))
+        else:
+            topics[change.name] = change.entry
+    if operations:
+        yield Transaction((guard, *operations), topics)

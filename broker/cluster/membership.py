@@ -1,0 +1,93 @@
+"""How a broker stands in the coordination store: registered while it is alive, and perhaps the controller.
+
+Both are ephemeral nodes of its session. The controller's is made together with the next controller epoch, so that what
+an earlier controller still writes is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from broker.cluster import tree
+from broker.cluster.image import BrokerImage
+from broker.cluster.nodes import OUTDATED, modify
+from broker.ports import CoordinationStore, CreateNode, SetNode, StoreOperation
+from protocol.errors import ErrorCode, KafkaError
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Of the controller: its epoch, and the version of the node that says so."""
+
+    epoch: int
+    version: int
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What a broker says of itself. `clean`: its last stop was. `endpoints`: (listener, host, port)."""
+
+    broker_id: int
+    incarnation: str
+    clean: bool
+    endpoints: Sequence[tuple[str, str, int]] = ()
+    rack: str | None = None
+
+
+async def register(store: CoordinationStore, registration: Registration) -> BrokerImage:
+    """Raises KafkaError(DUPLICATE_BROKER_REGISTRATION) if a broker with this id is alive."""
+    image = BrokerImage(
+        registration.broker_id,
+        0,
+        registration.incarnation,
+        tuple(registration.endpoints),
+        registration.rack,
+    )
+    path = f"{tree.BROKER_IDS}/{registration.broker_id}"
+    try:
+        await store.transact(
+            [CreateNode(path, tree.encode_broker(image, clean=registration.clean), ephemeral=True)]
+        )
+    except OUTDATED:
+        raise KafkaError(
+            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            f"a broker with node.id={registration.broker_id} is alive already; give this one another node.id",
+        ) from None
+    node = await store.get(path)
+    if node is None or node.owner != store.session:
+        raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, f"the registration at {path} is lost")
+    known = json.dumps({"rack": registration.rack}, separators=(",", ":")).encode()
+    await modify(store, f"{tree.KNOWN_BROKERS}/{registration.broker_id}", lambda _: known)
+    return tree.decode_broker(registration.broker_id, node)
+
+
+async def become_controller(store: CoordinationStore, broker_id: int) -> Claim | None:
+    """None if another one is the controller, or became it meanwhile."""
+    if await store.get(tree.CONTROLLER) is not None:
+        return None
+    node = await store.get(tree.CONTROLLER_EPOCH)
+    epoch = 1 if node is None else int(node.data) + 1
+    data = str(epoch).encode()
+    raised: StoreOperation
+    if node is None:
+        raised, version = CreateNode(tree.CONTROLLER_EPOCH, data), 0
+    else:
+        raised, version = SetNode(tree.CONTROLLER_EPOCH, data, node.version), node.version + 1
+    who = json.dumps({"broker": broker_id, "epoch": epoch}, separators=(",", ":")).encode()
+    try:
+        await store.transact([CreateNode(tree.CONTROLLER, who, ephemeral=True), raised])
+    except OUTDATED:
+        return None
+    return Claim(epoch, version)
+
+
+async def read_brokers(store: CoordinationStore) -> dict[int, BrokerImage]:
+    """Those that are alive."""
+    names = await store.children(tree.BROKER_IDS)
+    nodes = await store.get_many([f"{tree.BROKER_IDS}/{name}" for name in names])
+    return {
+        int(name): tree.decode_broker(int(name), node)
+        for name, node in zip(names, nodes, strict=True)
+        if node is not None
+    }
