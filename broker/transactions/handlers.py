@@ -17,8 +17,8 @@ from broker.groups.model import CommittedOffset
 from broker.pattern import PatternError, matching
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
-from broker.security.requirement import whole, within
-from broker.security.rights import Operation, ResourceType
+from broker.security.requirement import within
+from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Slices, Work, sort_in_slices
 from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
 from broker.transactions.events import AddPartitions, EndTransaction, Result
@@ -119,7 +119,7 @@ class TransactionHandlers:
                 WriteTxnMarkersRequest,
                 WriteTxnMarkersResponse,
                 self.write_markers,
-                whole(Operation.CLUSTER_ACTION),
+                within(cluster=(Operation.ALTER, Operation.CLUSTER_ACTION)),
                 on_error=_failed_markers,
             ),
             ApiDeclaration(
@@ -357,7 +357,9 @@ class TransactionHandlers:
     async def write_markers(
         self, context: RequestContext, request: WriteTxnMarkersRequest
     ) -> WriteTxnMarkersResponse:
-        """For administrators who end a transaction that hangs (KIP-664)."""
+        """For administrators who end a transaction that hangs (KIP-664), and for brokers."""
+        if not context.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME, audited=False):
+            context.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
         results = []
         pace = self._slices.pace()
         for entry in request.markers:

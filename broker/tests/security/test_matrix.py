@@ -39,6 +39,7 @@ from protocol.messages import (
     offset_fetch,
     offset_for_leader_epoch,
     txn_offset_commit,
+    write_txn_markers,
 )
 from protocol.messages import fetch as fetching
 from protocol.messages import metadata as metadata_messages
@@ -190,6 +191,12 @@ def txn_commit(n: Names) -> ApiMessage:
     return txn_offset_commit.TxnOffsetCommitRequest(
         transactional_id=n.transaction, group_id=n.group, topics=[topic]
     )
+
+
+def write_markers(n: Names) -> ApiMessage:
+    topic = write_txn_markers.WritableTxnMarkerTopic(name=n.topic, partition_indexes=[0])
+    marker = write_txn_markers.WritableTxnMarker(producer_id=1, topics=[topic])
+    return write_txn_markers.WriteTxnMarkersRequest(markers=[marker])
 
 
 def describe_config(resource_type: int, name: str) -> ApiMessage:
@@ -404,6 +411,10 @@ CASES: dict[int, list[Case]] = {
         )
     ],
     26: [Case(lambda n: EndTxnRequest(transactional_id=n.transaction), [(WRITE, TRANSACTION)])],
+    27: [
+        Case(write_markers, [(ALTER, CLUSTER)]),
+        Case(write_markers, [(CLUSTER_ACTION, CLUSTER)]),
+    ],
     28: [Case(txn_commit, [(WRITE, TRANSACTION), (READ, GROUP), (READ, TOPIC)])],
     32: configs_of(DESCRIBE_CONFIGS),
     33: configs_of(ALTER_CONFIGS)[:3],
@@ -497,7 +508,7 @@ def states(right: Right, name: str) -> Iterator[tuple[str, bool, list[AclCreatio
     yield "allowed", True, [acl()]
     yield "implied", True, [acl(IMPLYING.get(operation, Operation.ALL) if not of_cluster else Operation.ALL)]
     deny = Permission.DENY
-    denied = [acl(permission=deny), acl(DESCRIBE, permission=deny), acl(Operation.ALL), acl()]
+    denied = [acl(permission=deny), acl(DESCRIBE, permission=deny), acl()]
     yield "denied and allowed", False, denied
     yield "prefixed", True, [acl(of=name if of_cluster else name[:-1], kind=PatternType.PREFIXED, host=HOST)]
     yield "wildcard", True, [acl(of=name if of_cluster else "*", who="User:*")]
@@ -612,7 +623,7 @@ PARTS = {
     "topics": {19, 20, 37},
     "groups": {8, 9, 10, 11, 12, 13, 14},
     "groups of others": {15, 16, 42, 47, 68, 69},
-    "transactions": {22, 24, 25, 26, 28, 61, 65, 66},
+    "transactions": {22, 24, 25, 26, 27, 28, 61, 65, 66},
 }
 
 
@@ -653,7 +664,7 @@ async def test_rights_over_the_cluster_in_every_state(tmp_path: Path) -> None:
         whole = [
             each for each in admin.broker.dispatcher.declarations if each.authorize.of_cluster is not None
         ]
-        assert {each.key for each in whole} >= {27, 29, 30, 31, 35, 43, 45, 46, 48, 50}
+        assert {each.key for each in whole} >= {29, 30, 31, 35, 43, 45, 46, 48, 50}
         for declaration in whole:
             for state, allowed, acls in states((declaration.authorize.of_cluster, CLUSTER), CLUSTER_NAME):
                 await grant(admin, *acls)
