@@ -21,6 +21,7 @@ from tablelayer.cli.options import (
 )
 from tablelayer.cli.tables import tables
 from tablelayer.cli.topics import topics
+from tablelayer.cli.users import users
 
 app = typer.Typer(
     name="headrace",
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.add_typer(topics, name="topics")
 app.add_typer(tables, name="tables")
 app.add_typer(groups, name="groups")
+app.add_typer(users, name="users")
 
 
 @app.command()
@@ -102,6 +104,32 @@ def serve(
         )
     finally:  # it may not have come so far, and the process may not be the server's alone
         gc.enable()
+
+
+@app.command("format")
+def format_data(
+    data: Annotated[Path, typer.Option(metavar="DIR", help="The data directory; made if it does not exist.")],
+    add_scram: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--add-scram",
+            metavar="SCRAM-SHA-256=[name=NAME]",
+            help="A user, with SCRAM-SHA-256 or SCRAM-SHA-512; iterations=N beside its name if need be; repeatable.",
+        ),
+    ] = None,
+    node_id: Annotated[int, typer.Option(min=0, help="The node.id of its server.")] = 0,
+) -> None:
+    """Make a data directory before its server starts, with the first users in it: whoever makes all others.
+
+    Their passwords are asked for, or read from standard input, a line each, or from HEADRACE_PASSWORD.
+
+    \b
+      headrace format --data ./data --add-scram 'SCRAM-SHA-512=[name=admin]' < password.txt
+      headrace serve --data ./data --config server.properties
+    """
+    from tablelayer.cli.users import format_directory
+
+    format_directory(data, add_scram or [], node_id)
 
 
 @app.command()
