@@ -29,22 +29,21 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from broker import disk_errors
-from broker.log import checkpoint as checkpoints
 from broker.log import recovery, time_lookup
 from broker.log.checkpoint import Checkpoint
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
-from broker.log.epochs import FILE_NAME as EPOCHS_NAME
 from broker.log.errors import CleaningAbandoned, CorruptLogError
+from broker.log.folder import LogFolder
 from broker.log.preparation import prepare
 from broker.log.producer_state import AppendedBatch, Producer, ProducerState
 from broker.log.reader import Reader
-from broker.log.segment import DELETED_SUFFIX, POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
+from broker.log.segment import POSITION_MAX, RELATIVE_OFFSET_MAX, Segment
 from broker.log.slice import LogSlice
 from broker.log.stamp import stamp, stamp_with_time
 from broker.log.time_lookup import Opened
@@ -61,8 +60,6 @@ __all__ = ["AppendInfo", "AppendOrigin", "CorruptLogError", "PartitionLog"]
 logger = logging.getLogger("headrace.log")
 
 T = TypeVar("T")
-
-_SNAPSHOTS_KEPT: Final = 2
 
 
 class AppendInfo(msgspec.Struct):
@@ -93,7 +90,6 @@ class PartitionLog:
         companions: Sequence[str] = (),
     ) -> None:
         self.directory = directory
-        self._companions = companions
         self.config = config
         self.recovered = recovered.report
         self.log_start_offset = recovered.checkpoint.log_start_offset
@@ -111,10 +107,7 @@ class PartitionLog:
             self._segments.append(self._new_segment(max(self.log_start_offset, self.compacted_to)))
         self._segments[-1].activate()
         self._bases = [segment.base_offset for segment in self._segments]
-        self._is_marked_clean = recovered.report.was_clean
-        self._directory_is_dirty = not recovered.report.was_clean
-        self._has_directory = False  # for certain; else it is made before the first batch
-        self._is_entered = recovered.report.was_clean  # the folder is known to be durable in the one above it
+        self._folder = LogFolder(disk, directory, companions, was_clean=recovered.report.was_clean)
         self._ready_epoch = -1
         """The leader epoch for which `_prepare_to_write` has nothing to do any more, or -1."""
         self._failure: str | None = None
@@ -150,7 +143,7 @@ class PartitionLog:
         disk = SystemDisk() if disk is None else disk
         recovered = recovery.nothing() if is_new else recovery.recover(disk, directory, config, clock)
         log = cls(directory, config, clock, disk, recovered, background, discard, companions)
-        log._has_directory = is_new
+        log._folder.is_there = is_new
         if log.must_commit:
             log.commit()
         return log
@@ -358,28 +351,22 @@ class PartitionLog:
             )
         self._reading(self._segments[-1].load_small_indexes)
         try:
-            if self._is_marked_clean:
-                checkpoints.remove_clean_marker(self._disk, self.directory)
-                self._is_marked_clean = False
-            elif not base_offset and not self._segments[-1].size and not self._has_directory:
-                self._disk.make_directory(self.directory)
+            if self._folder.is_marked_clean:
+                self._folder.unmark_clean()
+            elif not base_offset and not self._segments[-1].size:
+                self._folder.make()
             if leader_epoch > epochs.latest:
                 epochs.assign(leader_epoch, base_offset)
             self._ready_epoch = leader_epoch
         except OSError as error:
             raise self._storage_error("append to", error) from error
 
-    def _write_epochs(self, *, sync: bool) -> None:
-        entries = tuple(self._epochs.entries)
-        self._disk.replace(self.directory / EPOCHS_NAME, self._epochs.encode(), sync=sync)
-        self._epochs.written = entries
-
     def _write(self, segment: Segment, prefix: bytes, rest: memoryview) -> None:
         try:
             segment.file.write((prefix, rest), segment.size)
             if not segment.size:
                 # Now, not before: a commit under way has not seen the new name.
-                self._directory_is_dirty = True
+                self._folder.has_new_names = True
         except OSError as error:
             try:
                 segment.undo_append()
@@ -419,8 +406,8 @@ class PartitionLog:
         """Seal the active segment and begin another, whose file will be made by its first batch."""
         old = self._segments[-1]
         old.seal()
-        self._write_snapshot()
-        self._directory_is_dirty = True
+        self._folder.write_snapshot(self.log_end_offset, self._producer_state)
+        self._folder.has_new_names = True
         segment = self._new_segment(old.end_offset)
         segment.activate()
         self._segments.append(segment)
@@ -429,43 +416,6 @@ class PartitionLog:
         if self._background is not None:
             self._background(self._flush_in_background)
         return segment
-
-    def _write_snapshot(self) -> None:
-        """The producer state at the log's end, for recovery to start from; a cache, so failing is no error."""
-        end_offset = self.log_end_offset
-        try:
-            self._disk.replace(
-                self.directory / recovery.snapshot_name(end_offset),
-                self._producer_state().encode_snapshot(),
-                sync=False,
-            )
-        except OSError as error:
-            disk_errors.tell(logger, f"{self.directory.name}: no producer snapshot at {end_offset}", error)
-
-    def _sync_names(self) -> None:
-        """Make new names durable, and the snapshot of the last roll; then older snapshots can go.
-
-        Raises OSError.
-        """
-        path = self.directory / recovery.snapshot_name(self._segments[-1].base_offset)
-        if self._disk.size(path) is not None:
-            self._disk.open_read_only(path).sync()
-        if self._is_entered:
-            self._disk.sync_directory(self.directory)
-        else:
-            self._enter()
-        for offset in recovery.snapshot_offsets(self._disk, self.directory)[:-_SNAPSHOTS_KEPT]:
-            self._disk.remove(self.directory / recovery.snapshot_name(offset))
-
-    def _enter(self) -> None:
-        """Make the folder durable, with all its names: without it nothing in it is. Raises OSError."""
-        if not self._is_entered:
-            for name in self._companions:
-                if self._disk.size(self.directory / name) is not None:
-                    self._disk.open_read_only(self.directory / name).sync()
-            self._disk.sync_directory(self.directory)
-            self._disk.sync_directory(self.directory.parent)
-            self._is_entered = True
 
     # -- read ----------------------------------------------------------------------------------------------
 
@@ -615,8 +565,7 @@ class PartitionLog:
     ) -> None:
         self.log_start_offset = max(self.log_start_offset, log_start_offset)
         self._epochs.truncate_from_start(log_start_offset)
-        checkpoints.remove_clean_marker(self._disk, self.directory)
-        self._is_marked_clean = False
+        self._folder.unmark_clean()
         doomed = self._segments[:count]
         del self._segments[:count]
         del self._bases[:count]
@@ -624,7 +573,7 @@ class PartitionLog:
         for segment in doomed:
             segment.remove(discard)
             if discard is None:  # nothing else says where the log begins: a power cut must not leave a hole
-                self._disk.sync_directory(self.directory)
+                self._folder.sync()
 
     def _discard(self, path: Path) -> None:
         if self._remove_later is None:
@@ -648,8 +597,7 @@ class PartitionLog:
                 raise self._storage_error("truncate", error) from error
 
     def _truncate(self, offset: int) -> None:
-        checkpoints.remove_clean_marker(self._disk, self.directory)
-        self._is_marked_clean = False
+        self._folder.unmark_clean()
         self._ready_epoch = -1
         self._reader.forget()
         self._producers = None
@@ -663,7 +611,7 @@ class PartitionLog:
             segment = self._segments.pop()
             self._bases.pop()
             segment.remove()
-            self._disk.sync_directory(self.directory)  # one after the other: a hole would look like damage
+            self._folder.sync()  # one after the other: a hole would look like damage
         segment = self._segments[-1]
         if not segment.is_active:
             segment.activate()
@@ -675,9 +623,9 @@ class PartitionLog:
         elif segment.size:
             segment.truncate(*segment.locate(offset))
             segment.file.sync()
-        self._disk.sync_directory(self.directory)
+        self._folder.sync()
         self._epochs.truncate_from_end(self.log_end_offset)
-        self._write_epochs(sync=True)
+        self._folder.write_epochs(self._epochs, sync=True)
 
     # -- compaction (for `compaction_run`) -----------------------------------------------------------------
 
@@ -714,8 +662,7 @@ class PartitionLog:
         The new file keeps its own name until `finish_exchange`. Whoever is reading the old files goes on doing so.
         Raises OSError.
         """
-        checkpoints.remove_clean_marker(self._disk, self.directory)
-        self._is_marked_clean = False
+        self._folder.unmark_clean()
         self._reader.forget()
         first = bisect_left(self._bases, group[0].base_offset)
         end = slice(first, first + len(group))
@@ -752,7 +699,7 @@ class PartitionLog:
                 return
             self._sync(end_offset)
             try:
-                self._write_epochs(sync=True)
+                self._folder.write_epochs(self._epochs, sync=True)
                 self._write_checkpoint()
             except OSError as error:
                 raise self._storage_error("flush", error) from error
@@ -762,8 +709,7 @@ class PartitionLog:
         with self._checkpoint_lock:
             if log_start_offset is None:
                 log_start_offset = self.log_start_offset
-            checkpoints.write_checkpoint(self._disk, self.directory, self._checkpoint(log_start_offset))
-            self._enter()
+            self._folder.write_checkpoint(self._checkpoint(log_start_offset))
             self.log_start_offset = log_start_offset
 
     def _checkpoint(self, log_start_offset: int) -> Checkpoint:
@@ -808,10 +754,10 @@ class PartitionLog:
                         raise self._sync_failed(OSError(f"{segment.path} is gone")) from None
                 except OSError as error:
                     raise self._sync_failed(error) from error
-        if self._directory_is_dirty:
+        if self._folder.has_new_names:
             try:
-                self._directory_is_dirty = False
-                self._sync_names()
+                self._folder.has_new_names = False
+                self._folder.sync_names(self._segments[-1].base_offset)
             except OSError as error:
                 raise self._sync_failed(error) from error
         self.recovery_point = max(self.recovery_point, end_offset)
@@ -854,7 +800,7 @@ class PartitionLog:
         if self._closed:
             return
         try:
-            if clean and self._failure is None and not self._is_marked_clean and self._has_history:
+            if clean and self._failure is None and not self._folder.is_marked_clean and self._has_history:
                 self._leave_clean()
         finally:
             self._closed = True
@@ -874,18 +820,16 @@ class PartitionLog:
             # Of a log that is read in one go there need be no files that spare reading it.
             is_small = len(self._segments) == 1 and active.is_small and not active.has_index_files()
             if not is_small:
-                self._write_snapshot()
+                self._folder.write_snapshot(self.log_end_offset, self._producer_state)
             if active.size:
                 active.write_transaction_index() if is_small else active.write_indexes()
             else:
                 active.remove()  # a file may have been made for a batch that could not be written
             if self._epochs.written != tuple(self._epochs.entries):
-                self._write_epochs(sync=False)
-            checkpoints.write_clean_marker(
-                self._disk,
-                self.directory,
+                self._folder.write_epochs(self._epochs, sync=False)
+            self._folder.mark_clean(
                 self._checkpoint(self.log_start_offset),
-                self._epochs.entries,
+                self._epochs,
                 [segment for segment in self._segments if segment.size],
             )
         except OSError as error:
@@ -899,11 +843,4 @@ class PartitionLog:
         self.close(clean=False)
         for segment in self._segments:
             segment.remove()
-        for offset in recovery.snapshot_offsets(self._disk, self.directory):
-            self._disk.remove(self.directory / recovery.snapshot_name(offset))
-        for name in self._disk.names(self.directory):
-            if name.endswith(DELETED_SUFFIX):
-                self._disk.remove(self.directory / name)
-        for name in (EPOCHS_NAME, checkpoints.CHECKPOINT_NAME, checkpoints.CLEAN_NAME):
-            self._disk.remove(self.directory / name)
-        self._disk.remove_directory(self.directory)
+        self._folder.delete()
