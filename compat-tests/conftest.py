@@ -60,8 +60,7 @@ class ServerProcess:
         sets = [
             argument for name, value in self.settings.items() for argument in ("--set", f"{name}={value}")
         ]
-        where = [] if "listeners" in self.settings else ["--listen", self.address]
-        command = [sys.executable, "-m", *MODULE, *where]
+        command = [sys.executable, "-m", *MODULE, *self.arguments()]
         command += ["--data", str(self.directory / "data"), *sets]
         with self._log.open("a") as log:
             self.process = subprocess.Popen(
@@ -72,6 +71,10 @@ class ServerProcess:
             self.kill()
             pytest.fail(f"the server said {line!r} instead of being ready; its log:\n{self.log()}")
         return self
+
+    def arguments(self) -> list[str]:
+        """Where it listens."""
+        return [] if "listeners" in self.settings else ["--listen", self.address]
 
     def _first_line(self) -> str:
         """What the server says first; empty if it says nothing or ends."""
