@@ -189,7 +189,7 @@ class Demo:
     def fence(self) -> None:
         """Nobody gets further than that."""
         assert isinstance(self.access, SecuredAccess)
-        key = self.keys[6]
+        key = self.keys[8]
         with connect(self.settings("marketing")) as marketing:
             table = marketing.table(TABLE)
             row = table.lookup_one({"order_key": key}, columns=["order_key", "nation_name"])
