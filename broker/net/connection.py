@@ -44,6 +44,9 @@ class Owner(Protocol):
     def on_rest(self) -> None:
         """The connection has nothing more to do for now; needed while `is_draining` only."""
 
+    def note_unsent(self, connection: Connection) -> None:
+        """Its answers wait for a slow peer, or have waited. May close this connection, or others."""
+
     def forget(self, connection: Connection) -> None:
         """The connection has closed."""
 
@@ -93,8 +96,8 @@ class Connection:
 
     @property
     def unsent_bytes(self) -> int:
-        """Of answers that have not left."""
-        return self._exchange.unsent.size
+        """Of answers that have not left, in memory."""
+        return self._exchange.unsent.memory_size
 
     @property
     def is_waiting_for_handler(self) -> bool:
@@ -188,6 +191,8 @@ class Connection:
             self._resume_reading()
         if network.is_draining and not exchange.is_busy:
             network.on_rest()
+        if self._writing:
+            network.note_unsent(self)
 
     def _go_on(self) -> None:
         self._exchange.is_resting = False
@@ -298,6 +303,7 @@ class Connection:
         elif not self.closed and not exchange.is_busy:
             self._network.on_rest()
             self._resume_reading()
+        self._network.note_unsent(self)
 
     # -- the end -------------------------------------------------------------------------------------------
 

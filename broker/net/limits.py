@@ -26,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True):
     """What one `recv` may bring: large enough that small requests come many at a time, small enough for the cache."""
     unsent_bytes_max: int = 1024 * 1024
     """Answers waiting for a slow reader; above it no further request of that connection is looked at."""
+    unsent_bytes_of_all_max: int = 512 * 1024 * 1024
+    """The same of all connections together, records in files apart; above it those that read least are closed."""
     pooled_bytes_max: int = 64 * 1024 * 1024
     """Memory kept for the frames of large requests; more is allocated and freed as needed."""
     buffers_per_call: int = 64

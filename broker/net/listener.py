@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from broker.net.backlog import Backlog
 from broker.net.connection import Connection
 from broker.net.handshakes import HandshakeQueue
 from broker.net.limits import Limits
@@ -76,6 +77,7 @@ class Network:
         self._deadlines: dict[Connection, asyncio.TimerHandle] = {}
         self._connections: set[Connection] = set()
         self._per_address: Counter[str] = Counter()
+        self._backlog: Backlog[Connection] = Backlog(limits.unsent_bytes_of_all_max)
         self._next_id = 0
         self._draining: asyncio.Event | None = None
         self.is_draining = False
@@ -264,9 +266,22 @@ class Network:
             rest = max(0.0, limits.authentication_seconds_max - limits.handshake_seconds_max)
             self._expect(connection, rest, "it has not authenticated itself")
 
+    def note_unsent(self, connection: Connection) -> None:
+        """Called by a connection whose answers wait for a slow peer, or have waited."""
+        backlog = self._backlog
+        backlog.note(connection, 0 if connection.closed else connection.unsent_bytes)
+        while (slowest := backlog.next_to_go()) is not None:
+            slowest.close(
+                f"it does not read its answers: {slowest.unsent_bytes} bytes wait for it, and {backlog.size} for all, "
+                f"of {self.limits.unsent_bytes_of_all_max}",
+                logging.WARNING,
+            )
+            backlog.note(slowest, 0)
+
     def forget(self, connection: Connection) -> None:
         """Called by a connection that has closed."""
         self._connections.discard(connection)
+        self._backlog.note(connection, 0)
         self._trust(connection)
         host = connection.peer.host
         self._per_address[host] -= 1

@@ -16,12 +16,18 @@ from broker.net.reply import Buffer, Part, Region
 class SendQueue:
     """See the module's contract. The first part is never empty while there are bytes to be sent."""
 
-    __slots__ = ("_parts", "size")
+    __slots__ = ("_file_bytes", "_parts", "size")
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()
+        self._file_bytes = 0
         self.size = 0
         """Bytes, those of regions included, that have not left."""
+
+    @property
+    def memory_size(self) -> int:
+        """Bytes that have not left, those of regions apart."""
+        return self.size - self._file_bytes
 
     def append(self, parts: list[Part]) -> None:
         """One answer, not empty. The list is the queue's from now on; parts that are made of parts (`.parts`) give
@@ -31,10 +37,13 @@ class SendQueue:
         if len(parts) == 1 and type(first) is bytes:
             self.put(len(first).to_bytes(4, "big") + first)
             return
-        size = 0
+        size = file_bytes = 0
         for part in parts:
-            if isinstance(part, (bytes, bytearray, memoryview)) or not hasattr(part, "parts"):
+            if isinstance(part, (bytes, bytearray, memoryview)):
                 size += _size(part)
+            elif not hasattr(part, "parts"):
+                size += part.size
+                file_bytes += part.size
             else:
                 self.append(list(_flat(parts)))
                 return
@@ -45,6 +54,7 @@ class SendQueue:
             parts.insert(0, head)
         self._parts.extend(parts)
         self.size += size + 4
+        self._file_bytes += file_bytes
 
     def put(self, data: bytes | memoryview) -> None:
         """Bytes as they are, at least one: a frame, or what is left of one."""
@@ -71,10 +81,13 @@ class SendQueue:
         self.size -= count
         if not self.size:
             parts.clear()
+            self._file_bytes = 0
             return
         while count:
             part = parts[0]
             size = _size(part)
+            if not isinstance(part, (bytes, bytearray, memoryview)):
+                self._file_bytes -= min(count, size)
             if count < size:
                 parts[0] = (
                     memoryview(part)[count:]
@@ -90,12 +103,17 @@ class SendQueue:
     def clear(self) -> None:
         """Nothing of it will leave."""
         self._parts.clear()
-        self.size = 0
+        self.size = self._file_bytes = 0
 
     def check_invariants(self) -> None:
         """Raises InvariantError."""
         sizes = [_size(part) for part in self._parts]
         invariant(self.size == sum(sizes), f"{self.size} bytes are unsent, and the parts have {sizes}")
+        in_memory = sum(_size(p) for p in self._parts if isinstance(p, (bytes, bytearray, memoryview)))
+        invariant(
+            self.memory_size == in_memory,
+            f"{self.memory_size} bytes are in memory, and parts have {in_memory}",
+        )
         invariant(not sizes or sizes[0] > 0, "the first part is empty")
 
 

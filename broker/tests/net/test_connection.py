@@ -231,6 +231,38 @@ def test_a_peer_that_does_not_read_is_not_answered_on_and_on() -> None:
     run(test)
 
 
+def test_answers_for_all_who_do_not_read_are_bounded_together(caplog) -> None:
+    """Whoever reads goes on; those who do not are closed, the one that has taken nothing for longest first."""
+    answer = b"y" * 400_000
+
+    async def test() -> None:
+        async with network(
+            lambda peer, body: [answer], unsent_bytes_max=10_000_000, unsent_bytes_of_all_max=20_000_000,
+            send_buffer_bytes=4096,
+        ) as net:  # fmt: skip
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            silent = []
+            for _ in range(30):
+                sock = socket.create_connection(("127.0.0.1", net.port))
+                silent.append(sock)
+                sock.sendall(frame(b"x") * 5)
+                writer.write(frame(b"z"))
+                assert await read_frame(reader) == answer
+                assert net._backlog.size <= 20_000_000
+                assert net._backlog.size == sum(each.unsent_bytes for each in net._connections)
+            assert 5 < net.connection_count < 20
+            assert {each.peer.port for each in net._connections} >= {silent[-1].getsockname()[1]}
+            assert silent[0].getsockname()[1] not in {each.peer.port for each in net._connections}
+            for sock in silent:
+                sock.close()
+            await until(lambda: net.connection_count == 1)
+            assert net._backlog.size == 0
+            await close(writer)
+
+    run(test)
+    assert "does not read its answers" in caplog.text
+
+
 def test_a_request_without_an_answer_leaves_no_trace_in_the_stream() -> None:
     async def test() -> None:
         async with network(lambda peer, body: None if body == b"acks=0" else [b"ok"]) as net:
