@@ -556,7 +556,7 @@ class _Fetch:
             if entry.partition is not None:
                 self._places.setdefault(entry.partition, []).append(index)
         if len(self._places) > _WATCHED_ONE_BY_ONE_MAX:
-            self._changes.watchers.add(self._on_any)
+            self._changes.watchers[self._on_any] = None
         else:
             for partition in self._places:
                 callback = partial(self._on_moved, partition)
@@ -572,7 +572,7 @@ class _Fetch:
                 self._moved.add(at)
 
     def stop_watching(self) -> None:
-        self._changes.watchers.discard(self._on_any)
+        self._changes.watchers.pop(self._on_any, None)
         for watched, callback in self._callbacks:
             watched.remove_waiter(callback)
         self._callbacks.clear()

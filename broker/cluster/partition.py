@@ -57,7 +57,7 @@ class PartitionChanges:
 
     def __init__(self) -> None:
         self.count = 0
-        self.watchers: set[Callable[[Partition], None]] = set()
+        self.watchers: dict[Callable[[Partition], None], None] = {}
 
 
 class Partition:
@@ -105,7 +105,7 @@ class Partition:
         self.closed = False
         self._log: PartitionLog | None = None
         self._open_log = open_log
-        self._waiters: set[Callable[[], None]] = set()
+        self._waiters: dict[Callable[[], None], None] = {}  # whoever came first is told first
         self._executor = executor
         self.changes = PartitionChanges() if changes is None else changes
         self.traffic = Traffic()
@@ -298,10 +298,10 @@ class Partition:
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
         """Have `callback` called at each change, until it is removed."""
-        self._waiters.add(callback)
+        self._waiters[callback] = None
 
     def remove_waiter(self, callback: Callable[[], None]) -> None:
-        self._waiters.discard(callback)
+        self._waiters.pop(callback, None)
 
     def is_published(self, offset: int) -> bool:
         """Everything below `offset` is published, and nobody is still to be told of anything (`when_published`)."""

@@ -695,7 +695,7 @@ class PartitionLog:
         with self._flush_lock:
             self._check_usable()
             end_offset = self.log_end_offset
-            if self.recovery_point >= end_offset:
+            if self.recovery_point >= end_offset and not self._indexes_wait:
                 return
             self._sync(end_offset)
             try:
@@ -718,7 +718,13 @@ class PartitionLog:
             for segment in list(self._segments)
             if len(segment.aborted)
         }
-        return Checkpoint(log_start_offset, self.recovery_point, aborted, self.compacted_to)
+        recovery_point = min([self.recovery_point, *(segment.base_offset for segment in self._indexes_wait)])
+        return Checkpoint(log_start_offset, recovery_point, aborted, self.compacted_to)
+
+    @property
+    def _indexes_wait(self) -> list[Segment]:
+        """Segments whose index files a power cut may leave as they never were."""
+        return [segment for segment in list(self._segments) if segment.has_unsynced_indexes]
 
     @property
     def flush_is_due(self) -> bool:
@@ -746,7 +752,7 @@ class PartitionLog:
     def _sync(self, end_offset: int) -> None:
         """fsync what is above the recovery point, then raise that to `end_offset`."""
         for segment in list(self._segments):
-            if segment.size and segment.end_offset > self.recovery_point:
+            if segment.size and (segment.end_offset > self.recovery_point or segment.has_unsynced_indexes):
                 try:
                     segment.sync()
                 except FileNotFoundError:

@@ -76,6 +76,7 @@ class Segment:
         "bytes_since_index",
         "end_offset",
         "first_timestamp",
+        "has_unsynced_indexes",
         "is_active",
         "jitter_ms",
         "size",
@@ -110,6 +111,8 @@ class Segment:
         self.bytes_since_index = 0
         self.aborted = TransactionIndex()
         self.is_active = False
+        self.has_unsynced_indexes = False
+        """Its index files were written since the last `sync`: what says that the segment is on disk has to wait."""
         self.jitter_ms = 0
         """How much earlier than `segment.ms` says it is closed."""
         self.untimed_append_ms = -1
@@ -167,7 +170,10 @@ class Segment:
         self.is_active = False
 
     def write_indexes(self, suffix: str = "") -> None:
-        """Bring the indexes to disk, the largest timestamp as the last entry. Never synced: they are a cache."""
+        """Write the indexes to their files, the largest timestamp as the last entry. They are a cache, but one that is
+        believed if it looks whole: `sync` comes before a recovery point beyond the segment is noted.
+        """
+        self.has_unsynced_indexes = not suffix
         timestamp, offset = self.largest
         if self.size and timestamp >= 0:
             self.time_index.maybe_append(timestamp, offset)
@@ -246,6 +252,7 @@ class Segment:
                 self._disk.open_read_only(self.time_index_path).sync()
                 if len(self.aborted):
                     self._disk.open_read_only(self.transaction_index_path).sync()
+            self.has_unsynced_indexes = False
 
     def remove(self, discard: Callable[[Path], object] | None = None) -> None:
         """Take its files away. The log file is left to `discard` if given: until that has removed it, it is there under
@@ -342,6 +349,7 @@ class Segment:
         self.adopt(builder)
         if not self.is_active:
             self.write_indexes()
+            self.sync()  # the segment may be one that no recovery looks at
 
     def _corrupt(self, position: int, problem: str) -> CorruptLogError:
         return CorruptLogError(

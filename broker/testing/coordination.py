@@ -277,7 +277,7 @@ class SimulatedStore:
             try:
                 await self._beat()
             except StoreUnavailableError:
-                continue  # the lease ends by itself
+                self.reconnected()  # unless it is cut off: then the lease ends by itself
 
     async def _beat(self) -> None:
         session, sent = self._session, self._ensemble.clock.monotonic()

@@ -222,11 +222,17 @@ class SimulatedFile:
 
 class SimulatedDisk:
     """`capacity` bytes of file contents (None: no limit). `operations` counts what changes something; `calls`
-    counts every call by kind. `now_ms`: the wall clock that files are dated by.
+    counts every call by kind. `now_ms`: the wall clock that files are dated by. `mounted_at`: where this file system
+    begins; it is there, and so is what is above.
     """
 
     def __init__(
-        self, *, seed: int = 0, capacity: int | None = None, now_ms: Callable[[], float] = lambda: 0.0
+        self,
+        *,
+        seed: int = 0,
+        capacity: int | None = None,
+        now_ms: Callable[[], float] = lambda: 0.0,
+        mounted_at: Path = Path("/"),
     ) -> None:
         self.capacity = capacity
         self.now_ms = now_ms
@@ -234,11 +240,18 @@ class SimulatedDisk:
         self.operations = 0
         self.crash_at: int | None = None
         self.is_dead = False
+        self.on_crash: Callable[[], None] | None = None
+        """Called in the operation in which the process dies."""
+        self.on_change: Callable[[str, Path], None] | None = None
+        """Called before each operation that changes something."""
         self.calls: dict[str, int] = {}
         self._faults: list[Fault] = []
         self._is_partial = False
         self._random = random.Random(seed)
-        self._root = _Directory()
+        self._mounted_at = mounted_at
+        self._root = above = _Directory()
+        for part in mounted_at.parts[1:]:
+            above.entries[part] = above.durable[part] = above = _Directory()
         self._lock = threading.RLock()
 
     # -- control -------------------------------------------------------------------------------------------
@@ -253,13 +266,30 @@ class SimulatedDisk:
     def restart(self, tear: Tear) -> SimulatedDisk:
         """The disk the next process finds. This one stays as it is, so several restarts can be tried."""
         random_ = random.Random(f"{self._random.random()}{tear}")
-        after = SimulatedDisk(seed=random_.randrange(1 << 30), now_ms=self.now_ms)
+        after = SimulatedDisk(
+            seed=random_.randrange(1 << 30), now_ms=self.now_ms, mounted_at=self._mounted_at
+        )
         with self._lock:
             if tear is Tear.KEPT:
                 after._root = copy.deepcopy(self._root)
             else:
                 after._root = self._survivor(self._root, tear, random_, {})
         return after
+
+    def move(self, old: Path, new: Path) -> None:
+        """As if a directory had always been at another place, whose parents are made: no operation, and durable."""
+        node = self._node(old)
+        if not isinstance(node, _Directory):
+            return
+        directory = self._root
+        for part in new.parts[1:-1]:
+            following = directory.entries.setdefault(part, _Directory())
+            assert isinstance(following, _Directory)
+            directory.durable[part] = directory = following
+        directory.entries[new.name] = directory.durable[new.name] = node
+        above = self._directory(old.parent)
+        for entries in (above.entries, above.durable):
+            entries.pop(old.name, None)
 
     def contents(self, path: Path) -> bytes:
         return bytes(self._file(path).data)
@@ -276,7 +306,7 @@ class SimulatedDisk:
     ) -> _Directory:
         """What a power cut leaves of a directory and of what is in it."""
         entries = dict(directory.durable)
-        if tear is not Tear.LOST:
+        if tear is not Tear.LOST and directory.pending:
             for entry in directory.arrived(random_):
                 _enter(entries, entry)
         after = _Directory()
@@ -329,8 +359,12 @@ class SimulatedDisk:
         self.calls[operation] = self.calls.get(operation, 0) + 1
         if changes:
             self.operations += 1
+            if self.on_change is not None:
+                self.on_change(operation, path)
             if self.operations == self.crash_at:
                 self.is_dead = True
+                if self.on_crash is not None:
+                    self.on_crash()
                 raise SimulatedCrash
         for fault in self._faults:
             if fault.operation == operation and path.name.endswith(fault.suffix) and fault.times > 0:
@@ -497,6 +531,8 @@ class SimulatedDisk:
     def sync_above(self, path: Path) -> None:
         for above in path.parents:
             self.sync_directory(above)
+            if above == self._mounted_at:
+                return
 
     def usage(self, path: Path) -> DiskUsage:
         room = self._room()

@@ -6,19 +6,24 @@ looked at, but whoever waits for one alone waits for ever: that is reported as `
 
 **Who is dead does nothing any more.** Work belongs to whom `OWNER` named when it was started (tasks and callbacks
 inherit it). `kill` drops all that an owner has scheduled and ever will, in the middle of whatever it waits for: no
-`finally`, no `except`, no `close` of it runs, as in a process that was killed.
+`finally`, no `except`, no `close` of it runs, as in a process that was killed. `suspend` lets an owner rest as SIGSTOP
+does, threads included; after `resume` everything that was due meanwhile comes at once, late.
+
+`trace` is a hash of all that was done, by whom and when: the same for the same seed, whatever the machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import random
 import selectors
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
+from functools import partial
 from typing import Any
 
 from broker.ports import Clock, Entropy, Threads
@@ -27,10 +32,16 @@ OWNER: ContextVar[str] = ContextVar("owner", default="")
 THREAD_SECONDS = 0.002
 """What inline work waits for its turn, at most."""
 BURIAL_SECONDS = 600.0
+TURNS_MAX = 50_000
+"""Of the loop, at one moment."""
 
 
 class DeadlockError(Exception):
     """Nothing is due, ever, and something is waited for."""
+
+
+class LivelockError(Exception):
+    """Something goes on without end at one moment."""
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -39,7 +50,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def __init__(self, seed: int, *, start: float = 1_000.0) -> None:
         self.random = random.Random(seed)
         self._now = start
+        self._turns = 0
         self._dead: set[str] = set()
+        self._suspended: dict[str, list[asyncio.Handle]] = {}
+        self._digest = hashlib.blake2b(digest_size=16)
         self._left: list[asyncio.Task[Any]] = []
         self._dropped: list[Any] = []
         super().__init__(_JumpingSelector(self))
@@ -51,13 +65,38 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def jump(self, seconds: float) -> None:
         self._now += seconds
+        self._turns = 0
+
+    def turned(self) -> None:
+        self._turns += 1
+        if self._turns > TURNS_MAX:
+            raise LivelockError(f"{TURNS_MAX} turns, and it is still {self._now}")
+
+    @property
+    def trace(self) -> str:
+        return self._digest.hexdigest()
+
+    def note(self, *what: object) -> None:
+        """Make it a part of the trace."""
+        self._digest.update(f"{self._now:.9f} {what}\n".encode())
 
     def is_dead(self, owner: str) -> bool:
         return owner in self._dead
 
+    def suspend(self, owner: str) -> None:
+        """Nothing of this owner runs until `resume`."""
+        self._suspended.setdefault(owner, [])
+
+    def resume(self, owner: str) -> None:
+        self._ready.extend(self._suspended.pop(owner, ()))  # type: ignore[attr-defined]
+
+    def is_suspended(self, owner: str) -> bool:
+        return owner in self._suspended
+
     def kill(self, owner: str) -> None:
         """Nothing of this owner runs from here on. What it held is kept, so that no destructor cleans up after it."""
         self._dead.add(owner)
+        self.resume(owner)
         self._left.extend(self._tasks_by_owner.pop(owner, ()))
 
     def bury(self) -> None:
@@ -66,6 +105,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         tasks, self._left = [task for task in self._left if not task.done()], []
         for task in tasks:
             task.cancel()
+        # A task whose next step was dropped ends by that step alone.
+        self._ready.extend(  # type: ignore[attr-defined]
+            handle
+            for handle in self._dropped
+            if isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)
+        )
         if tasks:
             self.run_until_complete(asyncio.wait(tasks, timeout=BURIAL_SECONDS))
         self._dropped.clear()
@@ -90,25 +135,53 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.call_later(self.random.uniform(0, THREAD_SECONDS), work)
         return future
 
-    def _run_once(self) -> None:
-        if self._dead:
-            for handle in self._ready:  # type: ignore[attr-defined]
-                if handle._context.get(OWNER) in self._dead:
-                    self._dropped.append((handle._callback, handle._args))
-                    handle.cancel()
-            scheduled = self._scheduled  # type: ignore[attr-defined]
-            gone = [handle for handle in scheduled if handle._context.get(OWNER) in self._dead]
-            if gone:
-                self._dropped.extend((handle._callback, handle._args) for handle in gone)
-                scheduled[:] = [handle for handle in scheduled if handle not in gone]
-                heapq.heapify(scheduled)
-        super()._run_once()  # type: ignore[misc]
+    def _call_soon(self, callback: Callable[..., Any], args: Any, context: Context | None) -> asyncio.Handle:
+        handle = _OwnedHandle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _OwnedTimer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def _may_run(self, handle: asyncio.Handle) -> bool:
+        """Whether it is done now: else it is kept, for later or for good."""
+        owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
+        if owner in self._dead:
+            self._dropped.append(handle)
+            return False
+        if owner in self._suspended:
+            self._suspended[owner].append(handle)
+            return False
+        return True
+
+
+class _OwnedHandle(asyncio.Handle):
+    __slots__ = ()
+
+    def _run(self) -> None:
+        if self._loop._may_run(self):  # type: ignore[attr-defined]
+            super()._run()
+
+
+class _OwnedTimer(asyncio.TimerHandle):
+    __slots__ = ()
+
+    def _run(self) -> None:
+        if self._loop._may_run(self):  # type: ignore[attr-defined]
+            super()._run()
 
 
 def _remembering_factory(loop: SimulatedLoop) -> Any:
     def make(_: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
-        tasks = loop._tasks_by_owner.setdefault(OWNER.get(), [])
+        context = options.get("context")
+        owner = OWNER.get() if context is None else context.get(OWNER, "")
+        tasks = loop._tasks_by_owner.setdefault(owner, [])
         tasks.append(task)
         task.add_done_callback(tasks.remove)
         return task
@@ -123,6 +196,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
+        self._loop.turned()
         if ready or timeout == 0:
             return ready
         if timeout is None:
@@ -159,12 +233,57 @@ class SimulatedEntropy(Entropy):
         return self._random.random()
 
 
-class InlineThreads(Threads):
+class SimulatedThreads(Threads):
+    """What is handed in is done inline, at a seeded moment; whoever asks for its result before has it done then."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
     def pool(self, threads: int, name: str) -> Executor:
-        return InlineExecutor()
+        return SimulatedExecutor(self._loop)
 
     def pause(self, seconds: float) -> None:
         """No time passes: nobody else could go on."""
+
+
+class SimulatedExecutor(Executor):
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._waiting: list[_Work] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        work = _Work(partial(fn, *args, **kwargs))
+        self._waiting = [each for each in self._waiting if not each.done()]
+        self._waiting.append(work)
+        self._loop.call_later(self._loop.random.uniform(0, THREAD_SECONDS), work.do)
+        return work
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for work in self._waiting:
+            if cancel_futures:
+                work.cancel()
+            elif wait:
+                work.do()
+
+
+class _Work(Future[Any]):
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def do(self) -> None:
+        if self.done() or not self.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.do()
+        return super().result(0)
 
 
 class InlineExecutor(Executor):

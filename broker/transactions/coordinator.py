@@ -243,7 +243,8 @@ class TransactionCoordinator:
         if transaction.stored is None and not transaction.appending:
             self.transactions.pop(transactional_id, None)
             self._deadlines.forget(transactional_id)
-        elif transaction.deadline != NEVER:
+        elif transaction.deadline != NEVER and not transaction.appending:
+            # While something is being stored a tick does nothing; what comes of it is looked at here again.
             self._deadlines.wake(transactional_id, transaction.deadline)
 
     def _is_ending(self, transaction: Transaction) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.cluster.partition import Partition
+from broker.groups.deadlines import Deadlines
 from broker.log.partition_log import PartitionLog
 from broker.testing.direct import direct_broker
 from broker.testing.disk import Fault, SimulatedDisk, Tear
@@ -132,6 +133,27 @@ def test_d5_commits_wait_for_an_fsync_that_they_share_and_that_is_not_on_the_eve
         )
         assert [await position(broker, f"g{n}") for n in range(8)] == list(range(32, 40))
         assert threading.get_ident() not in power.threads
+
+    run(test, tmp_path)
+
+
+def test_a_timeout_that_comes_while_the_end_is_being_stored_keeps_nobody_busy(power, tmp_path, monkeypatch):
+    fired = []
+    fire = Deadlines._fire
+    monkeypatch.setattr(Deadlines, "_fire", lambda deadlines: fired.append(1) or fire(deadlines))
+
+    async def test(broker):
+        client = Client(broker)
+        await client.init(timeout_ms=100)
+        await client.add(("a", 0))
+        assert (await client.send([b"1"], "a")).error_code == 0
+        power.close("__transaction_state")
+        ending = asyncio.create_task(client.end(commit=True))
+        await asyncio.sleep(0.3)
+        assert not ending.done()
+        assert len(fired) < 10
+        power.close()
+        assert await ending is ErrorCode.NONE
 
     run(test, tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 
 from broker.log.config import LogConfig
 from broker.log.epochs import LeaderEpochs
-from broker.log.partition_log import PartitionLog
+from broker.log.partition_log import AppendOrigin, PartitionLog
 from broker.ports import SystemClock
 from broker.testing.disk import Fault, SimulatedCrash, Tear
 from broker.testing.log import batches_of
@@ -478,3 +478,19 @@ def test_a_power_cut_during_a_truncation_leaves_no_hole(world):
         else:
             break
     assert crash_at > 10
+
+
+@pytest.mark.parametrize("tear", [Tear.LOST, Tear.ZEROS])
+def test_r1_a_power_cut_does_not_make_records_look_old(world, tear):
+    """An index file that is there without its contents would say that the newest record is of 1970."""
+    config = {"segment_bytes": 2 * len(world.batch()) + 10, "flush_messages": 1, "retention_ms": HOUR_MS}
+    log = world.open(**config)
+    for _ in range(2):
+        world.append(log)  # on disk, while the segment is written
+    log.append(world.batch(), leader_epoch=0, origin=AppendOrigin.CLIENT)
+    assert log.segment_count == 2
+    log.flush()
+    after = world.open(world.disk.restart(tear), **config)
+    assert after.recovered.scanned_batches < 3, "the first segment is believed"
+    assert after.delete_old_segments(world.clock.now_ms, 3) == 0
+    assert after.log_start_offset == 0

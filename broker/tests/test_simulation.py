@@ -1,0 +1,91 @@
+"""Whole brokers under seeded faults keep what they promise, and the same seed is the same run.
+
+HEADRACE_SIM_SEED=17 pytest broker/tests/test_simulation.py     # one seed again
+HEADRACE_SIM_SECONDS=3600 pytest -m soak broker/tests/test_simulation.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.testing.histories import told
+from broker.testing.simulation import Report, simulate
+
+SEEDS = 60
+SOAK_FIRST_SEED = 1_000_000
+MODES = ("kill", "power")
+
+
+def check(report: Report) -> None:
+    assert not report.problems, (
+        f"seed {report.seed}, mode {report.mode} (HEADRACE_SIM_SEED={report.seed} runs it again):\n"
+        f"{told(report.problems)}"
+    )
+
+
+def run(seed: int, folder: Path) -> Report:
+    try:
+        return simulate(seed, folder)
+    except BaseException as error:
+        error.add_note(f"seed {seed} (HEADRACE_SIM_SEED={seed} runs it again)")
+        raise
+
+
+def seeds() -> Iterator[int]:
+    only = os.environ.get("HEADRACE_SIM_SEED")
+    yield from (int(only),) if only else range(SEEDS)
+
+
+@pytest.mark.slow
+def test_what_is_promised_is_kept_through_everything(tmp_path: Path) -> None:
+    faults = acknowledged = 0
+    for seed in seeds():
+        report = run(seed, tmp_path / str(seed))
+        check(report)
+        faults += report.faults
+        acknowledged += report.acknowledged
+    assert faults
+    assert acknowledged
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_seed_is_the_same_run(mode: str, tmp_path: Path) -> None:
+    one, again = (simulate(3, tmp_path / name, operations=100, mode=mode) for name in ("one", "again"))
+    assert one == again
+    assert one.trace != simulate(4, tmp_path / "other", operations=100, mode=mode).trace
+
+
+def test_the_same_seed_is_the_same_run_in_another_process(tmp_path: Path) -> None:
+    """Whatever the order of its sets."""
+    code = (
+        "import sys, pathlib; from broker.testing.simulation import simulate; "
+        "print(simulate(5, pathlib.Path(sys.argv[1]), operations=60).trace)"
+    )
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / order)],
+            env={**os.environ, "PYTHONHASHSEED": order},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for order in ("1", "2")
+    }
+    assert len(traces) == 1
+
+
+@pytest.mark.soak
+def test_soak(tmp_path: Path) -> None:
+    ends = time.monotonic() + float(os.environ.get("HEADRACE_SIM_SECONDS", "600"))
+    seed = int(os.environ.get("HEADRACE_SIM_SEED", SOAK_FIRST_SEED))
+    while time.monotonic() < ends:
+        folder = tmp_path / str(seed)
+        check(run(seed, folder))
+        seed += 1
