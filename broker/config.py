@@ -19,6 +19,7 @@ from broker.kafka_configs import KAFKA_CONFIGS
 from broker.listeners import LISTENER_CONFIGS, Listener, listener_prefix, listeners_of, without_listener
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
 from broker.security.acl.configs import AUTHORIZATION_CONFIGS
+from broker.security.quotas.configs import QUOTA_CONFIGS
 from broker.security.sasl.configs import SASL_CONFIGS
 from broker.security.tls.configs import TLS_CONFIGS
 from protocol.properties import PropertiesError, read_properties
@@ -95,6 +96,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
     # security
     *AUTHORIZATION_CONFIGS,
+    *QUOTA_CONFIGS,
     *SASL_CONFIGS,
     # topics
     ConfigKey("num.partitions", _INT, "1", "Partitions of a topic created without a number.", at_least(1)),

@@ -50,8 +50,6 @@ offsets.topic.compression.codec INT 0
 offsets.topic.segment.bytes INT 104857600
 producer.purgatory.purge.interval.requests INT 1000
 queued.max.requests INT 500
-quota.window.num INT 11
-quota.window.size.seconds INT 1
 request.timeout.ms INT 30000
 socket.connection.setup.timeout.max.ms LONG 30000
 socket.connection.setup.timeout.ms LONG 10000
@@ -100,8 +98,6 @@ controller.quorum.fetch.timeout.ms INT 2000
 controller.quorum.request.timeout.ms INT 2000
 controller.quorum.retry.backoff.ms INT 20
 controller.quorum.voters LIST ""
-controller.quota.window.num INT 11
-controller.quota.window.size.seconds INT 1
 controller.socket.timeout.ms INT 30000
 initial.broker.registration.timeout.ms INT 60000
 metadata.log.max.record.bytes.between.snapshots LONG 20971520

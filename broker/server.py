@@ -84,6 +84,8 @@ from broker.ports import (
 )
 from broker.requests.declaration import ApiDeclaration
 from broker.security.acl.authorization import Authorization
+from broker.security.quotas.quotas import Quotas
+from broker.security.quotas.store import QuotaStore
 from broker.security.sasl.service import SaslService
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
@@ -298,11 +300,25 @@ class Broker:
         sasl = self.sasl = SaslService(config, store, self._clock, self._entropy, executor, self._background)
         await sasl.start(name for name, listener in self.listeners.items() if listener.protocol.has_sasl)
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
-        declarations = self._declarations(groups, transactions, fetches, configs, slices)
+        quotas = QuotaStore(
+            store,
+            Quotas(
+                self._clock.monotonic,
+                config["quota.window.num"] * config["quota.window.size.seconds"],
+                config["controller.quota.window.num"] * config["controller.quota.window.size.seconds"],
+                config["quota.window.size.seconds"],
+            ),
+        )
+        await quotas.load()
+        self._background.keep(quotas.run, "what others change of the quotas")
+        network.connection_delay = quotas.quotas.connected
+        declarations = self._declarations(groups, transactions, fetches, configs, quotas, slices)
         audit = None if authorization is None else authorization.audit
         if audit is not None:
             audit.names = {each.key: each.request.__name__.removesuffix("Request") for each in declarations}
-        network.answerer = self.dispatcher = Dispatcher(declarations, slices, self.context.authorizer, audit)
+        network.answerer = self.dispatcher = Dispatcher(
+            declarations, slices, self.context.authorizer, audit, quotas.quotas, self._clock.monotonic
+        )
         metrics = self.context.metrics
         collector = BrokerCollector(
             self._metadata,
@@ -443,6 +459,7 @@ class Broker:
         transactions: TransactionCoordinator,
         fetches: FetchApi,
         configs: BrokerConfigs,
+        quotas: QuotaStore,
         slices: Slices,
     ) -> list[ApiDeclaration]:
         context, config, metadata = self.context, self.config, self._metadata
@@ -459,7 +476,7 @@ class Broker:
             *ConfigsApi(config, configs, groups.configs, metadata, identity, slices).declarations(),
             *LogDirsApi(metadata, context.data_dir, executor, slices, context.disk).declarations(),
             *ReplicasApi(metadata, identity).declarations(),
-            *QuotasApi().declarations(),
+            *QuotasApi(quotas).declarations(),
             *AclsApi(context.acls, slices).declarations(),
             *SaslApi().declarations(),
             *UsersApi(self.sasl.users).declarations(),

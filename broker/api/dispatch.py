@@ -26,19 +26,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Collection, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable
+from functools import partial
 from struct import Struct
+from time import perf_counter
 from types import GeneratorType
 from typing import Any, Final, cast
 
 import msgspec
 
 from broker.api.repeats import Repeats
+from broker.api.throttling import Throttling
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
 from broker.requests.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.requests.declaration import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.security.audit import AuditLog
 from broker.security.principal import ANONYMOUS, Session
+from broker.security.quotas.quotas import Quotas
 from broker.security.rights import CLUSTER_NAME, OPEN, Authorizer, ResourceType
 from broker.slices import Slices, Work
 from protocol.budget import DecodeBudget
@@ -82,11 +86,17 @@ class Dispatcher:
         slices: Slices | None = None,
         authorizer: Authorizer = OPEN,
         audit: AuditLog | None = None,
+        quotas: Quotas | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Raises ValueError when two declarations claim one API key."""
         self._slices = slices or Slices()
         self._authorizer = authorizer
         self._audit = audit
+        declarations = tuple(declarations)
+        self._quotas = quotas
+        self._throttling = Throttling(quotas or Quotas(clock), declarations, clock)
+        self._charged = partial(self.__call__, is_charged=True)
         self._declarations: dict[int, ApiDeclaration] = {}
         self._routes: dict[tuple[int, int], _Route] = {}
         for declaration in declarations:
@@ -107,7 +117,10 @@ class Dispatcher:
     def declarations(self) -> Collection[ApiDeclaration]:
         return self._declarations.values()
 
-    def __call__(self, peer: Peer, frame: bytes | memoryview) -> Answer:
+    def __call__(self, peer: Peer, frame: bytes | memoryview, is_charged: bool = False) -> Answer:
+        """`is_charged`: what the request uses is counted by who calls."""
+        if self._quotas is not None and self._quotas.is_set and not is_charged:
+            return self._throttling.answer(self._charged, peer, frame)
         session = peer.session
         if session is None:
             session = self._unauthenticated(peer, frame)
@@ -132,6 +145,7 @@ class Dispatcher:
                 session,
                 self._authorizer,
                 self._audit,
+                self._quotas,
             )
             is_short = len(frame) <= AT_ONCE_BYTES_MAX
             budget = DecodeBudget(min(MEMORY_PER_BYTE * len(frame) + MEMORY_BASE, MEMORY_MAX))

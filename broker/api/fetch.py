@@ -44,6 +44,7 @@ from broker.cluster.partition import Partition, PartitionChanges
 from broker.config import BrokerConfig
 from broker.ports import Clock, Entropy
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Pace, Slices, Work
@@ -102,6 +103,7 @@ class FetchApi:
                 self.fetch,
                 within(topic=Operation.READ, cluster=Operation.CLUSTER_ACTION),
                 cancel_on_disconnect=True,
+                charged=Quota.CONSUMER,
             )
         ]
 

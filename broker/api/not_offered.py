@@ -5,7 +5,6 @@ Sarama does) get UNSUPPORTED_VERSION with the reason; a closed connection would 
 
 | key | asks for |
 |---|---|
-| 49 AlterClientQuotas | quotas |
 | 55 DescribeQuorum | the Raft log of Kafka's controllers |
 | 57 UpdateFeatures | levels of features, which are fixed here |
 | 64 UnregisterBroker | brokers beside this one |
@@ -17,18 +16,12 @@ from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages.alter_client_quotas import (
-    AlterClientQuotasRequest,
-    AlterClientQuotasResponse,
-    EntryResult,
-)
 from protocol.messages.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
 from protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from protocol.schema import ApiMessage
 
 REASONS: dict[type[ApiMessage], str] = {
-    AlterClientQuotasRequest: "there are no quotas here",
     DescribeQuorumRequest: "there is no Raft quorum here: metadata are kept by this broker alone",
     UpdateFeaturesRequest: "the levels of features are fixed here",
     UnregisterBrokerRequest: "there is one broker here",
@@ -37,14 +30,6 @@ REASONS: dict[type[ApiMessage], str] = {
 
 def declarations() -> list[ApiDeclaration]:
     return [
-        ApiDeclaration(
-            AlterClientQuotasRequest,
-            AlterClientQuotasResponse,
-            _refuse,
-            whole(Operation.ALTER_CONFIGS),
-            on_error=_quotas,
-            advertised=False,
-        ),
         ApiDeclaration(
             DescribeQuorumRequest,
             DescribeQuorumResponse,
@@ -67,12 +52,3 @@ def declarations() -> list[ApiDeclaration]:
 
 def _refuse(context: RequestContext, request: ApiMessage) -> None:
     raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, REASONS[type(request)])
-
-
-def _quotas(request: AlterClientQuotasRequest, version: int, error: KafkaError) -> AlterClientQuotasResponse:
-    return AlterClientQuotasResponse(
-        entries=[
-            EntryResult(error_code=error.code, error_message=error.message, entity=entry.entity)
-            for entry in request.entries
-        ]
-    )

@@ -26,6 +26,7 @@ from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo, AppendOrigin
 from broker.net.reply import CloseConnection
 from broker.requests.declaration import ApiDeclaration, Repeat, RequestContext
+from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import Operation, ResourceType, denied
 from broker.slices import Slices, Work
@@ -98,6 +99,7 @@ class ProduceApi:
                 advertised_min_version=0,
                 on_error=_failed,
                 repeat=self.repeat,
+                charged=Quota.PRODUCER,
             )
         ]
 

@@ -18,6 +18,7 @@ from broker.cluster.topic_names import (
 from broker.config import BrokerConfig
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
 from broker.slices import Slices
@@ -44,6 +45,8 @@ from protocol.messages.delete_topics import (
 
 _FIRST_VERSION_WITH_CONFIGS = 5
 _REPLICAS = 1  # one broker
+_CREATE_STRICT_SINCE, _DELETE_STRICT_SINCE, _GROW_STRICT_SINCE = 6, 5, 3
+"""Versions whose clients understand THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 
 class TopicsApi:
@@ -62,18 +65,21 @@ class TopicsApi:
                 CreateTopicsResponse,
                 self.create_topics,
                 within(cluster=Operation.CREATE, topic=(Operation.CREATE, Operation.DESCRIBE_CONFIGS)),
+                charged=Quota.MUTATION,
             ),
             ApiDeclaration(
                 DeleteTopicsRequest,
                 DeleteTopicsResponse,
                 self.delete_topics,
                 within(topic=(Operation.DELETE, Operation.DESCRIBE), cluster=Operation.DELETE),
+                charged=Quota.MUTATION,
             ),
             ApiDeclaration(
                 CreatePartitionsRequest,
                 CreatePartitionsResponse,
                 self.create_partitions,
                 within(topic=Operation.ALTER),
+                charged=Quota.MUTATION,
             ),
         ]
 
@@ -95,7 +101,10 @@ class TopicsApi:
                     raise _twice(topic.name)
                 if not _may_of_all(context, Operation.CREATE, topic.name):
                     raise denied(ResourceType.TOPIC)
-                wanted.append((result, self._wanted(topic)))
+                new = self._wanted(topic)
+                if not request.validate_only:
+                    context.mutates(self._made(new), _CREATE_STRICT_SINCE)
+                wanted.append((result, new))
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
         made = await self._metadata.create_topics(
@@ -139,6 +148,9 @@ class TopicsApi:
             )
             for entry in describe_topic(self._metadata.topic_configs, self._config, image)
         ]
+
+    def _made(self, new: NewTopic) -> int:
+        return new.partitions if new.partitions > 0 else int(self._config["num.partitions"])
 
     def _wanted(self, topic: CreatableTopic) -> NewTopic:
         check_topic_name(topic.name)
@@ -248,6 +260,7 @@ class TopicsApi:
                 ErrorCode.INVALID_REQUEST, f"{image.name} is the broker's own and cannot be deleted"
             )
         result.name, result.topic_id = image.name, image.topic_id
+        context.mutates(image.partition_count, _DELETE_STRICT_SINCE)
         await self._metadata.delete_topic(image.name)
 
     # -- CreatePartitions ----------------------------------------------------------------------------------
@@ -266,12 +279,12 @@ class TopicsApi:
                 if named[topic.name] > 1:
                     raise _twice(topic.name)
                 context.require(Operation.ALTER, ResourceType.TOPIC, topic.name)
-                await self._grow(topic, request.validate_only)
+                await self._grow(context, topic, request.validate_only)
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
         return response
 
-    async def _grow(self, topic: CreatePartitionsTopic, validate_only: bool) -> None:
+    async def _grow(self, context: RequestContext, topic: CreatePartitionsTopic, validate_only: bool) -> None:
         image = self._metadata.topic(topic.name)
         if image is None:
             raise unknown_topic(topic.name)
@@ -290,6 +303,8 @@ class TopicsApi:
                 )
             for assignment in topic.assignments:
                 self._check_assignment(assignment.broker_ids)
+        if not validate_only:
+            context.mutates(topic.count - image.partition_count, _GROW_STRICT_SINCE)
         await self._metadata.create_partitions(topic.name, topic.count, validate_only=validate_only)
 
 

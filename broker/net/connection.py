@@ -151,7 +151,7 @@ class Connection:
             self._network.poller.change(self._fd, reading=False, writing=self._writing)
 
     def _resume_reading(self) -> None:
-        if not self._reading:
+        if not self._reading and not self._exchange.is_muted:
             self._reading = True
             self._network.poller.change(self._fd, reading=True, writing=self._writing)
 
@@ -178,6 +178,8 @@ class Connection:
             whole = exchange.answer(answer)  # type: ignore[arg-type]
             if whole is not None:
                 self._send_at_once(whole)
+            if self.peer.throttle_seconds:
+                self._mute()
             if type(frame) is memoryview:
                 del answer  # views of the frame, perhaps
                 exchange.incoming.release(frame)
@@ -204,6 +206,20 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - ends this connection
             self._end_by(error)
 
+    def _mute(self) -> None:
+        """Read and answer nothing until the peer may go on (KIP-219)."""
+        seconds, self.peer.throttle_seconds = self.peer.throttle_seconds, 0.0
+        if not self.closed:
+            self._exchange.is_muted = True
+            self._stop_reading()
+            self._network.loop.call_later(seconds, self._unmute)
+
+    def _unmute(self) -> None:
+        self._exchange.is_muted = False
+        if not self.closed:
+            self.last_active = self._network.loop.time()
+            self._go_on()
+
     def _wait_for(self, pending: Pending, frame: bytes | memoryview) -> None:
         pooled = frame if type(frame) is memoryview else None  # the request may still be looked at
         future = asyncio.ensure_future(pending.outcome, loop=self._network.loop)
@@ -227,6 +243,8 @@ class Connection:
             whole = exchange.answer(pending.finish(outcome))
             if whole is not None:
                 self._send_at_once(whole)
+            if self.peer.throttle_seconds:
+                self._mute()
             if frame is not None:
                 exchange.incoming.release(frame)
             self._work()

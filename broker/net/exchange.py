@@ -33,6 +33,7 @@ class Exchange:
         "_unsent_bytes_max",
         "frames",
         "incoming",
+        "is_muted",
         "is_resting",
         "is_under_way",
         "unsent",
@@ -50,6 +51,8 @@ class Exchange:
         """A request was postponed and has no answer yet."""
         self.is_resting = False
         """Frames wait although nothing hinders: set by the shell while others are served in between."""
+        self.is_muted = False
+        """The peer has used more than its quota: set by the shell until it may go on."""
 
     @property
     def is_busy(self) -> bool:
@@ -59,17 +62,18 @@ class Exchange:
     @property
     def is_full(self) -> bool:
         """A frame waits that may not be taken yet: no further bytes are wanted."""
-        return bool(self.frames) and self.is_busy
+        return bool(self.frames) and (self.is_busy or self.is_muted)
 
     def take(self) -> bytes | memoryview | None:
         """The request whose turn it is, to be answered or postponed before the next is taken.
 
-        None when no frame waits, one is under way, others are served, or too much is unsent.
+        None when no frame waits, one is under way, others are served, the peer is muted, or too much is unsent.
         """
         if (
             not self.frames
             or self.is_under_way
             or self.is_resting
+            or self.is_muted
             or self.unsent.size > self._unsent_bytes_max
         ):
             return None

@@ -12,6 +12,7 @@ import errno
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -36,6 +37,8 @@ def host_name() -> str:
     return socket.gethostname()
 
 
+_TURNED_AWAY_MAX = 1000
+"""Connections that are held until they are closed; beyond that they are closed at once."""
 _TURNS_SECONDS = 0.02
 """How often those who wait for a handshake are looked at, while somebody does."""
 
@@ -81,6 +84,9 @@ class Network:
         self._next_id = 0
         self._draining: asyncio.Event | None = None
         self.is_draining = False
+        self.connection_delay: Callable[[str], float] | None = None
+        """Asked for each connection, by address: 0, or the seconds after which it is closed instead of being served."""
+        self._turned_away: set[socket.socket] = set()
         self.requests: set[asyncio.Future[Any]] = set()
         """Requests under way, also those whose connections are gone."""
 
@@ -183,6 +189,9 @@ class Network:
 
     def _admit(self, listening: Listening, sock: socket.socket, host: str, port: int) -> None:
         limits = self.limits
+        if self.connection_delay is not None and (delay := self.connection_delay(host)):
+            self._turn_away(sock, delay)
+            return
         if len(self._connections) >= limits.connections_max:
             logger.warning("refused %s:%d: max.connections=%d are open", host, port, limits.connections_max)
             sock.close()
@@ -219,6 +228,19 @@ class Network:
             return
         self._expect(shaking, limits.handshake_seconds_max, "it has not completed the handshake of TLS")
         self._begin_handshakes()
+
+    def _turn_away(self, sock: socket.socket, delay: float) -> None:
+        """As Kafka does with who comes too often (KIP-612): it learns of it late, so that it does not come at once."""
+        if len(self._turned_away) >= _TURNED_AWAY_MAX:
+            sock.close()
+            return
+        self._turned_away.add(sock)
+
+        def close() -> None:
+            self._turned_away.discard(sock)
+            sock.close()
+
+        self.loop.call_later(delay, close)
 
     # -- strangers -----------------------------------------------------------------------------------------
 
@@ -338,6 +360,8 @@ class Network:
     def close(self) -> None:
         """Close everything at once."""
         self.stop_listening()
+        for sock in self._turned_away:
+            sock.close()
         for connection in tuple(self._connections):
             connection.close("the broker stops", logging.DEBUG)
         if self._turns is not None:

@@ -53,7 +53,8 @@ class Peer(msgspec.Struct):
     """Who sends: what an answerer may know of a connection.
 
     `session` is who it is; None until it is authenticated. `memory` and `authentication` are the answerers' own, gone
-    with the connection.
+    with the connection. `throttle_seconds` is set by an answerer: for so long nothing of the peer is read after the
+    answer that it gives.
     """
 
     connection_id: int
@@ -63,6 +64,7 @@ class Peer(msgspec.Struct):
     session: Session | None
     memory: Any = None
     authentication: Any = None
+    throttle_seconds: float = 0.0
 
 
 class Pending(msgspec.Struct):

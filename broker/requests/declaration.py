@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from broker.security.principal import Principal, Session
+from broker.security.quotas.model import Quota
 from broker.security.requirement import Requirement
 from broker.security.rights import OPERATIONS, Authorizer, Operation, ResourceType, denied
 from broker.slices import Work
+from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.security.audit import AuditLog
-    from protocol.errors import KafkaError
+    from broker.security.quotas.quotas import Quotas
     from protocol.schema import ApiMessage
 
 
@@ -35,6 +37,7 @@ class RequestContext(msgspec.Struct):
     session: Session
     authorizer: Authorizer
     audit: AuditLog | None = None
+    quotas: Quotas | None = None
 
     @property
     def principal(self) -> Principal:
@@ -74,6 +77,20 @@ class RequestContext(msgspec.Struct):
         """Raises KafkaError with the error code of the resource's type if it may not."""
         if not self.may(operation, resource_type, name):
             raise denied(resource_type)
+
+    def mutates(self, partitions: int, strict_since: int = 0) -> None:
+        """So many partitions are about to be made or deleted (KIP-599). Raises KafkaError, and nothing is noted, if who
+        asks has to wait for what was done before; in versions before `strict_since` it waits after the answer.
+        """
+        quotas = self.quotas
+        if quotas is None or not quotas.is_set or partitions <= 0:
+            return
+        strict = self.api_version >= strict_since
+        if not quotas.may_mutate(self.principal.name, self.client_id or "", partitions, strict=strict):
+            raise KafkaError(
+                ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+                "The controller_mutation_rate quota is used up: try again later.",
+            )
 
 
 class Encodable(Protocol):
@@ -124,6 +141,8 @@ class ApiDeclaration(msgspec.Struct, frozen=True):
 
     One that is not `advertised` is for clients that send it all the same: it has only a reason to give.
 
+    `charged` says which quota its bytes, or its changes of topics, count for; its time counts always.
+
     `repeat` is asked after a request was answered at once: how to answer others like it (None: not at all).
     """
 
@@ -138,6 +157,7 @@ class ApiDeclaration(msgspec.Struct, frozen=True):
     on_error: Callable[[Any, int, KafkaError], ApiMessage | Work[ApiMessage]] | None = None
     repeat: Callable[[RequestContext, Any], Repeat | None] | None = None
     advertised: bool = True
+    charged: Quota | None = None
 
     def __post_init__(self) -> None:
         if self.min_version < 0:

@@ -29,11 +29,10 @@ USABLE = {
     "AlterPartitionReassignments": 1, "ListPartitionReassignments": 0, "OffsetDelete": 0,
     "DescribeClientQuotas": 1, "DescribeCluster": 2, "ListConfigResources": 1, "DescribeTopicPartitions": 0,
     "AlterReplicaLogDirs": 2, "DescribeAcls": 3, "CreateAcls": 3, "DeleteAcls": 3, "SaslHandshake": 1,
-    "SaslAuthenticate": 2, "DescribeDelegationToken": 3, "DescribeUserScramCredentials": 0,
+    "SaslAuthenticate": 2, "DescribeDelegationToken": 3, "DescribeUserScramCredentials": 0, "AlterClientQuotas": 1,
+    "AlterUserScramCredentials": 0,
 }  # fmt: skip
 NEVER = [
-    "AlterClientQuotas",
-    "AlterUserScramCredentials",
     "DescribeQuorum",
     "UpdateFeatures",
     "PushTelemetry",
@@ -198,12 +197,26 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     for where in (one, every):
         java.run(configs, *where, "--alter", "--delete-config", "log.cleaner.backoff.ms")
     assert "log.cleaner.backoff.ms" not in java.run(configs, *every, "--describe")
-    refused = java.try_run(
-        configs, *at, "--alter", "--entity-type", "clients", "--entity-name", "x",
-        "--add-config", "producer_byte_rate=1",
-    )  # fmt: skip
+    client = ("--entity-type", "clients", "--entity-name", "x")
+    user = ("--entity-type", "users", "--entity-name", "ann")
+    anybody = ("--entity-type", "users", "--entity-default")
+    address = ("--entity-type", "ips", "--entity-name", "10.9.9.9")
+    java.run(configs, *at, *client, "--alter", "--add-config", "producer_byte_rate=1,consumer_byte_rate=2")
+    java.run(configs, *at, *user, *client, "--alter", "--add-config", "controller_mutation_rate=5")
+    java.run(configs, *at, *anybody, "--alter", "--add-config", "request_percentage=200")
+    java.run(configs, *at, *address, "--alter", "--add-config", "connection_creation_rate=3")
+    printed = java.run(configs, *at, *client, "--describe")
+    assert "client-id 'x' are consumer_byte_rate=2.0, producer_byte_rate=1.0" in printed
+    printed = java.run(configs, *at, "--entity-type", "users", "--describe")
+    assert "the default user-principal are request_percentage=200.0" in printed
+    assert "ip '10.9.9.9' are connection_creation_rate=3.0" in java.run(configs, *at, *address, "--describe")
+    refused = java.try_run(configs, *at, *client, "--alter", "--add-config", "producer_byte_rate=-1")
     assert refused.code != 0
-    assert "ALTER_CLIENT_QUOTAS" in refused.output
+    assert "a quota is greater than 0" in refused.output
+    java.run(configs, *at, *client, "--alter", "--delete-config", "producer_byte_rate,consumer_byte_rate")
+    assert "producer_byte_rate" not in java.run(configs, *at, *client, "--describe")
+    java.run(configs, *at, *user, *client, "--alter", "--delete-config", "controller_mutation_rate")
+    java.run(configs, *at, *anybody, "--alter", "--delete-config", "request_percentage")
 
     # kafka-get-offsets, kafka-delete-records
     def offsets(time: str) -> dict[int, int]:

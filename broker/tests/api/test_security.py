@@ -8,7 +8,6 @@ import pytest
 
 from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode
-from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.create_delegation_token import CreateDelegationTokenRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
@@ -82,14 +81,3 @@ def test_what_is_not_offered_is_refused_with_the_reason(tmp_path, request_, reas
     (answer,) = answers(tmp_path, request_)
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert reason in answer.error_message
-
-
-def test_each_quota_hears_the_refusal(tmp_path) -> None:
-    me = [EntityData(entity_type="user", entity_name="me")]
-    (quotas,) = answers(
-        tmp_path, AlterClientQuotasRequest(entries=[EntryData(entity=me), EntryData(entity=[])])
-    )
-    assert [(each.error_code, each.entity) for each in quotas.entries] == [
-        (ErrorCode.UNSUPPORTED_VERSION, me),
-        (ErrorCode.UNSUPPORTED_VERSION, []),
-    ]

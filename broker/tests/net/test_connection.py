@@ -563,3 +563,109 @@ def test_what_files_need_is_left_to_them() -> None:
             await close(writer)
 
     run(test)
+
+
+class Later:
+    """An event loop whose `call_later` waits to be told; all else is the loop's own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.waiting: list[tuple[float, Callable[[], None]]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._loop, name)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.waiting.append((seconds, callback))
+
+
+@pytest.mark.parametrize("postponed", [False, True])
+def test_who_is_over_its_quota_is_answered_and_then_not_read_from(postponed: bool) -> None:
+    """KIP-219: the answer comes at once, the next request's when the time is over, whatever the client sends."""
+
+    async def test() -> None:
+        taken: list[bytes] = []
+
+        def answer(peer, body):
+            taken.append(bytes(body))
+            if body[:1] == b"!":
+                peer.throttle_seconds = 7.5
+            if postponed:
+
+                async def later() -> bytes:
+                    return taken[-1]
+
+                return Pending(later(), lambda outcome: [outcome.result()])
+            return [bytes(body)]
+
+        async with network(answer) as net:
+            later = net.loop = Later(net.loop)
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"!1") + frame(b"2") + frame(b"!3"))
+            assert await read_frame(reader) == b"!1"
+            assert [seconds for seconds, _ in later.waiting] == [7.5]
+            writer.write(frame(b"4") * 100_000)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            (connection,) = net._connections
+            assert not connection._reading
+            assert taken == [b"!1"]
+            later.waiting.pop()[1]()
+            assert await read_frame(reader) == b"2"
+            assert await read_frame(reader) == b"!3"
+            assert later.waiting[0][0] == 7.5
+            assert taken == [b"!1", b"2", b"!3"]
+            net.is_draining = True
+            assert not connection.is_busy, "it does not hold up the end"
+            net.is_draining = False
+            later.waiting.pop()[1]()
+            assert await read_frame(reader) == b"4"
+            await close(writer)
+
+    run(test)
+
+
+def test_who_is_over_its_quota_may_be_gone_when_the_time_is_over() -> None:
+    async def test() -> None:
+        def answer(peer, body):
+            peer.throttle_seconds = 1.0
+            return [bytes(body)]
+
+        async with network(answer) as net:
+            later = net.loop = Later(net.loop)
+            reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"1"))
+            await read_frame(reader)
+            (connection,) = net._connections
+            connection.close("for the test")
+            later.waiting.pop()[1]()
+            assert not net._connections
+            await close(writer)
+
+    run(test)
+
+
+def test_who_connects_too_often_is_closed_late_and_not_served() -> None:
+    async def test() -> None:
+        async with network(echo) as net:
+            later = net.loop = Later(net.loop)
+            delays = iter([0.0, 0.25])
+            asked = []
+            net.connection_delay = lambda host: asked.append(host) or next(delays)
+            served, writer = await asyncio.open_connection("127.0.0.1", net.port)
+            writer.write(frame(b"1"))
+            assert await read_frame(served) == b"1"
+            reader, other = await asyncio.open_connection("127.0.0.1", net.port)
+            other.write(frame(b"2"))
+            await until(lambda: later.waiting)
+            assert net.connection_count == 1
+            assert not reader.at_eof()
+            seconds, turn_away = later.waiting.pop()
+            assert (seconds, asked) == (0.25, ["127.0.0.1"] * 2)
+            turn_away()
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            await close(writer)
+            await close(other)
+
+    run(test)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from broker.requests.declaration import RequestContext
 from broker.security.rights import Operation
 from tablelayer.model.messages import catalog as m
@@ -38,6 +36,8 @@ class CatalogHandlers:
         if request.cascade and request.name in self._catalog.databases():
             for name in self._catalog.tables(request.name):
                 self._rights.require(context, Operation.DELETE, TablePath(request.name, name))
+            paths = [TablePath(request.name, name) for name in self._catalog.tables(request.name)]
+            context.mutates(sum(self._catalog.bucket_count(path) for path in paths))
         await self._catalog.drop_database(
             request.name, ignore_if_not_exists=request.ignore_if_not_exists, cascade=request.cascade
         )
@@ -81,16 +81,19 @@ class CatalogHandlers:
     async def create_table(
         self, context: RequestContext, request: m.CreateTableRequest
     ) -> m.CreateTableResponse:
+        def check(path: TablePath, buckets: int) -> None:
+            self._rights.require_create(context, path)
+            context.mutates(buckets)
+
         table_id = await self._catalog.create_table(
-            request.definition,
-            ignore_if_exists=request.ignore_if_exists,
-            check=partial(self._rights.require_create, context),
+            request.definition, ignore_if_exists=request.ignore_if_exists, check=check
         )
         return m.CreateTableResponse(table_id=table_id)
 
     async def drop_table(self, context: RequestContext, request: m.DropTableRequest) -> m.DropTableResponse:
         path = TablePath(request.database, request.table)
         self._rights.require(context, Operation.DELETE, path)
+        context.mutates(self._catalog.bucket_count(path))
         await self._catalog.drop_table(path, ignore_if_not_exists=request.ignore_if_not_exists)
         return m.DropTableResponse()
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.security.quotas.model import Quota
 from broker.security.requirement import Requirement, whole, within
 from broker.security.rights import Operation
 from protocol.schema import ApiMessage
@@ -44,6 +45,7 @@ class TableApis:
                 m.DropDatabaseResponse,
                 lambda by: by.catalog.drop_database,
                 within(topic=Operation.DELETE),
+                charged=Quota.MUTATION,
             ),
             declare(
                 m.ListDatabasesRequest,
@@ -56,12 +58,14 @@ class TableApis:
                 m.CreateTableResponse,
                 lambda by: by.catalog.create_table,
                 within(topic=Operation.CREATE, cluster=Operation.CREATE),
+                charged=Quota.MUTATION,
             ),
             declare(
                 m.DropTableRequest,
                 m.DropTableResponse,
                 lambda by: by.catalog.drop_table,
                 within(topic=Operation.DELETE),
+                charged=Quota.MUTATION,
             ),
             declare(
                 m.ListTablesRequest,
@@ -98,21 +102,28 @@ class TableApis:
                 m.AppendRowsResponse,
                 lambda by: by.write.append,
                 within(topic=Operation.WRITE),
+                charged=Quota.PRODUCER,
             ),
             declare(
-                m.PutRowsRequest, m.PutRowsResponse, lambda by: by.write.put, within(topic=Operation.WRITE)
+                m.PutRowsRequest,
+                m.PutRowsResponse,
+                lambda by: by.write.put,
+                within(topic=Operation.WRITE),
+                charged=Quota.PRODUCER,
             ),
             declare(
                 m.LookupRequest,
                 m.LookupResponse,
                 lambda by: by.read.lookup,
                 within(topic=(Operation.READ, Operation.WRITE)),
+                charged=Quota.CONSUMER,
             ),
             declare(
                 m.PrefixLookupRequest,
                 m.PrefixLookupResponse,
                 lambda by: by.read.prefix_lookup,
                 within(topic=Operation.READ),
+                charged=Quota.CONSUMER,
             ),
             # A scan at the log's end only waits; nobody needs its answer once the client is gone.
             declare(
@@ -121,24 +132,28 @@ class TableApis:
                 lambda by: by.read.scan_log,
                 within(topic=Operation.READ),
                 cancel_on_disconnect=True,
+                charged=Quota.CONSUMER,
             ),
             declare(
                 m.LimitScanRequest,
                 m.LimitScanResponse,
                 lambda by: by.read.limit_scan,
                 within(topic=Operation.READ),
+                charged=Quota.CONSUMER,
             ),
             declare(
                 m.CountRowsRequest,
                 m.CountRowsResponse,
                 lambda by: by.read.count_rows,
                 within(topic=Operation.READ),
+                charged=Quota.CONSUMER,
             ),
             declare(
                 m.ScanSnapshotRequest,
                 m.ScanSnapshotResponse,
                 lambda by: by.read.scan_snapshot,
                 within(topic=Operation.READ),
+                charged=Quota.CONSUMER,
             ),
             declare(
                 m.LakeBeginRequest,
@@ -169,6 +184,7 @@ class TableApis:
                 m.StageRowsResponse,
                 lambda by: by.staged.stage,
                 within(topic=Operation.WRITE),
+                charged=Quota.PRODUCER,
             ),
             declare(
                 m.CommitStagedRequest,
@@ -187,12 +203,14 @@ class TableApis:
                 m.CreatePartitionResponse,
                 lambda by: by.partitions.create,
                 within(topic=Operation.WRITE),
+                charged=Quota.MUTATION,
             ),
             declare(
                 m.DropPartitionRequest,
                 m.DropPartitionResponse,
                 lambda by: by.partitions.drop,
                 within(topic=Operation.WRITE),
+                charged=Quota.MUTATION,
             ),
             declare(
                 m.ListPartitionsRequest,
@@ -243,6 +261,7 @@ class TableApis:
         authorize: Requirement,
         *,
         cancel_on_disconnect: bool = False,
+        charged: Quota | None = None,
     ) -> ApiDeclaration:
         async def answer(context: RequestContext, asked: Request) -> Response | None:
             handlers = self._handlers
@@ -253,4 +272,6 @@ class TableApis:
             except TableError as error:
                 return response(error_code=int(error.code), error_message=error.message)
 
-        return ApiDeclaration(request, response, answer, authorize, cancel_on_disconnect=cancel_on_disconnect)
+        return ApiDeclaration(
+            request, response, answer, authorize, cancel_on_disconnect=cancel_on_disconnect, charged=charged
+        )

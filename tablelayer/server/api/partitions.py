@@ -18,6 +18,7 @@ class PartitionHandlers:
         self, context: RequestContext, request: m.CreatePartitionRequest
     ) -> m.CreatePartitionResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
+        context.mutates(definition.bucket_count)
         partition = await self._catalog.create_partition(
             definition, request.name, ignore_if_exists=request.ignore_if_exists
         )
@@ -26,6 +27,7 @@ class PartitionHandlers:
 
     async def drop(self, context: RequestContext, request: m.DropPartitionRequest) -> m.DropPartitionResponse:
         definition = self._rights.by_id(context, Operation.WRITE, request.table_id)
+        context.mutates(definition.bucket_count)
         await self._catalog.drop_partition(
             definition, request.name, ignore_if_not_exists=request.ignore_if_not_exists
         )

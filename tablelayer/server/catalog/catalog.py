@@ -303,6 +303,11 @@ class Catalog:
             )
         return table
 
+    def bucket_count(self, path: TablePath) -> int:
+        """Buckets of the table itself, without its partitions'; 0 if there is none."""
+        topic = self.context.metadata.topic(path.topic)
+        return 0 if topic is None else topic.partition_count
+
     def by_path(self, path: TablePath) -> TableDefinition:
         """Raises TableError: DATABASE_NOT_FOUND, TABLE_NOT_FOUND."""
         topic = self.context.metadata.topic(path.topic)
@@ -321,13 +326,17 @@ class Catalog:
         return self.definition(topic)
 
     async def create_table(
-        self, text: str, *, ignore_if_exists: bool, check: Callable[[TablePath], None] = lambda path: None
+        self,
+        text: str,
+        *,
+        ignore_if_exists: bool,
+        check: Callable[[TablePath, int], None] = lambda path, buckets: None,
     ) -> UUID:
-        """Create the table of a definition in JSON; its id. `check` is asked once the path is known, before anything
-        else. Raises TableError, and what `check` raises.
+        """Create the table of a definition in JSON; its id. `check` is asked once path and buckets are known, before
+        anything else. Raises TableError, and what `check` raises.
         """
         path, buckets, config = await self.reader.run(read_definition, text)
-        check(path)
+        check(path, buckets)
         self.check_database(path.database)
         if path.partition is not None:
             raise TableError(
