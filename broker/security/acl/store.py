@@ -67,8 +67,9 @@ class AclStore:
             await self._read()
 
     async def run(self) -> None:
-        """Follow what others change, until cancelled."""
+        """Follow what others change, until cancelled. Raises StoreError; begun again it misses nothing."""
         end = self._store.watch(ROOT, self._stale.set)
+        self._stale.set()
         try:
             while True:
                 await self._stale.wait()

@@ -11,7 +11,7 @@ import pytest
 from broker.cluster.store import EmbeddedStore
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
-from broker.ports import SystemClock
+from broker.ports import StoreUnavailableError, SystemClock
 from broker.security.acl.configs import AUTHORIZERS
 from broker.security.acl.model import Acl, AclFilter, PatternType, Permission
 from broker.security.acl.rules import AclRules
@@ -219,6 +219,34 @@ async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
     for _ in range(2):
         await changes.get()
     assert len(second.rules) == 0
+    following.cancel()
+    await store.close()
+
+
+async def test_what_was_changed_while_the_store_could_not_be_asked_is_found_later(tmp_path: Path) -> None:
+    class Flaky(EmbeddedStore):
+        fails = False
+
+        async def get(self, path):
+            if self.fails:
+                raise StoreUnavailableError("lost")
+            return await super().get(path)
+
+    store = Flaky(tmp_path / "store")
+    first, _ = kept_in(store)
+    second, _ = kept_in(store)
+    await second.load()
+    following = asyncio.create_task(second.run())
+    await asyncio.sleep(0)
+    store.fails = True
+    await first.create([acl("t")])
+    with pytest.raises(StoreUnavailableError):
+        await following
+    store.fails = False
+    following = asyncio.create_task(second.run())
+    for _ in range(10):  # the store takes its turns: by then it has answered the other, too
+        await store.get(ROOT)
+    assert set(second.rules) == {acl("t")}
     following.cancel()
     await store.close()
 
