@@ -252,7 +252,7 @@ _DOCS: Final = {
     _REMOTE: "No effect here: Kafka's remote storage is not there.",
 }
 _NOT_OFFERED: Final = {
-    _SECURITY: "Not offered: connections are neither encrypted nor authenticated, and everybody may do everything.",
+    _SECURITY: "Not offered: there is no Kerberos, this broker logs in nowhere, and nothing of Java is plugged in.",
     _PLUGINS: "Not offered: classes of Java cannot be plugged in.",
     _MISSED: "Not offered: nothing here would do what another value asks for.",
 }

@@ -26,6 +26,11 @@ GROUP_LAGS_MAX: Final = 500
 
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of clients.")
+HANDSHAKES = Metric(
+    "headrace_tls_handshakes_pending",
+    _GAUGE,
+    "Connections whose handshake of TLS is under way or waits for its turn.",
+)
 BACKGROUND_FAILURES = Metric(
     "headrace_background_failures_total",
     _COUNTER,
@@ -77,7 +82,7 @@ TRANSACTIONS_ENDED = Metric(
     "headrace_transactions_ended_total", _COUNTER, "Transactions that were ended, by how.", ("result",)
 )
 BROKER_METRICS: Final = (
-    CONNECTIONS, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
+    CONNECTIONS, HANDSHAKES, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
     GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED, BACKGROUND_FAILURES,
 )  # fmt: skip
 _TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
@@ -111,6 +116,7 @@ class BrokerCollector:
 
     async def collect(self, gathering: Gathering) -> None:
         gathering.put(CONNECTIONS, self._network.connection_count)
+        gathering.put(HANDSHAKES, self._network.pending_handshakes)
         gathering.put(BACKGROUND_FAILURES, self._background.failures)
         await self._collect_topics(gathering)
         await self._collect_groups(gathering)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
+from cryptography import x509
 from java_tools import JavaTools
 from kafka import KafkaConsumer, KafkaProducer
 
@@ -270,6 +272,54 @@ def test_kafkas_own_tools(secured, listener, unique) -> None:
         *("--bootstrap-server", secured.at(listener), "--command-config", secured.java(listener)),
     )
     assert len(printed.split()) == 500
+
+
+# -- certificates that change --------------------------------------------------------------------------------
+
+
+def shown(secured, listener: str) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    context = secured.context(listener)
+    with (
+        socket.create_connection(("127.0.0.1", secured.ports[listener]), 10) as sock,
+        context.wrap_socket(sock, server_hostname="localhost") as secure,
+    ):
+        return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True)).serial_number
+
+
+@pytest.mark.slow
+def test_certificates_are_replaced_by_kafka_configs(secured) -> None:
+    java = JavaTools()
+    at = ("--bootstrap-server", secured.at("PLAINTEXT"), "--command-config", secured.java("PLAINTEXT"))
+    path = secured.folder / "server.p12"
+    change = ("--alter", "--entity-type", "brokers", "--entity-name", "0", "--add-config")
+    name = "listener.name.stored.ssl.keystore.location"
+    before = shown(secured, "STORED")
+    path.write_bytes(b"broken")
+    refused = java.try_run("kafka.admin.ConfigCommand", *at, *change, f"{name}={path}")
+    assert refused.code != 0
+    assert "InvalidRequestException" in refused.output
+    assert "it is not a file of PKCS12" in refused.output
+    assert shown(secured, "STORED") == before
+    second = identity("localhost", AUTHORITY)
+    path.write_bytes(second.pkcs12(PASSWORD))
+    java.run("kafka.admin.ConfigCommand", *at, *change, f"{name}={path}")
+    assert shown(secured, "STORED") == second.certificate.serial_number
+    printed = java.run(
+        "kafka.admin.ConfigCommand", *at, "--describe", "--entity-type", "brokers", "--entity-name", "0"
+    )
+    assert f"{name}={path}" in printed
+    assert PASSWORD not in printed
+
+
+def test_certificates_are_replaced_at_sighup(secured) -> None:
+    second = identity("localhost", AUTHORITY)
+    (secured.folder / "server.p12").write_bytes(second.pkcs12(PASSWORD))
+    secured.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + 20
+    while shown(secured, "STORED") != second.certificate.serial_number:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 # -- what must fail ----------------------------------------------------------------------------------------
