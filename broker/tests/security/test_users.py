@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from broker.ports import CoordinationStore, SystemEntropy
 from broker.security.principal import Principal, Session
@@ -353,6 +354,20 @@ async def test_tokens_that_have_ended_are_refused_and_removed(tmp_path: Path) ->
         await tokens.sweep(later)
         assert tokens.all() == []
         assert await broker.context.store.children("/security/tokens") == []
+
+
+async def test_a_token_that_has_ended_lets_nobody_in(tmp_path: Path) -> None:
+    """Also before it is removed."""
+    async with direct_broker(tmp_path, TOKENS) as broker:
+        log_in(broker, "ann")
+        made = await create(broker)
+        tokens, password = broker.broker.sasl.tokens, base64.b64encode(made.hmac).decode()
+        ended = replace(tokens.all()[0], expires_ms=made.issue_timestamp_ms - 1, token_id="ended")
+        await tokens.keep(ended)
+        assert attempt(broker, SHA_256, "ended", password) is None
+        assert attempt(broker, SHA_256, made.token_id, password) is not None
+        await tokens.keep(replace(ended, expires_ms=made.expiry_timestamp_ms, token_id="good"))
+        assert attempt(broker, SHA_256, "good", password) is not None
 
 
 async def test_a_token_does_not_live_beyond_its_longest_life(tmp_path: Path) -> None:
