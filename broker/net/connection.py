@@ -298,16 +298,17 @@ class Connection:
                         raise OSError(5, "a log file is shorter than the records that were read from it")
                 unsent.sent(sent)
         except (BlockingIOError, InterruptedError):
-            if not self._writing:
-                self._writing = True
-                self._network.poller.change(self._fd, reading=self._reading, writing=True)
+            self._watch_writable(True)
             return
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
             return
-        if self._writing:
-            self._writing = False
-            self._network.poller.change(self._fd, reading=self._reading, writing=False)
+        self._watch_writable(False)
+
+    def _watch_writable(self, wanted: bool) -> None:
+        if self._writing is not wanted:
+            self._writing = wanted
+            self._network.poller.change(self._fd, reading=self._reading, writing=wanted)
 
     def on_writable(self) -> None:
         self.last_active = self._network.loop.time()

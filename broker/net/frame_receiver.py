@@ -20,7 +20,9 @@ _TLS_HANDSHAKE = 0x1603
 
 
 class FrameReceiver:
-    """See the module's contract. After an illegal length the stream cannot be used any more."""
+    """See the module's contract. After an illegal length nothing is received any more: where the next frame would begin
+    is not known.
+    """
 
     __slots__ = (
         "_announced",
@@ -29,6 +31,7 @@ class FrameReceiver:
         "_largest",
         "_pool",
         "_prefix",
+        "_refused",
         "_scratch",
         "frames",
         "size_max",
@@ -47,6 +50,7 @@ class FrameReceiver:
         self._filled = 0
         self._announced = 0  # the size that frame will have
         self._largest = 0  # of the frames that came whole
+        self._refused = False  # a length was not accepted
 
     def room(self) -> memoryview:
         """Where the next bytes belong, never empty. No other receiver of the same scratch buffer is asked between this
@@ -56,9 +60,11 @@ class FrameReceiver:
         return self._scratch if view is None else view[self._filled :]
 
     def received(self, count: int) -> None:
-        """The first `count` bytes of `room()` are here. Raises CloseConnection for a length that is not accepted; the
-        frames before it are in `frames`.
+        """The first `count` bytes of `room()` are here. Raises CloseConnection for a length that is not accepted, and
+        whatever comes after it; the frames before it are in `frames`.
         """
+        if self._refused:
+            raise CloseConnection("more came after a frame that is not accepted")
         if self._assembling is not None:
             self._fill(self._assembling, count)
             return
@@ -72,6 +78,7 @@ class FrameReceiver:
         while count - position >= 4:
             (size,) = _LENGTH.unpack_from(scratch, position)
             if not 0 < size <= self.size_max:
+                self._refused = True
                 raise CloseConnection(_refusal(size, self.size_max))
             position += 4
             end = position + size

@@ -232,9 +232,7 @@ class TlsConnection(Connection):
                     unsent.sent(self._sealed_plain)
                     self._sealed_plain = 0
         except (BlockingIOError, InterruptedError):
-            if not self._writing:
-                self._writing = True
-                self._network.poller.change(self._fd, reading=self._reading, writing=True)
+            self._watch_writable(True)
             return
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
@@ -242,9 +240,7 @@ class TlsConnection(Connection):
         except TlsError as error:
             self.close(str(error), logging.WARNING)
             return
-        if self._writing:
-            self._writing = False
-            self._network.poller.change(self._fd, reading=self._reading, writing=False)
+        self._watch_writable(False)
 
     def _seal(self, tls: TlsStream) -> int:
         """Encrypt what is to be sent next; how many bytes that were before. Raises OSError, TlsError."""

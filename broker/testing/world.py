@@ -369,6 +369,9 @@ class World:
         self._cuts: set[tuple[str, str]] = set()
         self._healed: list[asyncio.Future[None]] = []
 
+    def __repr__(self) -> str:
+        return f"<World of seed {self.seed}, loss={self.loss}, delays={self.delays}, members {list(self.members)}>"
+
     def add(self, node_id: int, config: Mapping[str, str] | None = None) -> Member:
         """A broker that is not started yet."""
         member = self.members[node_id] = Member(self, node_id, config or {})
@@ -425,6 +428,8 @@ class World:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         logging.getLogger("headrace").setLevel(logging.NOTSET)
+        if error is not None:
+            error.add_note(repr(self))
         for member in self.members.values():
             self.loop.kill(member.owner)
             if member.direct is not None:

@@ -139,6 +139,13 @@ def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
     assert trace("other", 4) != trace("third", 3)
 
 
+def test_what_fails_in_a_world_says_which_world_it_was(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as caught, World(7, tmp_path, loss=0.25):
+        raise AssertionError("as the test wants it")
+    (note,) = caught.value.__notes__
+    assert "seed 7, loss=0.25" in note
+
+
 def test_who_waits_for_ever_is_told(tmp_path: Path) -> None:
     loop = SimulatedLoop(0)
     with pytest.raises(DeadlockError):

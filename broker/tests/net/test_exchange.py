@@ -198,6 +198,9 @@ def test_an_illegal_length_is_refused_however_it_is_cut_and_whole_frames_before_
     with pytest.raises(CloseConnection, match=rf"a frame of {size} bytes was announced; 1 to 1000"):
         feed(receiver, stream[10 + cut - 1 :])
     assert list(receiver.frames) == [b"before"]
+    with pytest.raises(CloseConnection, match="after a frame that is not accepted"):
+        feed(receiver, frame(b"after"))
+    assert list(receiver.frames) == [b"before"]
 
 
 @pytest.mark.parametrize("size", [1, 1000])

@@ -115,6 +115,11 @@ class _Frames(asyncio.BufferedProtocol):
             size = int.from_bytes(scratch[position : position + 4], "big", signed=True)
             if not 4 <= size <= MAX_FRAME_SIZE:
                 assert self._transport is not None
+                self._on_lost(
+                    DecodeError(
+                        f"an answer of {size} bytes was announced; 4 to {MAX_FRAME_SIZE} are possible"
+                    )
+                )
                 self._transport.abort()
                 return
             have = self._filled - position - 4
@@ -408,16 +413,17 @@ class BrokerConnection:
             self._counters.answered(kind.__name__, perf_counter() - began, size, received)
 
     def _received(self, frame: memoryview) -> None:
-        future = self._waiting.pop(int.from_bytes(frame[:4], "big"), None)
+        correlation_id = int.from_bytes(frame[:4], "big")
+        future = self._waiting.pop(correlation_id, None)
         if future is None:
-            self._fail(DecodeError("an answer that belongs to no request"))
+            self._fail(DecodeError(f"answer {correlation_id} came, which belongs to no request"))
         elif not future.done():
             future.set_result(frame)
 
     def _lost(self, error: Exception | None) -> None:
         reason = f": {error}" if error else ""
         lost = ConnectionLost(f"the connection to {self.host}:{self.port} was lost{reason}")
-        self._fail(error if isinstance(error, ssl.SSLError) else lost)
+        self._fail(error if isinstance(error, (ssl.SSLError, DecodeError)) else lost)
 
     def _fail(self, error: Exception) -> None:
         if self._closed_because is None:
@@ -427,10 +433,11 @@ class BrokerConnection:
         waiting, self._waiting = self._waiting, {}
         unwelcome = self._ranges and not self.has_answered and self._access.begin is None
         hint = ", the first on it: does the server want its clients to authenticate?" if unwelcome else ""
+        reason = f": {error}" if isinstance(error, DecodeError) else ""
         for future in waiting.values():
             if not future.done():
                 lost = ConnectionLost(
-                    f"the connection to {self.host}:{self.port} was lost before the answer came{hint}"
+                    f"the connection to {self.host}:{self.port} was lost before the answer came{hint}{reason}"
                 )
                 lost.__cause__ = error
                 future.set_exception(lost)

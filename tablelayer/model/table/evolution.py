@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 from msgspec.structs import fields
@@ -238,6 +238,8 @@ class _Work:
                     self.options.pop(name, None)
             case SetTableComment():
                 self.comment = change.comment
+            case _:
+                assert_never(change)
 
     def result(self) -> TableDefinition:
         old = self.definition

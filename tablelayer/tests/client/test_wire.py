@@ -210,9 +210,15 @@ def test_nobody_there():
 
 
 @pytest.mark.parametrize(
-    "reply", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\x06abcdef", b"\0\0\0\x00", b""]
+    ("reply", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an answer of 1213486160 bytes was announced"),
+        (b"\0\0\0\x06abcdef", "answer 1633837924 came, which belongs to no request"),
+        (b"\0\0\0\x00", "an answer of 0 bytes was announced"),
+        (b"", "was lost before the answer came"),
+    ],
 )
-def test_something_else_is_listening(tools, reply):
+def test_something_else_is_listening(tools, reply, said):
     async def scenario():
         async def serve(reader, writer):
             await reader.read(10)
@@ -221,7 +227,7 @@ def test_something_else_is_listening(tools, reply):
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ConnectionFailed, match="does not answer like a Kafka broker"):
+        with pytest.raises(ConnectionFailed, match=f"does not answer like a Kafka broker.*{said}"):
             await BrokerConnection.open(
                 "127.0.0.1", port, client_id="t", connect_timeout_ms=500, request_timeout_ms=500
             )
