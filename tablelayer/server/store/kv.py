@@ -47,6 +47,8 @@ from tablelayer.server.limits import Limits
 from tablelayer.server.room import Room
 
 ROW_PREFIX = b"\x01"
+_READ_TOGETHER = 16
+"""Keys; as many rows are read before somebody looks how large they are."""
 _META_KEY = b"\x00"
 _META = Struct("<Bqq")
 _META_VERSION = 1
@@ -202,6 +204,20 @@ class KeyValueStore:
         if self._database is None:
             return [None] * len(keys)
         return self._database.get(keys) if keys else []
+
+    def get_within(self, keys: Sequence[bytes], bytes_max: int) -> list[bytes | None]:
+        """The values of the first keys, until they are more than `bytes_max` together; then those of the others are not
+        read. Nearly as fast as `get`."""
+        if len(keys) <= _READ_TOGETHER:
+            return self.get(list(keys))
+        values: list[bytes | None] = []
+        for start in range(0, len(keys), _READ_TOGETHER):
+            some = self.get(list(keys[start : start + _READ_TOGETHER]))
+            values += some
+            bytes_max -= sum(len(value) for value in some if value is not None)
+            if bytes_max < 0:
+                break
+        return values
 
     def get_while(self, keys: Sequence[bytes], room: Room) -> list[bytes | None]:
         """The values of the first keys, as many as there is room for; they are read one by one."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.errors import DecodeError
+from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.records.header import iter_headers
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType, encode_arrow_batch
 from tablelayer.model.errors import RowError
@@ -30,6 +30,7 @@ from tablelayer.model.rows.stored import encode_rows
 from tablelayer.model.rows.versions import SchemaVersions, decode_stored, upgraded
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.model.types.sizes import BATCH_BYTES_MAX
 from tablelayer.server.merge.auto_increment import Numbers
 from tablelayer.server.merge.engines import MergeRules, Operations, merge, row_keys
 from tablelayer.server.merge.writes import OperationSource, Writer, compression_of, statistics_of
@@ -37,6 +38,8 @@ from tablelayer.server.store.kv import KeyValueStore
 from tablelayer.server.store.row_ttl import Entries, RowTimes, ended
 
 Changes = npt.NDArray[np.uint8]
+STANDING_BYTES_MAX = BATCH_BYTES_MAX
+"""Stored rows that one write may take up: as many bytes as the rows that it brings."""
 _STALL_SECONDS = 0.5  # then whoever asked for it decides
 _MISSING = b"\x00missing"  # no encoded row is like it: they begin with a schema id and have 2 bytes and more
 
@@ -128,18 +131,19 @@ class Tablet:
         found = ended(self.kv, until_ms, limit, under_way)
         if found.stale:
             self.kv.remove(found.stale)
-        values = self.kv.get(sorted(found.keys))
+        values = self.kv.get_within(sorted(found.keys), STANDING_BYTES_MAX)
         if not values:
             return None, found.has_more and bool(found.stale)
         rows = decode_stored(pa.array(values, pa.binary()), definition.versions, definition.schema)
         deletes = Operations(rows, np.ones(rows.num_rows, np.bool_), overwrite=True)
-        return self.prepare(definition, lambda _: deletes, Writer(), now_ms), found.has_more
+        has_more = found.has_more or len(values) < len(found.keys)
+        return self.prepare(definition, lambda _: deletes, Writer(), now_ms), has_more
 
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
         """Old rows: from the newest pending write that knows the key, else from the store."""
         pending = self._pending
         if not pending:
-            return self.kv.get(keys)
+            return self._stored(keys)
         # A write that is stored meanwhile is found in both places, which say the same.
         known: list[bytes | None] = [_MISSING] * len(keys)
         for write in pending:
@@ -147,9 +151,20 @@ class Tablet:
             known = [get(key, value) for key, value in zip(keys, known, strict=True)]
         wanted = [key for key, value in zip(keys, known, strict=True) if value is _MISSING]
         if len(wanted) == len(keys):
-            return self.kv.get(keys)
-        stored = iter(self.kv.get(wanted))
+            return self._stored(keys)
+        stored = iter(self._stored(wanted))
         return [next(stored) if value is _MISSING else value for value in known]
+
+    def _stored(self, keys: list[bytes]) -> list[bytes | None]:
+        """Raises KafkaError MESSAGE_TOO_LARGE, at which Kafka's producers split a batch and send its parts."""
+        values = self.kv.get_within(keys, STANDING_BYTES_MAX)
+        if len(values) < len(keys):
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"the rows that stand under the first {len(values)} of {len(keys)} keys take more than "
+                f"{STANDING_BYTES_MAX} bytes, and are all logged as they were: write fewer rows at a time",
+            )
+        return values
 
     def logged(self, prepared: PreparedWrite, end_offset: int, size: int) -> None:
         """The prepared batch is in the log, below `end_offset`. `size` is what it is charged to the budget."""

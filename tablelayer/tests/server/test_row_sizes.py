@@ -16,8 +16,10 @@ from protocol.errors import ErrorCode
 from protocol.records.encode import Record, build_batch
 from tablelayer.model.errors import RowError, TableErrorCode
 from tablelayer.model.types.sizes import BATCH_BYTES_MAX, ROW_BYTES_MAX, RowBytes, check_rows
+from tablelayer.server.store import tablet
 from tablelayer.tests.server.tables import Table, tables
 from tablelayer.tests.server.test_avro_face import AVRO, decode
+from tablelayer.tests.server.test_row_ttl import BY_HAND, HOUR, StandingClock, expire
 from tablelayer.tests.server.test_value_formats import table
 
 WIDE = ", ".join(f"f{n} BIGINT" for n in range(400))
@@ -145,3 +147,43 @@ def test_r17_9_levels_count_for_the_record_that_they_are_of() -> None:
         whole.add(20, 8 * MIB)
     assert caught.value.index == 12
     check_rows(0, [])
+
+
+async def test_rows_that_stand_under_the_keys_of_one_write_are_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delete of a few bytes takes up, and logs, all that stands."""
+    monkeypatch.setattr(tablet, "STANDING_BYTES_MAX", MIB)
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, v BYTES, PRIMARY KEY (k) NOT ENFORCED")
+        for first in range(0, 64, 8):
+            rows = [("+", {"k": first + n, "v": b"v" * 100_000}) for n in range(8)]
+            assert (await table.put(*rows)).error_code == 0
+        end = table.partition.log.log_end_offset
+        answer = await table.put(*(("-", {"k": n}) for n in range(64)))
+        assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
+        assert "fewer rows" in answer.error_message
+        deletes = [Record(json.dumps({"k": n}).encode(), None, (), 1000) for n in range(64)]
+        answer = await table.broker.produce(table.definition.path.topic, build_batch(deletes))
+        assert answer.error_code == ErrorCode.MESSAGE_TOO_LARGE
+        assert (table.partition.log.log_end_offset, await table.count()) == (end, 64)
+        for first in range(0, 64, 8):
+            assert (await table.put(*(("-", {"k": first + n}) for n in range(8)))).error_code == 0
+        assert await table.count() == 0
+
+
+async def test_rows_that_end_together_are_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tablet, "STANDING_BYTES_MAX", MIB)
+    clock = StandingClock()
+    async with tables(tmp_path, BY_HAND, clock=clock) as all_tables:
+        table = await all_tables.create("k INT, v BYTES, PRIMARY KEY (k) NOT ENFORCED", kv_ttl="1 h")
+        for first in range(0, 64, 8):
+            rows = [("+", {"k": first + n, "v": b"v" * 100_000}) for n in range(8)]
+            assert (await table.put(*rows)).error_code == 0
+        clock.now_ms += HOUR
+        begin = table.partition.log.log_end_offset
+        assert await expire(table) == 64
+        assert await table.count() == 0
+        assert [len(batch.change_types) for batch in await table.scan(begin)] == [16] * 4
