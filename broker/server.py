@@ -45,7 +45,7 @@ from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory
 from broker.cluster.deleted_files import DeletedFiles
-from broker.cluster.flushing import flush_logs
+from broker.cluster.flushing import LogFlushing
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.membership import Registration
 from broker.cluster.metadata import TopicManager
@@ -236,6 +236,7 @@ class Broker:
             ),
         )
         undo.push_async_callback(self._metadata.close)
+        flushing = LogFlushing(config, self._metadata.changes, executor, self._background)
         self._deleted_files = DeletedFiles(
             executor, self._clock, self._disk, self._directory.path, self._file_delete_delay_ms
         )
@@ -372,8 +373,7 @@ class Broker:
         )
         self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
         self._background.keep(cleaner.run, "log cleaner")
-        flushing = partial(flush_logs, config, self._metadata, executor, self._background)
-        self._background.keep(flushing, "flush logs")
+        self._background.keep(flushing.run, "flush logs")
         network.start_listening()
         logger.info("serving on %s, data in %s", config.layers("listeners")[0][0], self._directory.path)
 

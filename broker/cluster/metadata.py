@@ -57,7 +57,7 @@ from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from broker.cluster.data_dir import DataDirectory
-    from broker.cluster.partition import Partition, PartitionChanges
+    from broker.cluster.partition import Partition
     from broker.cluster.topic_policy import TopicPolicy
     from broker.log.partition_log import PartitionLog
 
@@ -115,6 +115,7 @@ class TopicManager:
             log_config=topic_configs.log_config,
             policies=policies,
         )
+        self.changes = self._replicas.changes
         self.partition = self._replicas.partition
         self.find_partition = self._replicas.find_partition
         self.partitions = self._replicas.partitions
@@ -123,10 +124,6 @@ class TopicManager:
         self._removals: set[asyncio.Task[None]] = set()
 
     # -- reading the image ---------------------------------------------------------------------------------
-
-    @property
-    def changes(self) -> PartitionChanges:
-        return self._replicas.changes
 
     def topic(self, name: str) -> TopicImage | None:
         return self._index.by_name.get(name)

@@ -50,14 +50,16 @@ class PartitionChanges:
     """What moves in any partition of a broker, for those who wait for many: one registration instead of hundreds.
 
     `count` moves with each change that a waiter would be told; `watchers` are called like waiters, with the
-    partition.
+    partition. `unflushed` is called, in any thread, when something of a partition begins to wait for a flush, and when
+    how long it may wait has changed.
     """
 
-    __slots__ = ("count", "watchers")
+    __slots__ = ("count", "unflushed", "watchers")
 
     def __init__(self) -> None:
         self.count = 0
         self.watchers: dict[Callable[[Partition], None], None] = {}
+        self.unflushed: Callable[[Partition], object] = lambda _: None
 
 
 class Partition:
@@ -69,6 +71,7 @@ class Partition:
         "_executor",
         "_flushing",
         "_is_telling",
+        "_is_unflushed",
         "_log",
         "_open_log",
         "_promises",
@@ -113,6 +116,7 @@ class Partition:
         self._committing: asyncio.Future[None] | None = None
         self._promises: deque[tuple[int, Callable[[KafkaError | None], None]]] = deque()
         self._is_telling = False
+        self._is_unflushed = False
         self._ending: deque[tuple[int, int]] = deque()
 
     def __repr__(self) -> str:
@@ -164,7 +168,13 @@ class Partition:
         self._log = log
         if self.hooks is None:
             self.high_watermark = log.log_end_offset
+        if log.recovery_point < log.log_end_offset:
+            self._unflushed()
         return log
+
+    def _unflushed(self) -> None:
+        self._is_unflushed = True
+        self.changes.unflushed(self)
 
     def _why_gone(self) -> KafkaError | None:
         name = f"{self.topic.name}-{self.index}"
@@ -203,6 +213,8 @@ class Partition:
             if not info.duplicate:
                 self.traffic.bytes_in += len(batch)
                 self.traffic.records_in += RECORD_COUNT.unpack_from(batch, RECORD_COUNT_POSITION)[0]
+                if not self._is_unflushed:
+                    self._unflushed()
             if log.must_commit:
                 executor = self._executor
                 if executor is not None:
@@ -257,6 +269,8 @@ class Partition:
             return
         log = self.log
         log.reconfigure(config)
+        if self._is_unflushed:
+            self._unflushed()
         if self._executor is not None and self._committing is None and log.must_commit:
             self._commit(log, self._executor)
 
@@ -407,6 +421,7 @@ class Partition:
         Raises KafkaError for other failures, after which the log can still be used.
         """
         log = self.log
+        self._is_unflushed = False
         flushing = asyncio.get_running_loop().run_in_executor(executor, log.flush)
         self._flushing = flushing
         try:
@@ -414,6 +429,7 @@ class Partition:
         except KafkaError:
             # What fsync has once reported lost is never known to be on disk afterwards.
             if log.failure is None:
+                self._unflushed()
                 raise
             self.fail(log.failure)
 

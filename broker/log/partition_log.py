@@ -114,7 +114,6 @@ class PartitionLog:
         self._closed = False
         self._flush_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()  # taken after the flush lock where both are
-        self._last_flush = clock.monotonic()
         self._reader = Reader(self._segments, self._bases)
 
     @classmethod
@@ -727,12 +726,6 @@ class PartitionLog:
         return [segment for segment in list(self._segments) if segment.has_unsynced_indexes]
 
     @property
-    def flush_is_due(self) -> bool:
-        """Whether `flush.ms` has passed since the last flush, with something to flush."""
-        waited_ms = (self._clock.monotonic() - self._last_flush) * 1000
-        return self.recovery_point < self.log_end_offset and waited_ms >= self.config.flush_ms
-
-    @property
     def must_commit(self) -> bool:
         """Whether what was appended last waits for a `commit`."""
         return self._segments[-1].end_offset - self.recovery_point >= self.config.flush_messages
@@ -767,7 +760,6 @@ class PartitionLog:
             except OSError as error:
                 raise self._sync_failed(error) from error
         self.recovery_point = max(self.recovery_point, end_offset)
-        self._last_flush = self._clock.monotonic()
 
     def _sync_failed(self, error: OSError) -> KafkaError:
         self._fail(

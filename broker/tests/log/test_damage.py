@@ -144,18 +144,6 @@ def test_flushing_after_so_many_messages(world):
     assert len(batches_of(world.open(world.disk.restart(Tear.LOST)))) == 4
 
 
-def test_the_time_to_flush(world):
-    log = world.open(flush_ms=500)
-    assert not log.flush_is_due
-    world.append(log)
-    world.clock.seconds += 0.4
-    assert not log.flush_is_due
-    world.clock.seconds += 0.2
-    assert log.flush_is_due
-    log.flush()
-    assert not log.flush_is_due
-
-
 def test_a_snapshot_or_index_that_cannot_be_written_costs_nothing_but_time(world):
     for suffix in (".snapshot.tmp", ".index.tmp", ".timeindex.tmp"):
         world.disk.fail(Fault("write", errno.ENOSPC, suffix=suffix, times=1000))
