@@ -182,17 +182,8 @@ remote.log.storage.manager.class.name STRING
 remote.log.storage.manager.class.path STRING
 remote.log.storage.manager.impl.prefix STRING rsm.config.
 """
-_SECURITY: Final = """
-early.start.listeners LIST
-principal.builder.class CLASS*
+_LOGIN: Final = """
 sasl.client.callback.handler.class CLASS
-sasl.jaas.config PASSWORD*
-sasl.kerberos.kinit.cmd STRING* /usr/bin/kinit
-sasl.kerberos.min.time.before.relogin LONG* 60000
-sasl.kerberos.principal.to.local.rules LIST* DEFAULT
-sasl.kerberos.service.name STRING*
-sasl.kerberos.ticket.renew.jitter DOUBLE* 0.05
-sasl.kerberos.ticket.renew.window.factor DOUBLE* 0.8
 sasl.login.callback.handler.class CLASS
 sasl.login.class CLASS
 sasl.login.connect.timeout.ms INT
@@ -218,9 +209,20 @@ sasl.oauthbearer.assertion.template.file STRING
 sasl.oauthbearer.client.credentials.client.id STRING
 sasl.oauthbearer.client.credentials.client.secret PASSWORD
 sasl.oauthbearer.jwt.retriever.class CLASS
-sasl.oauthbearer.jwt.validator.class CLASS
 sasl.oauthbearer.scope STRING
 sasl.oauthbearer.token.endpoint.url STRING
+"""
+_SECURITY: Final = """
+early.start.listeners LIST
+principal.builder.class CLASS*
+sasl.jaas.config PASSWORD*
+sasl.kerberos.kinit.cmd STRING* /usr/bin/kinit
+sasl.kerberos.min.time.before.relogin LONG* 60000
+sasl.kerberos.principal.to.local.rules LIST* DEFAULT
+sasl.kerberos.service.name STRING*
+sasl.kerberos.ticket.renew.jitter DOUBLE* 0.05
+sasl.kerberos.ticket.renew.window.factor DOUBLE* 0.8
+sasl.oauthbearer.jwt.validator.class CLASS
 sasl.server.callback.handler.class CLASS
 security.providers STRING
 ssl.engine.factory.class CLASS*
@@ -249,10 +251,11 @@ _DOCS: Final = {
     _REPLICAS: "No effect here: nothing is replicated between brokers, and a partition has one replica.",
     _CONTROLLERS: "No effect here: there are no controllers; this broker keeps the metadata.",
     _GROUPS: "No effect here: there are no share groups and no streams groups.",
+    _LOGIN: "No effect here: this broker logs in nowhere.",
     _REMOTE: "No effect here: Kafka's remote storage is not there.",
 }
 _NOT_OFFERED: Final = {
-    _SECURITY: "Not offered: there is no Kerberos, this broker logs in nowhere, and nothing of Java is plugged in.",
+    _SECURITY: "Not offered: there is no Kerberos, and nothing of Java is plugged in.",
     _PLUGINS: "Not offered: classes of Java cannot be plugged in.",
     _MISSED: "Not offered: nothing here would do what another value asks for.",
 }

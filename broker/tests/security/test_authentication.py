@@ -443,6 +443,53 @@ def test_no_order_of_messages_gets_in_without_a_password(steps: list[tuple[str, 
     assert (None if one.session is None else one.session.principal.name) == proved
 
 
+_FRAMES = st.one_of(
+    st.binary(max_size=60),
+    st.builds(
+        lambda key, version, body: frame(key, version, body),
+        st.sampled_from([17, 18, 36]),
+        st.integers(-1, 4),
+        st.one_of(
+            st.binary(max_size=40),
+            st.sampled_from(
+                [
+                    b"\0\x05PLAIN",
+                    b"\0\x0dSCRAM-SHA-256",
+                    b"\0\0\0\x07\0ann\0xy",
+                    b"\0" + b"\x08" + b"\0ann\0xy",
+                ]
+            ),
+        ),
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_FRAMES, max_size=6))
+def test_any_frames_are_answered_or_close_the_connection(frames: list[bytes]) -> None:
+    """Nothing but what is public passes the door, nothing else is raised, and nobody gets in."""
+
+    def inner(peer: Peer, frame: bytes | memoryview) -> Any:
+        assert frame[:2] == b"\0\x12"
+        return [b""]
+
+    mechanisms = {
+        "PLAIN": Mechanism(lambda: PlainExchange(PLAIN_USERS)),
+        "SCRAM-SHA-256": Mechanism(lambda: exchange(SCRAM_USERS)),
+    }
+    door = SaslDoor(inner, {"SASL": mechanisms}, lambda: 0.0, lambda: 0, lambda: 0.0)
+    peer = Peer(7, "10.0.0.7", 1, "SASL", None)
+    for each in frames:
+        try:
+            answer = door(peer, each)
+        except CloseConnection:
+            break
+        if isinstance(answer, Pending):
+            answer.outcome.close()  # type: ignore[attr-defined]
+            break
+    assert peer.session is None
+
+
 async def test_a_mechanism_that_fails_otherwise_closes_the_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -175,7 +175,7 @@ def test_what_is_said_of_channel_binding_stays_the_same() -> None:
     assert log_in(exchange(USERS), ScramClient("ann", "correct horse", gs2="y,,")).startswith(b"v=")
 
 
-def test_who_asks_to_be_somebody_else_is_refused() -> None:
+def test_cve_2017_12610_who_asks_to_be_somebody_else_is_refused() -> None:
     for name in ("ann", "bob"):
         error = refusal(exchange(USERS), ScramClient(name, "correct horse", gs2="n,a=admin,").first)
         assert error.told == (
