@@ -56,7 +56,7 @@ def test_one_line_when_ready_configured_by_file_and_command_line_and_a_clean_sto
     code, out, err = served.stop(signal.SIGTERM)
     assert (code, out, err) == (0, "", "")
     log = (data / "headrace.log").read_text()
-    assert "serving on 127.0.0.1" in log
+    assert "serving on PLAINTEXT://127.0.0.1" in log
     assert log.endswith("stopped\n")
 
 
