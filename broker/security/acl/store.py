@@ -1,9 +1,7 @@
 """Where ACLs are kept: in the coordination store, under `/security/acls`, a node for each pattern.
 
-A change is one transaction: the nodes of the patterns it touches, and the root, whose version is compared. So two
-changes never mix, and whoever sees the root's version knows that nothing else has happened since. A change that finds
-another one before it reads what that did and decides again; so does one whose outcome is not known, since adding what
-is there and removing what is gone change nothing. What others change is noticed by the watch on the root.
+A change that finds another one before it reads what that did and decides again; so does one whose outcome is not known,
+since adding what is there and removing what is gone change nothing. How changes are told apart: `security/followed.py`.
 
 Survives a kill at any time: a change is on disk before it is answered. Before that it counts, too, for every connection
 there is (`changed`).
@@ -11,24 +9,15 @@ there is (`changed`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import msgspec
 
-from broker.ports import (
-    BadVersionError,
-    CreateNode,
-    DeleteNode,
-    NodeExistsError,
-    NoNodeError,
-    SetNode,
-    StoreOperation,
-    StoreOutcomeUnknownError,
-)
+from broker.ports import CreateNode, DeleteNode, SetNode, StoreOperation
 from broker.security.acl.model import Acl, AclFilter
+from broker.security.followed import OVERTAKEN, Followed
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -46,38 +35,17 @@ _ATTEMPTS: Final = 10
 _Pattern = tuple[int, int, str]
 
 
-class AclStore:
+class AclStore(Followed):
     """Keeps `rules` as the store has them. `changed` is called after each change of them."""
 
     def __init__(
         self, store: CoordinationStore, rules: AclRules, changed: Callable[[], None], slices: Slices
     ) -> None:
+        super().__init__(store, ROOT)
         self.rules = rules
-        self._store = store
         self._changed = changed
         self._slices = slices
-        self._version = -1  # of the root, whose state the rules are; -1 before it exists
         self._nodes: dict[_Pattern, int] = {}  # the versions of the patterns' nodes
-        self._change = asyncio.Lock()
-        self._stale = asyncio.Event()
-
-    async def load(self) -> None:
-        """Read everything. Raises StoreError."""
-        async with self._change:
-            await self._read()
-
-    async def run(self) -> None:
-        """Follow what others change, until cancelled. Raises StoreError; begun again it misses nothing."""
-        end = self._store.watch(ROOT, self._stale.set)
-        self._stale.set()
-        try:
-            while True:
-                await self._stale.wait()
-                self._stale.clear()
-                async with self._change:
-                    await self._read()
-        finally:
-            end()
 
     async def create(self, acls: Sequence[Acl]) -> None:
         """Add ACLs, which are `checked`, all or none. Raises KafkaError."""
@@ -127,7 +95,7 @@ class AclStore:
         """Whether the change is in the store and in the rules. If not the rules are what the store has now."""
         try:
             await self._store.transact(await self._slices.run(self._operations(new, gone)))
-        except (BadVersionError, NodeExistsError, NoNodeError, StoreOutcomeUnknownError):
+        except OVERTAKEN:
             await self._read()
             return False
         await self._apply(new, gone)
@@ -140,8 +108,7 @@ class AclStore:
         return True
 
     def _operations(self, new: Sequence[Acl], gone: Sequence[Acl]) -> Work[list[StoreOperation]]:
-        root: StoreOperation = SetNode(ROOT, b"", self._version) if self._version >= 0 else CreateNode(ROOT)
-        operations = [root]
+        operations = [self._counted()]
         left = set(gone)
         changed: dict[_Pattern, list[Acl]] = {}
         for acl in (*new, *gone):

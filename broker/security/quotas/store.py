@@ -1,29 +1,19 @@
 """Where limits are kept: in the coordination store, under `/security/quotas`, a node for each entity.
 
-A change is one transaction: the entity's node and the root, whose version is compared, so that changes never mix and
-whoever sees the root's version knows that nothing else has happened. A change that finds another before it reads what
-that did and decides again. What others change is noticed by the watch on the root.
+A change that finds another before it reads what that did and decides again. How changes are told apart:
+`security/followed.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import msgspec
 
-from broker.ports import (
-    BadVersionError,
-    CreateNode,
-    DeleteNode,
-    NodeExistsError,
-    NoNodeError,
-    SetNode,
-    StoreOperation,
-    StoreOutcomeUnknownError,
-)
+from broker.ports import CreateNode, DeleteNode, SetNode, StoreOperation
+from broker.security.followed import OVERTAKEN, Followed
 from broker.security.quotas.model import Entity, Limits, Quota
 from protocol.errors import ErrorCode, KafkaError
 
@@ -41,33 +31,13 @@ class _Kept(msgspec.Struct):
     limits: dict[Quota, float]
 
 
-class QuotaStore:
+class QuotaStore(Followed):
     """Keeps `quotas` as the store has them."""
 
     def __init__(self, store: CoordinationStore, quotas: Quotas) -> None:
+        super().__init__(store, ROOT)
         self.quotas = quotas
-        self._store = store
-        self._version = -1  # of the root; -1 before it exists
         self._nodes: dict[Entity, int] = {}
-        self._change = asyncio.Lock()
-        self._stale = asyncio.Event()
-
-    async def load(self) -> None:
-        """Read everything. Raises StoreError."""
-        async with self._change:
-            await self._read()
-
-    async def run(self) -> None:
-        """Follow what others change, until cancelled."""
-        end = self._store.watch(ROOT, self._stale.set)
-        try:
-            while True:
-                await self._stale.wait()
-                self._stale.clear()
-                async with self._change:
-                    await self._read()
-        finally:
-            end()
 
     async def alter(self, entity: Entity, change: Callable[[Limits], dict[Quota, float]]) -> None:
         """Give an entity what `change` makes of its limits. Raises KafkaError."""
@@ -88,7 +58,6 @@ class QuotaStore:
         raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "other changes of quotas came first; try again")
 
     async def _written(self, entity: Entity, limits: dict[Quota, float]) -> bool:
-        root: StoreOperation = SetNode(ROOT, b"", self._version) if self._version >= 0 else CreateNode(ROOT)
         path, version = _path(entity), self._nodes.get(entity)
         data = msgspec.json.encode(_Kept(entity, limits))
         node: StoreOperation
@@ -99,8 +68,8 @@ class QuotaStore:
         else:
             node = DeleteNode(path, version)
         try:
-            await self._store.transact([root, node])
-        except (BadVersionError, NodeExistsError, NoNodeError, StoreOutcomeUnknownError):
+            await self._store.transact([self._counted(), node])
+        except OVERTAKEN:
             return False
         self._version += 1
         if limits:

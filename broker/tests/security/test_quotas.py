@@ -16,7 +16,7 @@ from broker.net.reply import Peer
 from broker.security.principal import Principal, Session
 from broker.security.quotas.model import Entity, Quota, changed
 from broker.security.quotas.quotas import Quotas
-from broker.security.quotas.store import QuotaStore
+from broker.security.quotas.store import ROOT, QuotaStore
 from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode, KafkaError
 from protocol.headers import RequestHeader, encode_request_header, encode_response_header
@@ -270,6 +270,21 @@ async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
         while not second.quotas.is_set:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert second.quotas.limits == first.quotas.limits
+    following.cancel()
+    await store.close()
+
+
+async def test_what_was_changed_before_anybody_followed_is_found(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path / "store")
+    first, second = QuotaStore(store, Quotas(Time())), QuotaStore(store, Quotas(Time()))
+    await first.load()
+    await second.load()
+    entity = Entity(user="ann")
+    await first.alter(entity, lambda _: {Quota.PRODUCER: 5.0})
+    following = asyncio.create_task(second.run())
+    for _ in range(10):  # the store takes its turns: by then it has answered the other, too
+        await store.get(ROOT)
+    assert second.quotas.limits == {entity: {Quota.PRODUCER: 5.0}}
     following.cancel()
     await store.close()
 
