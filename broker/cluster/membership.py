@@ -1,13 +1,16 @@
 """How a broker stands in the coordination store: registered while it is alive, and perhaps the controller.
 
 Both are ephemeral nodes of its session. The controller's is made together with the next controller epoch, so that what
-an earlier controller still writes is refused.
+an earlier controller still writes is refused. What a killed process held stays until its session is over: its next
+start waits for that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -16,6 +19,9 @@ from broker.cluster.image import BrokerImage
 from broker.cluster.nodes import OUTDATED, modify
 from broker.ports import CoordinationStore, CreateNode, SetNode, StoreOperation
 from protocol.errors import ErrorCode, KafkaError
+
+WAIT_SECONDS: Final = 30.0
+"""For the session of a former process to end, which is longer than any session should be."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -35,8 +41,10 @@ class Registration(msgspec.Struct, frozen=True):
     rack: str | None = None
 
 
-async def register(store: CoordinationStore, registration: Registration) -> BrokerImage:
-    """Raises KafkaError(DUPLICATE_BROKER_REGISTRATION) if a broker with this id is alive."""
+async def register(
+    store: CoordinationStore, registration: Registration, *, wait_seconds: float = WAIT_SECONDS
+) -> BrokerImage:
+    """Raises KafkaError(DUPLICATE_BROKER_REGISTRATION) if a broker with this id stays alive."""
     image = BrokerImage(
         registration.broker_id,
         0,
@@ -45,6 +53,7 @@ async def register(store: CoordinationStore, registration: Registration) -> Brok
         registration.rack,
     )
     path = f"{tree.BROKER_IDS}/{registration.broker_id}"
+    await _gone(store, path, wait_seconds)
     try:
         await store.transact(
             [CreateNode(path, tree.encode_broker(image, clean=registration.clean), ephemeral=True)]
@@ -62,9 +71,11 @@ async def register(store: CoordinationStore, registration: Registration) -> Brok
     return tree.decode_broker(registration.broker_id, node)
 
 
-async def become_controller(store: CoordinationStore, broker_id: int) -> Claim | None:
-    """None if another one is the controller, or became it meanwhile."""
-    if await store.get(tree.CONTROLLER) is not None:
+async def become_controller(
+    store: CoordinationStore, broker_id: int, *, wait_seconds: float = WAIT_SECONDS
+) -> Claim | None:
+    """None if another one stays the controller, or became it meanwhile."""
+    if not await _gone(store, tree.CONTROLLER, wait_seconds):
         return None
     node = await store.get(tree.CONTROLLER_EPOCH)
     epoch = 1 if node is None else int(node.data) + 1
@@ -80,6 +91,25 @@ async def become_controller(store: CoordinationStore, broker_id: int) -> Claim |
     except OUTDATED:
         return None
     return Claim(epoch, version)
+
+
+async def _gone(store: CoordinationStore, path: str, wait_seconds: float) -> bool:
+    """Whether the node is gone, in time."""
+    if await store.get(path) is None:
+        return True
+    changed = asyncio.Event()
+    end = store.watch(path, changed.set)
+    await asyncio.sleep(0)  # the watch is on its way before the node is read
+    try:
+        async with asyncio.timeout(wait_seconds):
+            while await store.get(path) is not None:
+                await changed.wait()
+                changed.clear()
+    except TimeoutError:
+        return False
+    finally:
+        end()
+    return True
 
 
 async def read_brokers(store: CoordinationStore) -> dict[int, BrokerImage]:

@@ -305,11 +305,11 @@ async def test_who_fetches_with_the_epoch_before_is_told(tmp_path) -> None:
 async def test_of_two_brokers_one_controls_and_the_other_after_it_with_a_later_epoch() -> None:
     ensemble = SimulatedEnsemble(SystemClock())
     one, other = [await ensemble.connect() for _ in range(2)]
-    claims = await asyncio.gather(become_controller(one, 1), become_controller(other, 2))
+    claims = await asyncio.gather(*(become_controller(store, 1, wait_seconds=0) for store in (one, other)))
     (first,) = [claim for claim in claims if claim is not None]
     assert (first.epoch, first.version) == (1, 0)
     winner, loser = (one, other) if claims[0] is not None else (other, one)
-    assert await become_controller(loser, 3) is None
+    assert await become_controller(loser, 3, wait_seconds=0.01) is None
     await winner.close()
     second = await become_controller(loser, 3)
     assert second is not None
@@ -324,7 +324,7 @@ async def test_an_id_is_one_brokers_and_its_next_start_has_another_epoch() -> No
     first = await register(one, registration)
     assert first == BrokerImage(5, first.epoch, "first", (("PLAINTEXT", "h", 9),), "r")
     with pytest.raises(KafkaError, match=r"node\.id=5 is alive already") as refused:
-        await register(other, registration)
+        await register(other, registration, wait_seconds=0.01)
     assert refused.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
     assert await read_brokers(other) == {5: first}
     await one.close()
@@ -333,3 +333,20 @@ async def test_an_id_is_one_brokers_and_its_next_start_has_another_epoch() -> No
     assert second.epoch > first.epoch
     assert await other.children(tree.KNOWN_BROKERS) == ["5"]
     await other.close()
+
+
+async def test_the_next_start_of_a_killed_broker_waits_until_its_session_is_over() -> None:
+    ensemble = SimulatedEnsemble(SystemClock())
+    killed = await ensemble.connect(session_timeout_ms=400)
+    registration = Registration(5, "killed", False)
+    await register(killed, registration)
+    await become_controller(killed, 5)
+    ensemble.cut(killed)
+    again = await ensemble.connect(session_timeout_ms=400)
+    broker = await register(again, registration)
+    claim = await become_controller(again, 5)
+    assert await read_brokers(again) == {5: broker}
+    assert claim is not None
+    assert claim.epoch == 2
+    for store in (killed, again):
+        await store.close()
