@@ -159,18 +159,20 @@ class Simulation:
             asyncio.ensure_future(self._harm(self._end, self._end, self._crash, self._pause)),
             asyncio.ensure_future(self._harm(self._part, self._jump)),
         ]
-        await self._get_on(tasks)
-        await asyncio.gather(*harm)
+        await self._get_on(tasks, harm)
         return self.problems
 
-    async def _get_on(self, tasks: list[asyncio.Future[Any]]) -> None:
+    async def _get_on(
+        self, tasks: Sequence[asyncio.Future[Any]], harm: Sequence[asyncio.Future[Any]]
+    ) -> None:
         """To the end of the faults, and of what has to come after them."""
         world = self.world
         while not self.is_over and not all(task.done() for task in tasks):
-            await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
-            if any(task.done() and task.exception() is not None for task in tasks):
-                break
+            done, _ = await asyncio.wait([*tasks, *harm], timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
         self._healing = True
+        await asyncio.gather(*harm)
         await self._heal()
         done, waiting = await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
         for task in waiting:

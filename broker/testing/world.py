@@ -33,6 +33,7 @@ from typing import Any, Self
 from broker.config import BrokerConfig
 from broker.extension import Extension
 from broker.net.reply import Peer
+from broker.ports import CoordinationStore
 from broker.security.principal import ANONYMOUS, Session
 from broker.server import Broker
 from broker.testing.coordination import SimulatedEnsemble
@@ -71,6 +72,7 @@ class Member:
         """Of its wall clock, in seconds; a running process sees it change."""
         self.died = asyncio.Event()
         """By `crash_soon`."""
+        self._store: CoordinationStore | None = None
         self._world = world
         self._config = {
             **QUICK, "advertised.listeners": f"PLAINTEXT://broker-{node_id}:9092", **config, "node.id": str(node_id)
@@ -116,7 +118,7 @@ class Member:
                 entropy=SimulatedEntropy(loop.random.getrandbits(64)),
                 disk=self.disk,
                 threads=SimulatedThreads(loop),
-                store=await self.ensemble.connect(),
+                store=await self._connect(),
             )
             await broker.start()
             return broker
@@ -130,6 +132,13 @@ class Member:
         self.direct = DirectBroker(starting.result())
         self._context = context
         return True
+
+    async def _connect(self) -> CoordinationStore:
+        """As an embedded store: the session of the process before is over."""
+        if self._store is not None:
+            self.ensemble.end(self._store.session)
+        self._store = await self.ensemble.connect()
+        return self._store
 
     async def stop(self) -> None:
         """As by SIGTERM."""
@@ -266,6 +275,7 @@ class _Connection:
         self, world: World, member: Member, name: str, peer: Peer, on_loss: Callable[[], None]
     ) -> None:
         self.is_lost = False
+        self._is_broken = False
         self._on_loss = on_loss
         self._world = world
         self._member = member
@@ -305,8 +315,9 @@ class _Connection:
             await asyncio.wait([before])
         if loop.random.random() < world.loss / 2:
             self.lose()
-        if self.is_lost and loop.random.random() < 0.5:
-            return  # it was in the way when the connection broke
+        if self._is_broken or (self.is_lost and loop.random.random() < 0.5):
+            self._is_broken = True  # this was in the way when it broke, and so is what follows
+            return
         if loop.is_dead(owner):
             if owner not in world.silent or self._member.owner != owner:
                 self.lose()
