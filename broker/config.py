@@ -18,6 +18,7 @@ from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, betw
 from broker.kafka_configs import KAFKA_CONFIGS
 from broker.listeners import LISTENER_CONFIGS, Listener, listener_prefix, listeners_of, without_listener
 from broker.log.topic_configs import PRODUCER_ID_EXPIRATION_MS, TOPIC_CONFIGS
+from broker.metrics_configs import METRICS_CONFIGS
 from broker.security.acl.configs import AUTHORIZATION_CONFIGS
 from broker.security.quotas.configs import QUOTA_CONFIGS
 from broker.security.sasl.configs import SASL_CONFIGS
@@ -98,6 +99,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     *AUTHORIZATION_CONFIGS,
     *QUOTA_CONFIGS,
     *SASL_CONFIGS,
+    *METRICS_CONFIGS,
     # topics
     ConfigKey("num.partitions", _INT, "1", "Partitions of a topic created without a number.", at_least(1)),
     ConfigKey(

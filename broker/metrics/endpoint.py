@@ -1,27 +1,35 @@
 """`GET /metrics`: what Prometheus scrapes, served by its own client library in threads of its own.
 
 Values are gathered on the broker's event loop, in short turns (`model.py`); text is made in the thread of the request,
-which lets go of the interpreter after every few lines, so that neither makes a client of the broker wait. Whoever can
-connect may read: bind it to an address that only the monitoring reaches.
+which lets go of the interpreter after every few lines, so that neither makes a client of the broker wait. So is the
+handshake of TLS. Without credentials whoever can connect may read: bind it to an address that only the monitoring
+reaches, or set some (`access.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
+from socketserver import ThreadingMixIn
 from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
 from broker.config_key import ConfigError
+from broker.metrics.access import Access
 from broker.metrics.model import HistogramValue, Metric, MetricKind, Metrics, Values
 
 GATHER_SECONDS_MAX: Final = 10.0
+REQUEST_SECONDS_MAX: Final = 30.0
+"""A peer that says nothing, or takes nothing, for so long is given up."""
 _LINES_PER_TURN: Final = 32
 _FAMILIES: Final = {
     MetricKind.COUNTER: CounterMetricFamily,
@@ -33,19 +41,26 @@ _FAMILIES: Final = {
 class MetricsEndpoint:
     """An HTTP server for one broker. Make it on the broker's event loop; `close` it before the loop ends."""
 
-    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+    def __init__(self, metrics: Metrics, host: str, port: int, access: Access | None = None) -> None:
         """Listen. Raises ConfigError when the address cannot be used."""
         registry = CollectorRegistry(auto_describe=False)
         PlatformCollector(registry=registry)
         ProcessCollector(registry=registry)
         registry.register(_Gatherer(metrics, asyncio.get_running_loop()))
+        access = access or Access()
+        kind = type("Server", (_Server,), {"address_family": _family_of(host), "context": access.context})
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server: WSGIServer = make_server(
+                host, port, access.guard(make_wsgi_app(registry)), kind, _Silent
+            )
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"cannot serve metrics on {host}:{port}: {reason}; choose another address"
             ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+        self.scheme = "http" if access.context is None else "https"
         self.host, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -53,6 +68,37 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=1)
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Scrapes are nothing to write down."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request. `context` gives that of TLS, None: in the clear."""
+
+    daemon_threads = True
+    context: Callable[[], ssl.SSLContext] | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(REQUEST_SECONDS_MAX)
+        context = type(self).context
+        if context is None:
+            super().finish_request(request, client_address)
+            return
+        try:
+            with context().wrap_socket(request, server_side=True) as stream:
+                super().finish_request(stream, client_address)
+        except OSError:
+            pass  # no TLS, or gone: nobody is left to be told
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who scrapes and does not wait for the answer leaves no traceback."""
+
+
+def _family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class _Gatherer:

@@ -172,7 +172,11 @@ async def _run(
     endpoint = await _serve_metrics(broker, metrics_at)
     seconds = perf_counter() - started
     broker_id = broker.context.identity.broker_id
-    measured = "" if endpoint is None else f", metrics on http://{endpoint.host}:{endpoint.port}/metrics"
+    measured = (
+        ""
+        if endpoint is None
+        else f", metrics on {endpoint.scheme}://{endpoint.host}:{endpoint.port}/metrics"
+    )
     sys.stdout.write(
         f"headrace is ready on {broker.host}:{broker.port} "
         f"(data {data}, broker id {broker_id}{measured}) in {seconds:.1f} s\n"
@@ -196,10 +200,11 @@ async def _run(
 async def _serve_metrics(broker: Broker, at: tuple[str, int] | None) -> MetricsEndpoint | None:
     if at is None:
         return None
+    from broker.metrics.access import Access
     from broker.metrics.endpoint import MetricsEndpoint  # prometheus_client: only for those who ask
 
     try:
-        return MetricsEndpoint(broker.context.metrics, *at)
+        return MetricsEndpoint(broker.context.metrics, *at, Access.configured(broker.config))
     except BaseException:
         await broker.stop()
         raise

@@ -1,13 +1,19 @@
 """Requests are timed whichever way they are answered, and gathering leaves the event loop to others."""
 
 import asyncio
+import base64
 import functools
+import socket
+import ssl
+import urllib.error
 import urllib.request
 from time import perf_counter, thread_time
 
 import pytest
 
+from broker.config import BrokerConfig
 from broker.config_key import ConfigError
+from broker.metrics.access import Access
 from broker.metrics.endpoint import MetricsEndpoint
 from broker.metrics.model import Gathering, HistogramValue, Metric, MetricKind, Metrics
 from broker.metrics.requests import BOUNDS, REQUEST_SECONDS, RequestMeter
@@ -15,6 +21,7 @@ from broker.net.reply import CloseConnection, Peer, Pending
 from broker.requests.declaration import ApiDeclaration
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.requirement import public
+from broker.testing.certificates import identity
 from broker.testing.direct import direct_broker
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
 from protocol.messages.produce import ProduceRequest, ProduceResponse
@@ -207,3 +214,81 @@ async def test_no_turn_is_long_with_many_partitions(tmp_path):
             assert found["headrace_partitions"] == {(): 20_000}
             longest.append(max(gathering.costs))
         assert min(longest) < 0.004, longest
+
+
+def answer_to(url: str, header: str | None = None, context: ssl.SSLContext | None = None) -> int:
+    request = urllib.request.Request(url, headers={} if header is None else {"Authorization": header})
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            assert b"process_cpu_seconds_total" in answer.read()
+            return answer.status
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code if error.headers.get_all("WWW-Authenticate") else 0
+
+
+async def test_metrics_are_read_by_those_who_have_credentials() -> None:
+    basic = base64.b64encode(b"ann:pencil").decode()
+    both = Access(credentials="ann:pencil", token="a.b.c")
+    cases = (
+        (
+            both,
+            {None: 401, f"Basic {basic}": 200, "Bearer a.b.c": 200, "bearer a.b.c": 200, "Basic a.b.c": 401},
+        ),
+        (
+            Access(token="a.b.c"),
+            {f"Basic {basic}": 401, "Bearer a.b": 401, "Bearer": 401, "Bearer \xe4": 401},
+        ),
+        (Access(credentials="ann:pencil"), {f"Bearer {basic}": 401, f"Basic {basic}": 200}),
+        (Access(), {None: 200}),
+    )
+    for access, answers in cases:
+        assert "pencil" not in repr(access)
+        endpoint = MetricsEndpoint(Metrics(), "127.0.0.1", 0, access)
+        try:
+            url = f"http://127.0.0.1:{endpoint.port}/metrics"
+            for header, status in answers.items():
+                assert await asyncio.to_thread(answer_to, url, header) == status, header
+        finally:
+            await asyncio.to_thread(endpoint.close)
+
+
+async def test_metrics_go_over_tls_with_the_certificate_that_is_there_now(tmp_path) -> None:
+    authorities = [identity("first"), identity("second")]
+    place = identity("server", authorities[0]).write(tmp_path, "server")
+    config = BrokerConfig.load(
+        {
+            "metrics.security.protocol": "SSL",
+            "metrics.bearer.token": "a.b.c",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(place),
+        },
+        None,
+    )
+    assert "a.b.c" not in str(Access.configured(config))
+    endpoint = MetricsEndpoint(Metrics(), "127.0.0.1", 0, Access.configured(config))
+    try:
+        assert endpoint.scheme == "https"
+        url = f"https://127.0.0.1:{endpoint.port}/metrics"
+        with socket.create_connection(("127.0.0.1", endpoint.port)):  # who says nothing holds up nobody
+            for number, authority in enumerate(authorities):
+                if number:
+                    renewed = identity("server", authority).write(tmp_path, "renewed")
+                    renewed.rename(place)
+                trusting = ssl.create_default_context(cadata=authority.certificate_pem)
+                assert await asyncio.to_thread(answer_to, url, "Bearer a.b.c", trusting) == 200
+                assert await asyncio.to_thread(answer_to, url, None, trusting) == 401
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            await asyncio.to_thread(answer_to, url, None, ssl.create_default_context())
+    finally:
+        await asyncio.to_thread(endpoint.close)
+
+
+def test_settings_of_metrics_that_make_no_sense_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.security\.protocol: use PLAINTEXT or SSL"):
+        BrokerConfig.load({"metrics.security.protocol": "TLS"}, None)
+    with pytest.raises(ConfigError, match=r"metrics\.basic\.auth\.user\.info: write USER:PASSWORD") as caught:
+        BrokerConfig.load({"metrics.basic.auth.user.info": "secret"}, None)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"ssl\.keystore\.location is not set"):
+        Access.configured(BrokerConfig.load({"metrics.security.protocol": "SSL"}, None))

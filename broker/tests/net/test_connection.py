@@ -637,6 +637,7 @@ def test_who_is_over_its_quota_may_be_gone_when_the_time_is_over() -> None:
             writer.write(frame(b"1"))
             await read_frame(reader)
             (connection,) = net._connections
+            assert not connection._reading
             connection.close("for the test")
             later.waiting.pop()[1]()
             assert not net._connections

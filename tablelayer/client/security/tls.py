@@ -1,4 +1,4 @@
-"""The client's half of TLS from Kafka's properties: PEM in files or inline, PKCS12 where `cryptography` is installed.
+"""The client's half of TLS from Kafka's properties: PEM in files or inline, and PKCS12.
 
 TLS 1.2 and 1.3 by the standard library. The server's certificate is checked, and its name, unless the properties say
 otherwise with the names that librdkafka and Java have for that. What is trusted is `ssl.ca.location` (or its kin), else
@@ -203,14 +203,8 @@ def _is_pem(name: str, place: str, kind: str | None) -> bool:
 
 
 def _pkcs12(name: str, place: str, password: str | None) -> Any:
-    try:
-        from cryptography.hazmat.primitives.serialization import (  # type: ignore[import-not-found,unused-ignore]
-            pkcs12,
-        )
-    except ImportError:
-        raise SettingsError(
-            f"{name}: to read {place}, a PKCS12 store, `pip install cryptography`; or give PEM files"
-        ) from None
+    from cryptography.hazmat.primitives.serialization import pkcs12  # a tenth of a second to import
+
     try:
         return pkcs12.load_pkcs12(Path(place).read_bytes(), None if password is None else password.encode())
     except ValueError:
@@ -218,13 +212,13 @@ def _pkcs12(name: str, place: str, password: str | None) -> Any:
 
 
 def _pem(certificate: Any) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding  # type: ignore[import-not-found,unused-ignore]
+    from cryptography.hazmat.primitives.serialization import Encoding
 
     return str(certificate.public_bytes(Encoding.PEM).decode())
 
 
 def _pem_of_key(store: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import (  # type: ignore[import-not-found,unused-ignore]
+    from cryptography.hazmat.primitives.serialization import (
         Encoding,
         NoEncryption,
         PrivateFormat,

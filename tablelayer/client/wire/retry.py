@@ -101,7 +101,8 @@ def error_of(code: int, message: str | None, *, doing: str) -> TableError | Kafk
     except ValueError:
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing}: unknown error {code}: {message or ''}")
     if known in _NOT_AUTHORIZED:
-        return KafkaError(known, f"not authorized to {doing}{': ' if message else ''}{message or ''}")
+        more = "" if not message or message.lower().startswith("not authorized") else f": {message}"
+        return KafkaError(known, f"not authorized to {doing}{more}")
     return KafkaError(known, f"{doing}: {message}" if message else f"could not {doing}")
 
 

@@ -429,6 +429,9 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *new, *made, "-CA", "ca.pem", "-CAkey", "ca.key", "-addext", f"subjectAltName={host}",
             "-addext", "basicConstraints=critical,CA:FALSE",
         )  # fmt: skip
+    for name in ("client", "server"):
+        store = ("-inkey", f"{name}.key", "-in", f"{name}.pem", "-certfile", "ca.pem")
+        openssl("pkcs12", "-export", *store, "-passout", "pass:of-the-store", "-out", f"{name}.p12")
     openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", "pass:of-the-key", "-out", "client.enc.key")
     return place
 
@@ -494,6 +497,18 @@ def test_a_client_shows_its_certificate(fake: Any, tools: Any, impatient: Any, p
                 },
                 {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(pki / "both.pem")},
                 {"ssl.keystore.key": key, "ssl.keystore.certificate.chain": chain},
+                {
+                    "ssl.keystore.type": "PKCS12",
+                    "ssl.keystore.location": str(pki / "client.p12"),
+                    "ssl.keystore.password": "of-the-store",
+                },
+                {
+                    "ssl.ca.location": "",
+                    "ssl.truststore.location": str(pki / "server.p12"),
+                    "ssl.truststore.password": "of-the-store",
+                    "ssl.keystore.location": str(pki / "client.p12"),
+                    "ssl.keystore.password": "of-the-store",
+                },
             ):
                 async with await connect_async(server.address, impatient, trusting | given) as connection:
                     await connection.cluster.call(MetadataRequest(topics=[]), _metadata(), doing="ask")
@@ -513,6 +528,22 @@ def test_a_key_whose_password_is_wrong_is_said_and_asks_no_terminal(pki: Path) -
         }
         with pytest.raises(SettingsError, match=r"ssl\.key\.password is not the key's") as caught:
             access_of(ConnectionSettings.make("h:1", given))
+        assert SECRET not in str(caught.value)
+
+
+def test_stores_that_cannot_be_read_are_named(pki: Path, tmp_path: Path) -> None:
+    (tmp_path / "java.jks").write_bytes(bytes.fromhex("feedfeed00000002"))
+    for given, complaint in (
+        (
+            {"ssl.keystore.location": str(pki / "client.p12"), "ssl.keystore.password": SECRET},
+            "password is another",
+        ),
+        ({"ssl.keystore.location": str(tmp_path / "java.jks")}, "keytool -importkeystore"),
+        ({"ssl.truststore.location": str(tmp_path / "java.jks"), "ssl.truststore.type": "JKS"}, "keytool"),
+        ({"ssl.truststore.location": str(tmp_path / "none.p12")}, "cannot read"),
+    ):
+        with pytest.raises(SettingsError, match=complaint) as caught:
+            access_of(ConnectionSettings.make("h:1", {"security.protocol": "SSL", **given}))
         assert SECRET not in str(caught.value)
 
 

@@ -41,8 +41,8 @@ class Server:
 
     def start(self) -> None:
         log = self.folder / "log"
-        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--listen", self.address]
-        command += ["--data", str(self.folder / "data")]
+        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(self.folder / "data")]
+        command += [] if "listeners" in self.lakes else ["--listen", self.address]
         for name, value in self.lakes.items():
             command += ["--set", f"{name}={value}"]
         with log.open("wb") as output:
