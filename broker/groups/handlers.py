@@ -91,6 +91,8 @@ _NO_COMMIT = CommittedOffset(offset=-1)
 _FIRST_VERSION_WITH_IDS = 10  # of OffsetCommit and OffsetFetch
 
 Errors = Mapping[tuple[str, int], ErrorCode]
+Known = tuple[range, ErrorCode]
+"""The indexes of a topic's partitions, and what is wrong with all others."""
 Wanted = Iterable[tuple[str, Iterable[int]]] | None
 
 
@@ -363,11 +365,12 @@ class GroupHandlers:
             error = ErrorCode.GROUP_ID_NOT_FOUND if is_new_client else ErrorCode.ILLEGAL_GENERATION
         if error is not ErrorCode.NONE:
             return (yield from _commit_response(request, error, {}))
-        offsets, errors = yield from self._committed(context, request)
+        offsets, known = yield from self._committed(context, request)
+        errors: dict[tuple[str, int], ErrorCode] = {}
         try:
             batch = yield from prepared(self._coordinator, request.group_id, offsets, errors)
         except KafkaError as refused:
-            return (yield from _commit_response(request, refused.code, errors))
+            return (yield from _commit_response(request, refused.code, errors, known))
         error = self._coordinator.unavailable(request.group_id)  # it may have begun to stop
         if error is not ErrorCode.NONE:
             return (yield from _commit_response(request, error, {}))
@@ -386,9 +389,8 @@ class GroupHandlers:
         )
 
         def respond(result: OffsetsResult) -> Work[OffsetCommitResponse]:
-            return _commit_response(
-                request, result.error, {**errors, **result.errors} if result.errors else errors
-            )
+            told = {**errors, **result.errors} if result.errors else errors
+            return _commit_response(request, result.error, told, known)
 
         if isinstance(outcome, asyncio.Future):
             return _then(outcome, respond)
@@ -396,34 +398,34 @@ class GroupHandlers:
 
     def _committed(
         self, context: RequestContext, request: OffsetCommitRequest
-    ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], dict[tuple[str, int], ErrorCode]]]:
-        """The offsets to store, and the partitions that do not exist."""
+    ) -> Work[tuple[dict[tuple[str, int], CommittedOffset], list[Known]]]:
+        """The offsets to store, and of each topic of the request, in their order, the partitions that may have one:
+        those that may not, hundreds of thousands perhaps, are not remembered one by one.
+        """
         now_ms = self._clock.time_ms()
         retention_ms = request.retention_time_ms if context.api_version <= 4 else -1
         expire_ms = now_ms + retention_ms if retention_ms >= 0 else -1
         offsets: dict[tuple[str, int], CommittedOffset] = {}
-        errors: dict[tuple[str, int], ErrorCode] = {}
+        known: list[Known] = []
         for topic in request.topics:
             image = self._metadata.topic(topic.name)
-            partition_count = image.partition_count if image is not None else 0
+            indexes = range(image.partition_count if image is not None else 0)
             yield
-            may_read = not topic.name or context.may(Operation.READ, ResourceType.TOPIC, topic.name)
+            if topic.name and not context.may(Operation.READ, ResourceType.TOPIC, topic.name):
+                known.append((range(0), ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+                continue
+            known.append((indexes, _unknown(topic)))
             for partition in topic.partitions:
                 yield
-                key = (topic.name, partition.partition_index)
-                if not may_read:
-                    errors[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-                elif 0 <= partition.partition_index < partition_count:
-                    offsets[key] = CommittedOffset(
+                if partition.partition_index in indexes:
+                    offsets[topic.name, partition.partition_index] = CommittedOffset(
                         offset=partition.committed_offset,
                         leader_epoch=partition.committed_leader_epoch,
                         metadata=partition.committed_metadata or "",
                         commit_timestamp_ms=now_ms,
                         expire_timestamp_ms=expire_ms,
                     )
-                else:
-                    errors[key] = _unknown(topic)
-        return offsets, errors
+        return offsets, known
 
     def _name_topics(self, context: RequestContext, topics: Iterable[Any]) -> Work[None]:
         """Fill in the names of topics that were given by id; the name of one that is unknown, or must be to who asks,
@@ -769,19 +771,29 @@ def _leave_response(result: LeaveResult, version: int) -> LeaveGroupResponse:
     )
 
 
-def _commit_response(request: OffsetCommitRequest, error: int, errors: Errors) -> Work[OffsetCommitResponse]:
-    """`error` for every partition that has none of its own in `errors`."""
+def _commit_response(
+    request: OffsetCommitRequest, error: int, errors: Errors, known: Sequence[Known] = ()
+) -> Work[OffsetCommitResponse]:
+    """`error` for every partition that has none of its own in `errors`, and is one of the `known`.
+
+    The request's partitions are taken out of it on the way: to free hundreds of thousands at once holds up others.
+    """
     response = OffsetCommitResponse(topics=[])
-    for topic in request.topics:
+    for position, topic in enumerate(request.topics):
         yield
+        indexes, otherwise = known[position] if known else (None, ErrorCode.NONE)
         told = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
         response.topics.append(told)
-        for partition in topic.partitions:
+        partitions, topic.partitions = topic.partitions, []
+        partitions.reverse()
+        while partitions:
             yield
-            index = partition.partition_index
+            index = partitions.pop().partition_index
+            is_known = indexes is None or index in indexes
             told.partitions.append(
                 OffsetCommitResponsePartition(
-                    partition_index=index, error_code=errors.get((topic.name, index), error)
+                    partition_index=index,
+                    error_code=errors.get((topic.name, index), error) if is_known else otherwise,
                 )
             )
     return response
