@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.config_key import ConfigError, ConfigKey, ConfigType
+from broker.config_key import ConfigError, ConfigKey, ConfigType, nearest_name
 
 
 class SecurityProtocol(StrEnum):
@@ -139,6 +139,7 @@ def listeners_of(
     if not found:
         raise ConfigError("listeners names none that clients can use")
     _check_inter_broker(config, explicit, found)
+    _check_prefixes(explicit, {*found, *controllers, *protocols})
     if None in advertised and len(found) == 1:
         only = next(iter(found.values()))
         return (msgspec.structs.replace(only, advertised=advertised[None]),)
@@ -182,6 +183,17 @@ def _check_inter_broker(
         raise ConfigError(
             f"inter.broker.listener.name is {name}, and listeners does not have it; it has {', '.join(found)}"
         )
+
+
+def _check_prefixes(explicit: Mapping[str, str], names: set[str]) -> None:
+    """What is set for a listener that nobody knows would be missed: that it asks for certificates, say."""
+    known = [listener_prefix(name) for name in sorted(names)]
+    for name in explicit:
+        if name.startswith(_OF_ONE) and not name.startswith(tuple(known)):
+            prefix = name[: -len(without_listener(name) or "")]
+            guess = nearest_name(prefix, known)
+            hint = f"; did you mean {guess}*?" if guess else ""
+            raise ConfigError(f"Unknown listener in the config name {name}{hint}")
 
 
 def _wrong(name: str, value: str, complaint: str) -> ConfigError:

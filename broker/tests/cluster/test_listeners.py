@@ -76,7 +76,10 @@ def test_what_does_not_fit_together_is_refused_with_the_reason(explicit, words) 
 
 
 def test_a_configuration_may_be_for_one_listener_alone() -> None:
-    config = BrokerConfig({"ssl.client.auth": "none", "listener.name.external.ssl.client.auth": "required"})
+    names = {"listener.security.protocol.map": "EXTERNAL:SSL,INTERNAL:SSL"}
+    config = BrokerConfig(
+        {**names, "ssl.client.auth": "none", "listener.name.external.ssl.client.auth": "required"}
+    )
     assert config.of_listener("EXTERNAL", "ssl.client.auth") == "required"
     assert config.of_listener("INTERNAL", "ssl.client.auth") == "none"
     assert config.is_set_for("EXTERNAL", "ssl.client.auth")
@@ -89,6 +92,12 @@ def test_a_configuration_may_be_for_one_listener_alone() -> None:
         ),
         ("listener.name.external.ssl.client.outh", "none", "did you mean"),
         ("listener.name.external.", "none", "Unknown broker config name"),
+        (
+            "listener.name.externel.ssl.client.auth",
+            "none",
+            r"Unknown listener in the config name listener.name.externel.ssl.client.auth; "
+            r"did you mean listener.name.external.\*\?",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
-            BrokerConfig({name: value})
+            BrokerConfig({**names, name: value})
