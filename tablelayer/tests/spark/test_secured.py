@@ -1,0 +1,119 @@
+"""Spark against a server that lets in whom it knows, over SASL_SSL: readers and writers in executors, streams, joins
+and views; and nothing that Spark shows has the password in it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.testing.certificates import identity
+from tablelayer.client import ConnectionSettings, connect
+from tablelayer.lake.change_source import TableChanges
+from tablelayer.spark.builder import create_view, table
+from tablelayer.spark.delta_join import delta_join
+from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.tests.spark.spark_tables import Server
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+PASSWORD = "pencil of wonder"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSettings]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority = identity("authority")
+    ca = folder / "ca.pem"
+    ca.write_text(authority.certificate_pem)
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    server = Server(
+        folder,
+        {
+            "listeners": "SASL_SSL://127.0.0.1:0",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{module} required user_ann="{PASSWORD}";',
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(identity("server", authority).write(folder, "server")),
+        },
+    )
+    server.start()
+    properties = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": f'{module} required username="ann" password="{PASSWORD}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(ca),
+    }
+    yield ConnectionSettings.make(server.address, properties)
+    server.stop()
+
+
+def shown(frame: Any) -> str:
+    """What Spark says of a frame."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        frame.explain(True)
+        frame.explain("formatted")
+    return f"{text.getvalue()}{frame._jdf.queryExecution()}{frame!r}"
+
+
+def test_a_secured_server_is_read_written_followed_and_joined(
+    spark: Any, secured: ConnectionSettings, tmp_path: Path
+) -> None:
+    with connect(secured) as connection:
+        connection.execute("CREATE TABLE fruit (id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED)")
+        connection.execute("CREATE TABLE price (id INT, amount INT, PRIMARY KEY (id) NOT ENFORCED)")
+        definition = connection.admin.describe_table("fruit")
+    options = {"bootstrap.servers": secured.bootstrap} | {
+        f"kafka.{name}": value for name, value in secured.properties
+    }
+    rows = spark.createDataFrame([(1, "apple"), (2, "pear")], "id INT, name STRING")
+    rows.write.format("headrace").options(**options, table="default.fruit").mode("append").save()
+    prices = spark.createDataFrame([(1, 10)], "id INT, amount INT")
+    prices.write.format("headrace").options(**options, table="default.price").mode("append").save()
+
+    read = spark.read.format("headrace").options(**options, table="default.fruit").load()
+    built = table(spark, "default.fruit", secured).where("id > 1").to_df()
+    create_view(spark, "secured_fruit", "default.fruit", bootstrap=secured)
+    view = spark.sql("SELECT count(*) FROM secured_fruit")
+    joined = lookup_join(rows, secured, "default.price", on={"id": "id"})
+    delta = delta_join(spark, "default.fruit", "default.price", on={"id": "id"}, bootstrap=secured)
+    stream = (
+        spark.readStream.format("headrace").options(**options, table="default.fruit", mode="changelog").load()
+    )
+    for frame in (read, built, view, joined, delta, stream):
+        assert PASSWORD not in shown(frame)
+    assert sorted(read.collect()) == [(1, "apple"), (2, "pear")]
+    assert built.collect() == [(2, "pear")]
+    assert view.collect() == [(2,)]
+    assert sorted(joined.collect()) == [(1, "apple", 10), (2, "pear", None)]
+    assert delta.collect() == [(1, "apple", 10)]
+    with connect(secured) as connection:
+        changes = TableChanges(connection, secured, definition)
+        tail = changes.changes(spark, dict.fromkeys(changes.latest(), 0), changes.latest())
+        assert PASSWORD not in shown(tail)
+        assert tail.count() == 2
+
+    writer = stream.writeStream.format("memory").queryName("secured_changes")
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    assert spark.sql("SELECT count(*) FROM secured_changes").collect() == [(2,)]
+    assert PASSWORD not in str(query.lastProgress)
+    assert not [
+        each for each in tmp_path.rglob("*") if each.is_file() and PASSWORD.encode() in each.read_bytes()
+    ]
+
+    wrong = options | {"kafka.sasl.password": "another " + PASSWORD}
+    with pytest.raises(Exception, match="refuses user ann by PLAIN") as caught:
+        spark.read.format("headrace").options(**wrong, table="default.fruit").load()
+    assert "another " + PASSWORD not in str(caught.value)
