@@ -9,6 +9,7 @@ import asyncio
 import datetime
 import ipaddress
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from foreign.programs import PROGRAMS, ToolMissingError, command
 from java_tools import JavaTools
 from joserfc import jwk, jwt
 
@@ -84,12 +86,12 @@ def bearer_token(key: jwk.RSAKey, **changes: object) -> str:
 
 
 class Secured:
-    """A server with one listener of each protocol."""
+    """A server with one listener of each protocol, and one whose sessions are short."""
 
     def __init__(self, directory: Path, free_port) -> None:
         self.directory = directory
         self.java = JavaTools()
-        self.ports = {protocol: free_port() for protocol in ("PLAINTEXT", *PROTOCOLS)}
+        self.ports = {protocol: free_port() for protocol in ("PLAINTEXT", *PROTOCOLS, "SHORT")}
         certificate(directory)
         key = jwk.RSAKey.generate_key(2048, {"kid": "k1"})
         (directory / "jwks.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
@@ -114,7 +116,8 @@ sasl.oauthbearer.jwks.endpoint.url=file://{directory}/jwks.json
 sasl.oauthbearer.expected.issuer=https://issuer
 sasl.oauthbearer.expected.audience=kafka
 delegation.token.secret.key=of-all-brokers
-listener.name.sasl_plaintext.connections.max.reauth.ms=2000
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL,SHORT:SASL_PLAINTEXT
+listener.name.short.connections.max.reauth.ms=2000
 group.initial.rebalance.delay.ms=0
 """
         )
@@ -295,6 +298,40 @@ def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
             assert words.get(mechanism, general) in problems[0]
 
 
+@pytest.mark.parametrize("mechanism", USERS)
+@pytest.mark.parametrize("name", ["franz-go", "kafkajs", "platformatic"])
+def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechanism) -> None:
+    program = next(each for each in PROGRAMS if each.name == name)
+    try:
+        started = command(program)
+    except ToolMissingError as missing:
+        pytest.skip(f"{name}: {missing}")
+
+    def produces(protocol: str, user: str, password: str, seconds: int = 60) -> bool:
+        """Some try again without end when they are refused."""
+        environment = {"FOREIGN_MECHANISM": mechanism, "FOREIGN_USER": user, "FOREIGN_PASSWORD": password}
+        if protocol == "SASL_SSL":
+            environment["FOREIGN_CA"] = str(secured.directory / "ca.pem")
+        arguments = [secured.address(protocol), "c", "produce", "logged-in", "none", "3"]
+        try:
+            done = subprocess.run(
+                [*started, *arguments],
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0 and done.stdout.splitlines()[-1:] == ["done"]
+
+    librdkafka(secured, "SASL_SSL", "PLAIN", "ann", PASSWORDS["ann"])  # the topic is there
+    user = USERS[mechanism]
+    assert [produces(protocol, user, PASSWORDS[user]) for protocol in PROTOCOLS] == [True, True]
+    assert not produces("SASL_PLAINTEXT", user, "a wrong one", 6)
+
+
 def list_topics(secured: Secured, protocol: str, mechanism: str, login: str):
     path = secured.java_properties(protocol, mechanism, login)
     options = [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls=file://{secured.directory}/token"]
@@ -372,7 +409,7 @@ def test_a_producer_outlives_its_sessions(secured) -> None:
     problems: list[str] = []
     producer = confluent_kafka.Producer(
         {
-            "bootstrap.servers": secured.address("SASL_PLAINTEXT"),
+            "bootstrap.servers": secured.address("SHORT"),
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": "SCRAM-SHA-256",
             "sasl.username": "carl",

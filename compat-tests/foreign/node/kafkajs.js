@@ -3,7 +3,13 @@
 const { Kafka, CompressionTypes, logLevel, PartitionAssigners } = require('kafkajs')
 
 const [bootstrap, clientId, scenario, ...args] = process.argv.slice(2)
-const kafka = new Kafka({ clientId, brokers: [bootstrap], logLevel: logLevel.ERROR })
+const { FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD, FOREIGN_CA } = process.env
+const secured = FOREIGN_MECHANISM && {
+  sasl: { mechanism: FOREIGN_MECHANISM.toLowerCase(), username: FOREIGN_USER, password: FOREIGN_PASSWORD },
+  ssl: FOREIGN_CA ? { ca: [require('fs').readFileSync(FOREIGN_CA, 'utf-8')] } : undefined,
+  retry: { retries: 1 }
+}
+const kafka = new Kafka({ clientId, brokers: [bootstrap], logLevel: logLevel.ERROR, ...secured })
 const text = bytes => (bytes === null || bytes === undefined ? '-' : '+' + bytes.toString('base64'))
 
 function value(i) {

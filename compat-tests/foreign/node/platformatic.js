@@ -3,7 +3,13 @@
 const { Admin, Consumer, Producer } = require('@platformatic/kafka')
 
 const [bootstrap, clientId, scenario, ...args] = process.argv.slice(2)
-const base = { clientId, bootstrapBrokers: [bootstrap] }
+const { FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD, FOREIGN_CA } = process.env
+const secured = FOREIGN_MECHANISM && {
+  sasl: { mechanism: FOREIGN_MECHANISM, username: FOREIGN_USER, password: FOREIGN_PASSWORD },
+  tls: FOREIGN_CA ? { ca: [require('fs').readFileSync(FOREIGN_CA, 'utf-8')] } : undefined,
+  retries: 1
+}
+const base = { clientId, bootstrapBrokers: [bootstrap], ...secured }
 const text = bytes => (bytes === null || bytes === undefined ? '-' : '+' + bytes.toString('base64'))
 const bytes = value => (value === null ? null : Buffer.from(value))
 

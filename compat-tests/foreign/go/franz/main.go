@@ -3,6 +3,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"fmt"
 	"os"
@@ -14,6 +16,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 var bootstrap, clientID string
@@ -52,7 +57,32 @@ func number(text string) int {
 	return n
 }
 
+func secured() []kgo.Opt {
+	name, password := os.Getenv("FOREIGN_USER"), os.Getenv("FOREIGN_PASSWORD")
+	var how sasl.Mechanism
+	switch os.Getenv("FOREIGN_MECHANISM") {
+	case "PLAIN":
+		how = plain.Auth{User: name, Pass: password}.AsMechanism()
+	case "SCRAM-SHA-256":
+		how = scram.Auth{User: name, Pass: password}.AsSha256Mechanism()
+	case "SCRAM-SHA-512":
+		how = scram.Auth{User: name, Pass: password}.AsSha512Mechanism()
+	default:
+		return nil
+	}
+	opts := []kgo.Opt{kgo.SASL(how)}
+	if file := os.Getenv("FOREIGN_CA"); file != "" {
+		pem, err := os.ReadFile(file)
+		must(err)
+		trusted := x509.NewCertPool()
+		trusted.AppendCertsFromPEM(pem)
+		opts = append(opts, kgo.DialTLSConfig(&tls.Config{RootCAs: trusted}))
+	}
+	return opts
+}
+
 func client(opts ...kgo.Opt) *kgo.Client {
+	opts = append(secured(), opts...)
 	c, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(bootstrap), kgo.ClientID(clientID)}, opts...)...)
 	must(err)
 	return c
