@@ -89,18 +89,8 @@ class TlsConnection(Connection):
             self._resume_reading()
 
     def _read_handshake(self, tls: TlsStream) -> None:
-        scratch = self._network.scratch
-        try:
-            count = self._sock.recv_into(scratch[:_HANDSHAKE_READ_BYTES])
-        except (BlockingIOError, InterruptedError):
+        if not self._receive(tls, _HANDSHAKE_READ_BYTES, "closed by the peer within the handshake of TLS"):
             return
-        except OSError as error:
-            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
-            return
-        if count == 0:
-            self.close("closed by the peer within the handshake of TLS", logging.DEBUG)
-            return
-        tls.received(scratch[:count])
         self._stop_reading()
         self._handshake = self._owner.run_handshake(tls)
         self._handshake.add_done_callback(self._stepped)
@@ -169,20 +159,25 @@ class TlsConnection(Connection):
             return
         if self._is_stranger:
             self._meet()
+        if self._receive(tls, self._network.limits.decrypted_bytes_per_call, "closed by the peer"):
+            self.last_active = self._network.loop.time()
+            self._decrypt()
+
+    def _receive(self, tls: TlsStream, bytes_max: int, end: str) -> bool:
+        """Whether there was something; the connection is closed where nothing more will come, with `end` as reason."""
         scratch = self._network.scratch
         try:
-            count = self._sock.recv_into(scratch[: self._network.limits.decrypted_bytes_per_call])
+            count = self._sock.recv_into(scratch[:bytes_max])
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
             self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
-            return
+            return False
         if count == 0:
-            self.close("closed by the peer", logging.DEBUG)
-            return
-        self.last_active = self._network.loop.time()
+            self.close(end, logging.DEBUG)
+            return False
         tls.received(scratch[:count])
-        self._decrypt()
+        return True
 
     def _decrypt(self) -> None:
         tls, incoming = self._tls, self._exchange.incoming
