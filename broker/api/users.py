@@ -187,11 +187,12 @@ def _change(alteration: _Alteration) -> Change:
 
 def _altered_nobody(
     request: AlterUserScramCredentialsRequest, version: int, error: KafkaError
-) -> AlterUserScramCredentialsResponse:
-    named = dict.fromkeys(alteration.name for alteration in _alterations(request))
-    return AlterUserScramCredentialsResponse(
-        results=[
-            AlterUserScramCredentialsResult(user=user, error_code=error.code, error_message=error.message)
-            for user in named
-        ]
-    )
+) -> Work[AlterUserScramCredentialsResponse]:
+    results: dict[str, AlterUserScramCredentialsResult] = {}
+    for user in (alteration.name for alteration in _alterations(request)):
+        yield
+        if user not in results:
+            results[user] = AlterUserScramCredentialsResult(
+                user=user, error_code=error.code, error_message=error.message
+            )
+    return AlterUserScramCredentialsResponse(results=list(results.values()))
