@@ -29,6 +29,7 @@ from protocol.messages.describe_client_quotas import (
 
 _EXACT, _DEFAULT, _ANY = range(3)  # match types
 _CHANGED_TOGETHER_MAX = 1000
+_PARTS_MAX = 3
 
 
 class QuotasApi:
@@ -86,12 +87,17 @@ class QuotasApi:
                 ErrorCode.INVALID_REQUEST,
                 f"{len(request.entries)} entities in one request; at most {_CHANGED_TOGETHER_MAX} can be",
             )
-        named = Counter(_named(entry) for entry in request.entries)
+        named = Counter(_named(entry) for entry in request.entries if len(entry.entity) <= _PARTS_MAX)
         results = []
         for entry in request.entries:
             result = EntryResult(error_message=None, entity=entry.entity)
             results.append(result)
             try:
+                if len(entry.entity) > _PARTS_MAX:
+                    raise KafkaError(
+                        ErrorCode.INVALID_REQUEST,
+                        f"an entity of {len(entry.entity)} parts; one is made of a user, a client-id and an ip at most",
+                    )
                 if named[_named(entry)] > 1:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, "the entity is in the request twice")
                 await self._alter(entry, validate_only=request.validate_only)
