@@ -148,6 +148,7 @@ class BrokerConnection:
         self._access = access
         self._authenticating = asyncio.Lock()
         self._session_ends_at: float | None = None
+        self._throttled_until = 0.0
         self.has_answered = False
         """Whether anything has been answered but what everybody may ask."""
         self.host = host
@@ -358,9 +359,16 @@ class BrokerConnection:
         Raises UnsupportedRequest (nothing sent), ConnectionFailed (nothing sent), OutcomeUnknown (sent; the connection
         is closed): ConnectionLost, RequestTimeout, or itself for an answer that makes no sense.
         """
+        now = asyncio.get_running_loop().time
+        if now() < self._throttled_until:
+            # The server does not read until then: the wait for an answer begins when it can come.
+            await asyncio.sleep(min(self._throttled_until - now(), timeout_ms / 1000))
         await self._still_known(timeout_ms)
         answer = await self._ask(message, response, timeout_ms)
         self.has_answered = True
+        throttled_ms = getattr(answer, "throttle_time_ms", 0)
+        if throttled_ms > 0:
+            self._throttled_until = max(self._throttled_until, now() + throttled_ms / 1000)
         return answer
 
     async def _ask(self, message: ApiMessage, response: type[ResponseT], timeout_ms: int) -> ResponseT:

@@ -407,6 +407,30 @@ def test_a_password_that_is_changed_ends_a_session_that_is_renewed(
     tools.run(scenario())
 
 
+def test_a_client_over_its_quota_waits_before_it_asks_again(fake: Any, tools: Any, impatient: Any) -> None:
+    """Or its requests would time out while nobody reads them (KIP-219)."""
+
+    async def scenario() -> None:
+        async with fake() as server:
+            loop, plain = asyncio.get_running_loop(), server.metadata
+            at: list[float] = []
+
+            def metadata(request: Any) -> Any:
+                at.append(loop.time())
+                answer = plain(request)
+                answer.throttle_time_ms = 250 if len(at) == 1 else 0
+                return answer
+
+            server.handlers[MetadataRequest] = metadata
+            async with await connect_async(server.address, impatient, {}) as connection:
+                for _ in range(3):
+                    await connection.cluster.call(MetadataRequest(topics=[]), _metadata(), doing="ask")
+            assert at[1] - at[0] >= 0.25
+            assert server.connections == 1
+
+    tools.run(scenario())
+
+
 def _metadata() -> Any:
     from protocol.messages.metadata import MetadataResponse
 
