@@ -29,7 +29,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable
 from functools import partial
 from struct import Struct
-from time import perf_counter
 from types import GeneratorType
 from typing import Any, Final, cast
 
@@ -38,6 +37,7 @@ import msgspec
 from broker.api.repeats import Repeats
 from broker.api.throttling import Throttling
 from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
+from broker.ports import SystemClock
 from broker.requests.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.requests.declaration import ApiDeclaration, Encodable, Handler, RequestContext
 from broker.security.audit import AuditLog
@@ -87,7 +87,7 @@ class Dispatcher:
         authorizer: Authorizer = OPEN,
         audit: AuditLog | None = None,
         quotas: Quotas | None = None,
-        clock: Callable[[], float] = perf_counter,
+        clock: Callable[[], float] = SystemClock().monotonic,
     ) -> None:
         """Raises ValueError when two declarations claim one API key."""
         self._slices = slices or Slices()

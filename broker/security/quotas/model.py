@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import socket
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final
@@ -132,7 +131,7 @@ def same_address(host: str) -> str:
     """An address as limits name it: that of IPv4 for one that came over IPv6."""
     if host.startswith("::ffff:"):
         try:
-            return socket.inet_ntoa(ipaddress.IPv6Address(host).packed[12:])
+            return str(ipaddress.IPv6Address(host).ipv4_mapped or host)
         except ValueError:
             return host
     return host
