@@ -87,7 +87,7 @@ class Dispatcher:
         authorizer: Authorizer = OPEN,
         audit: AuditLog | None = None,
         quotas: Quotas | None = None,
-        clock: Callable[[], float] = SystemClock().monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Raises ValueError when two declarations claim one API key."""
         self._slices = slices or Slices()
@@ -95,6 +95,7 @@ class Dispatcher:
         self._audit = audit
         declarations = tuple(declarations)
         self._quotas = quotas
+        clock = clock or SystemClock().monotonic
         self._throttling = Throttling(quotas or Quotas(clock), declarations, clock)
         self._charged = partial(self.__call__, is_charged=True)
         self._declarations: dict[int, ApiDeclaration] = {}
