@@ -253,11 +253,17 @@ class TableExtension:
         interval_s: float = context.config["table.kv.ttl.check.interval.ms"] / 1000
         while True:
             await asyncio.sleep(interval_s)
-            if not any(each.settings.kv_ttl_ms is not None for each in self.catalog.all_tables()):
+            expiring = [each for each in self.catalog.all_tables() if each.settings.kv_ttl_ms is not None]
+            if not expiring:
                 continue
             from tablelayer.server.bucket.key_bucket import KeyBucket
 
-            for partition in context.metadata.all_partitions():
+            topics = [
+                each.path.topic
+                for table in expiring
+                for each in (self.catalog.partitions(table) if table.is_partitioned else (table,))
+            ]
+            for partition in [each for topic in topics for each in context.metadata.partitions(topic)]:
                 bucket: object = partition.hooks
                 if not isinstance(bucket, KeyBucket) or partition.failure is not None:
                     continue
@@ -307,17 +313,13 @@ class TableExtension:
             await self._staged.expire(lambda table_id: context.metadata.topic_by_id(table_id) is not None)
 
     async def _tend_buckets(self, context: BrokerContext) -> None:
-        tables = self.catalog.all_tables()
-        if not tables:
-            return
-        from tablelayer.server.bucket.key_bucket import KeyBucket
-
-        for turn, partition in enumerate(context.metadata.all_partitions(), 1):
+        assert self._services is not None
+        restless = self._services.restless
+        for turn, bucket in enumerate(list(restless), 1):
             if turn % _BUCKETS_PER_TURN == 0:
                 await asyncio.sleep(0)
-            bucket: object = partition.hooks
-            if isinstance(bucket, KeyBucket):
-                try:
-                    bucket.tend()
-                except Exception as error:  # noqa: BLE001 - of one bucket: told
-                    context.background.failed(f"looking after {bucket.name}", error)
+            try:
+                if not bucket.tend():
+                    restless.discard(bucket)
+            except Exception as error:  # noqa: BLE001 - of one bucket: told
+                context.background.failed(f"looking after {bucket.name}", error)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -120,6 +120,16 @@ async def _nothing_open(bucket: object) -> None:
     """No scan was ever opened."""
 
 
+class Tended(Protocol):
+    """A bucket that is looked after beside its requests."""
+
+    @property
+    def name(self) -> str: ...
+
+    def tend(self) -> bool:
+        """Do what is due; whether more will be, without another write."""
+
+
 class Services:
     """`tiered_offset(table id, bucket)`: how far the lake has a bucket, None if the table is not tiered."""
 
@@ -144,6 +154,8 @@ class Services:
         self.registries = SchemaRegistries(context.config, context.clock)
         self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
         """Ends the snapshot scans of a bucket, whose store is about to be closed."""
+        self.restless: set[Tended] = set()
+        """Buckets that were written to since they were looked after last."""
         self._background: ThreadPoolExecutor | None = None
         self._opening: ThreadPoolExecutor | None = None
         self._memory: SharedMemory | None = None

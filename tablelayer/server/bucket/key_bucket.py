@@ -122,6 +122,7 @@ class KeyBucket(TableBucket):
         self._tablet = tablet
         self._no_space = None
         self._candidate = log.log_end_offset
+        self.services.restless.add(self)
         self.partition.publish_high_watermark(log.log_end_offset)
         if log.log_end_offset:
             logger.info(
@@ -362,6 +363,7 @@ class KeyBucket(TableBucket):
                 if self._no_space is not None:
                     logger.info("%s takes rows again", self.name)
                     self._no_space = None
+                self.services.restless.add(self)
                 self.services.budget.release(tablet.stored(count))
                 self.partition.publish_high_watermark(end_offset)
                 if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
@@ -381,21 +383,26 @@ class KeyBucket(TableBucket):
         self._no_space = error
         self.partition.wake()
 
-    def tend(self) -> None:
+    def tend(self) -> bool:
         """Called now and then: what was written long ago goes into files, so that replays stay short; and a snapshot
-        is taken when its time has come."""
+        is taken when its time has come. Whether there is something to look after before the next write.
+        """
         tablet, now = self._tablet, self.services.context.clock.monotonic()
         if tablet is None or self.closed:
-            return
+            return not self.closed
         if tablet.kv.bytes_since_flush and now - self._last_flush >= self.services.limits.flush_seconds:
             self._start_flush()
+        is_unflushed = bool(tablet.kv.bytes_since_flush) or self._flushing is not None
         snapshots, schedule = self.snapshots, self._schedule
-        if snapshots is None or schedule is None or self._snapshotting is not None:
-            return
+        if snapshots is None:
+            return is_unflushed
+        if schedule is None or self._snapshotting is not None:
+            return True
         if schedule.due(now, tablet.kv.applied_offset, snapshots.newest_offset):
             self._snapshotting = asyncio.get_running_loop().create_task(
                 self._take_snapshot(tablet, snapshots, schedule), name=f"snapshot of {self.name}"
             )
+        return is_unflushed or tablet.kv.applied_offset > snapshots.newest_offset
 
     def _start_flush(self) -> None:
         if self._flushing is None:

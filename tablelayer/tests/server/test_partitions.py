@@ -94,6 +94,16 @@ async def test_r17_2_rows_produced_to_the_whole_table_go_to_their_partitions(tmp
         assert await one.count(0) + await one.count(1) == 2
 
 
+async def test_r19_rows_of_partitions_expire_by_themselves(tmp_path: Path) -> None:
+    config = {"table.kv.ttl.check.interval.ms": "20"}
+    async with tables(tmp_path, config) as all_tables:
+        table = await create(all_tables, PK + " WITH ('table.kv.ttl' = '1 ms')")
+        assert (await produce(table, *({"dt": f"d{n}", "id": n, "v": n} for n in range(2)))).error_code == 0
+        for topic in ("default.t.d0", "default.t.d1"):
+            partition = table.broker.context.partition(topic, 0)
+            assert await partition.wait_for_high_watermark(2, 20_000), "the row and its deletion"
+
+
 async def test_r3_1_a_repeated_batch_of_a_producer_is_written_once(tmp_path: Path) -> None:
     """Also across a restart, and beside the same producer's writes to a partition itself."""
     identity = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}

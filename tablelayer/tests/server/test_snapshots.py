@@ -481,6 +481,45 @@ async def test_snapshots_go_with_their_table_and_can_be_switched_off(tmp_path: P
         assert bucket.retention_floor() == 100
 
 
+async def test_a_bucket_is_looked_after_until_it_is_at_rest_and_again_after_the_next_write(
+    tmp_path: Path,
+) -> None:
+    limits = Limits(flush_seconds=0.0)
+    async with tables(tmp_path / "data", {"kv.snapshot.interval": "1 ms"}, limits=limits) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await all_tables.create(COLUMNS, name="idle")
+        bucket, restless = table.partition.hooks, table.partition.hooks.services.restless
+        for number in range(2):
+            await table.put(*rows(range(100), str(number)))
+            assert bucket in restless
+            for _ in range(500):
+                if not bucket.tend() and not restless:
+                    break
+                await asyncio.sleep(0.01)
+            assert not restless, "neither this one nor the idle one"
+            assert bucket._tablet.kv.bytes_since_flush == 0
+            assert bucket.snapshots.newest_offset == bucket.partition.high_watermark
+
+
+async def test_a_bucket_is_looked_after_until_its_snapshot_is_taken_however_late(tmp_path: Path) -> None:
+    limits = Limits(flush_seconds=0.0)
+    async with tables(tmp_path / "data", {"kv.snapshot.interval": "1 h"}, limits=limits) as all_tables:
+        table = await all_tables.create(COLUMNS)
+        await table.put(*rows(range(100), "a"))
+        bucket = table.partition.hooks
+        for _ in range(500):
+            assert bucket.tend()
+            if (
+                bucket._schedule is not None
+                and not bucket._tablet.kv.bytes_since_flush
+                and not bucket._flushing
+            ):
+                break
+            await asyncio.sleep(0.01)
+        assert bucket.tend()
+        assert bucket in bucket.services.restless
+
+
 async def test_the_schedule_takes_snapshots_by_itself(tmp_path: Path) -> None:
     async with tables(tmp_path / "data", {"kv.snapshot.interval": "1 ms"}) as all_tables:
         table = await all_tables.create(COLUMNS)
