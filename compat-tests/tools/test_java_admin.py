@@ -285,7 +285,8 @@ def test_the_tour_of_the_tools(server, java, topic, unique, tmp_path) -> None:
     printed = java.run(
         *groups, "--group", group, "--topic", topic, "--reset-offsets", "--to-earliest", "--execute"
     )
-    assert [int(offset) for offset in re.findall(rf"{group} +{topic} +\d+ +(\d+)", printed)] == [0, 40, 0]
+    found = re.findall(rf"{group} +{topic} +(\d+) +(\d+)", printed)  # in no order
+    assert sorted(found) == [("0", "0"), ("1", "40"), ("2", "0")]
     assert printed.count(group) >= 3
     java.run(*groups, "--group", group, "--delete-offsets", "--topic", topic)
     java.run(*groups, "--delete", "--group", group)
