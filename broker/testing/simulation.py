@@ -441,11 +441,20 @@ class Simulation:
         for index, value in values.items():
             if await self._retried(partial(client.send, [value], MIXED, index)):
                 return await self._given_up(client)
+        if self.random.random() < 0.3 and values[0] in await self._committed(client.broker):
+            self.problems.append(f"{values[0]!r} is read before its transaction has ended")
         if await self._retried(lambda: client.end(commit)):
             return Outcome.UNKNOWN
         if commit:
             self.history.positions[group] = number
         return Outcome.OK if commit else Outcome.FAILED
+
+    async def _committed(self, broker: Any) -> list[bytes | None]:
+        while True:
+            try:
+                return await committed_values(_Fetching(broker), MIXED, 0)  # type: ignore[arg-type]
+            except RuntimeError:  # it is starting
+                await asyncio.sleep(0.05)
 
     async def _given_up(self, client: Client) -> Outcome:
         """A new epoch ends it."""

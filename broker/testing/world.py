@@ -445,6 +445,8 @@ class World:
             self.loop.kill(member.owner)
             if member.direct is not None:
                 self.dead.append(member.direct)
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()  # a scenario that has failed
         self.loop.bury()
         for direct in self.dead:
             direct.broker._network.close()
