@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 
 import kafka
 import pytest
@@ -56,20 +57,35 @@ def allow(admin, who: str, operation, resource_type, name: str, kind=ACLResource
     assert admin.create_acls([acl])["failed"] == []
 
 
-def test_each_user_has_what_its_acls_give_and_no_more(secured) -> None:
-    admin = kafka.KafkaAdminClient(**as_user(secured, "admin"))
+@pytest.fixture
+def opened() -> Iterator[Callable]:
+    """`opened(client)` is closed at the end: its threads would go on asking a server that is gone."""
+    clients = []
+
+    def keep(client):
+        clients.append(client)
+        return client
+
+    yield keep
+    for client in clients:
+        client.close()
+
+
+def test_each_user_has_what_its_acls_give_and_no_more(secured, opened) -> None:
+    admin = opened(kafka.KafkaAdminClient(**as_user(secured, "admin")))
     allow(admin, "ann", ACLOperation.WRITE, ResourceType.TOPIC, "orders")
     allow(admin, "ann", ACLOperation.CREATE, ResourceType.TOPIC, "orders")
     allow(admin, "bob", ACLOperation.READ, ResourceType.TOPIC, "ord", ACLResourcePatternType.PREFIXED)
     allow(admin, "bob", ACLOperation.READ, ResourceType.GROUP, "readers")
 
-    producer = kafka.KafkaProducer(**as_user(secured, "ann"))
+    producer = opened(kafka.KafkaProducer(**as_user(secured, "ann")))
     producer.send("orders", b"one").get(20)
     for topic in ("others", "orders2"):
         with pytest.raises(TopicAuthorizationFailedError):
             producer.send(topic, b"x").get(20)
     with pytest.raises(TopicAuthorizationFailedError):
-        kafka.KafkaProducer(**as_user(secured, "bob"), enable_idempotence=False).send("orders", b"x").get(20)
+        bob = opened(kafka.KafkaProducer(**as_user(secured, "bob"), enable_idempotence=False))
+        bob.send("orders", b"x").get(20)
 
     def read(name: str, group: str) -> list[bytes]:
         consumer = kafka.KafkaConsumer(
@@ -86,7 +102,7 @@ def test_each_user_has_what_its_acls_give_and_no_more(secured) -> None:
         read("bob", "strangers")
     with pytest.raises(GroupAuthorizationFailedError):
         read("ann", "readers")
-    assert kafka.KafkaAdminClient(**as_user(secured, "bob")).list_topics() == ["orders"]
+    assert opened(kafka.KafkaAdminClient(**as_user(secured, "bob"))).list_topics() == ["orders"]
 
     anything = ResourcePatternFilter(ResourceType.TOPIC, "orders", ACLResourcePatternType.LITERAL)
     admin.delete_acls([ACLFilter("User:ann", None, ACLOperation.ANY, ACLPermissionType.ANY, anything)])

@@ -157,7 +157,7 @@ class Site:
         clock, metadata, executor = self.clock, self.metadata, self.executor
         entropy = SimpleNamespace(uuid=uuid.uuid4)
         background = SimpleNamespace(start=self.start_task)
-        identity = BrokerIdentity(7, "cluster", None, lambda: ("127.0.0.1", 9092))
+        identity = BrokerIdentity(7, "cluster", None, lambda listener: ("127.0.0.1", 9092))
         self.coordinator = GroupCoordinator(
             config,
             GroupConfigs(Store(), config),
