@@ -541,9 +541,12 @@ def test_what_files_need_is_left_to_them() -> None:
     """Accepting pauses when descriptors become few, and goes on when there are more."""
 
     async def test() -> None:
-        probe = os.open(os.devnull, os.O_RDONLY)
-        os.close(probe)
-        limits = {"descriptors_max": probe + 12, "accept_pause_seconds": 0.01}
+        # Descriptors that other tests have left free between taken ones are taken: the next one is the highest.
+        highest = max(int(name) for name in os.listdir("/dev/fd"))
+        held = [os.open(os.devnull, os.O_RDONLY)]
+        while held[-1] <= highest:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        limits = {"descriptors_max": held[-1] + 13, "accept_pause_seconds": 0.01}
         async with network(echo, **limits) as net:
             socks = []
             for _ in range(20):
@@ -561,6 +564,8 @@ def test_what_files_need_is_left_to_them() -> None:
             writer.write(frame(b"a"))
             assert await read_frame(reader) == b"a"
             await close(writer)
+        for descriptor in held:
+            os.close(descriptor)
 
     run(test)
 
