@@ -17,7 +17,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -125,7 +125,8 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
-    """What `event` changes, in transactions for the store, one after the other. None if there is nothing to change.
+    """What `event` changes, in transactions for the store, one after the other, each worked out when it is asked for.
+    None if there is nothing to change.
 
     Raises KafkaError, before the first one.
     """
@@ -144,7 +145,8 @@ class _Change(msgspec.Struct, frozen=True):
     states: tuple[PartitionState, ...] = ()
 
 
-def _changes(image: ClusterImage, event: Event) -> list[_Change]:
+def _changes(image: ClusterImage, event: Event) -> Iterable[_Change]:
+    """Checked when this returns; how the nodes are written is worked out one change after the other."""
     match event:
         case CreateTopics():
             return _create(image, event)
@@ -154,11 +156,11 @@ def _changes(image: ClusterImage, event: Event) -> list[_Change]:
             return _replace(image, event)
         case AdoptStates(broker_id, leader_epoch):
             state = PartitionState((broker_id,), broker_id, leader_epoch, (broker_id,))
-            return [
+            return (
                 _with_states(replace(entry, chunks=chunks_of([state] * entry.topic.partition_count)))
                 for entry in image.topics.values()
                 if not entry.chunks
-            ]
+            )
         case BrokerStarted(broker, clean):
             alive = {*image.brokers, broker.broker_id}
             return _restated(
@@ -189,18 +191,23 @@ def _entry(image: ClusterImage, name: str) -> TopicEntry:
 # -- topics ------------------------------------------------------------------------------------------------
 
 
-def _create(image: ClusterImage, event: CreateTopics) -> list[_Change]:
-    changes = []
+def _create(image: ClusterImage, event: CreateTopics) -> Iterator[_Change]:
+    new = []
     for topic in event.topics:
         there = image.topics.get(topic.name)
-        if there is not None:
-            if there.topic.topic_id == topic.topic_id:
-                continue
+        if there is None:
+            new.append(topic)
+        elif there.topic.topic_id != topic.topic_id:
             raise already_exists(topic.name)
+    if new:
+        _check_replication_factor(image, event.replication_factor)
+
+    def created(topic: TopicImage) -> _Change:
         states = _placed(image, topic, range(topic.partition_count), event.replication_factor)
         entry = TopicEntry(topic, 0, chunks_of(states))
-        changes.append(_Change(topic.name, tree.creation(entry), entry))
-    return changes
+        return _Change(topic.name, tree.creation(entry), entry)
+
+    return map(created, new)
 
 
 def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
@@ -241,12 +248,8 @@ def _placed(
     """States of new partitions: leaders go round the brokers that are alive, followers are those after them. Where a
     topic begins is told by its id, so that many small ones are spread too.
     """
+    _check_replication_factor(image, replication_factor)
     brokers = sorted(image.brokers)
-    if not 0 < replication_factor <= len(brokers):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {replication_factor} time(s): {len(brokers)} broker(s) are alive.",
-        )
     first = topic.topic_id.int % len(brokers)
     kinds = []
     for turn in range(len(brokers)):
@@ -257,6 +260,15 @@ def _placed(
     return [kinds[index % len(kinds)] for index in indexes]
 
 
+def _check_replication_factor(image: ClusterImage, replication_factor: int) -> None:
+    alive = len(image.brokers)
+    if not 0 < replication_factor <= alive:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {replication_factor} time(s): {alive} broker(s) are alive.",
+        )
+
+
 # -- leaders and replicas ----------------------------------------------------------------------------------
 
 
@@ -264,9 +276,8 @@ def _restated(
     image: ClusterImage,
     entries: Iterator[TopicEntry] | Sequence[TopicEntry],
     decide: Callable[[TopicImage, int, PartitionState], PartitionState],
-) -> list[_Change]:
+) -> Iterator[_Change]:
     """The chunks in which `decide(topic, partition, state)` gives another state for any partition."""
-    changes = []
     for entry in entries:
         for number, chunk in enumerate(entry.chunks):
             first = number * STATES_PER_CHUNK
@@ -274,8 +285,7 @@ def _restated(
                 decide(entry.topic, index, state) for index, state in enumerate(chunk.states, first)
             )
             if states != chunk.states:
-                changes.append(_restate(entry, number, states))
-    return changes
+                yield _restate(entry, number, states)
 
 
 def _restate(entry: TopicEntry, number: int, states: tuple[PartitionState, ...]) -> _Change:
@@ -332,7 +342,7 @@ def _gone(state: PartitionState, broker: int, alive: set[int], min_isr: int) -> 
     return _elected(state, alive) if state.leader == broker else state
 
 
-def _elect(image: ClusterImage, event: ElectLeaders) -> list[_Change]:
+def _elect(image: ClusterImage, event: ElectLeaders) -> Iterator[_Change]:
     alive = set(image.brokers)
 
     def decide(_: TopicImage, __: int, state: PartitionState) -> PartitionState:
@@ -415,7 +425,7 @@ def _without(brokers: tuple[int, ...], broker: int) -> tuple[int, ...]:
 # -- transactions ------------------------------------------------------------------------------------------
 
 
-def _packed(image: ClusterImage, changes: Sequence[_Change]) -> Iterator[Transaction]:
+def _packed(image: ClusterImage, changes: Iterable[_Change]) -> Iterator[Transaction]:
     guard = CheckNode(tree.CONTROLLER_EPOCH, image.controller_version)
     operations: list[StoreOperation] = []
     topics: dict[str, TopicEntry | None] = {}

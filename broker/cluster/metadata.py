@@ -183,7 +183,11 @@ class TopicManager:
     async def _create_topics(
         self, topics: Sequence[NewTopic], check_collisions: bool, validate_only: bool
     ) -> list[TopicImage | KafkaError]:
-        ids = [self._entropy.uuid() for _ in topics]
+        ids = []
+        for number, _ in enumerate(topics, 1):
+            if not number % TOPICS_PER_TURN:
+                await asyncio.sleep(0)
+            ids.append(self._entropy.uuid())
         async with self._change:
             results: list[TopicImage | KafkaError] = []
 
@@ -195,7 +199,9 @@ class TopicManager:
                 await decide()
             else:
                 await self._carry_out(decide)
-                for image in results:
+                for number, image in enumerate(results, 1):
+                    if not number % TOPICS_PER_TURN:
+                        await asyncio.sleep(0)
                     if isinstance(image, TopicImage):
                         logger.info(
                             "created topic %s with %d partitions, id %s",
