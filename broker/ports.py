@@ -8,10 +8,11 @@ simulated disk. `broker/tests/test_ports.py` holds it, and has the list of what 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -215,6 +216,120 @@ class Disk(Protocol):
 
     def lock_holder(self, path: Path) -> str | None:
         """What the one who holds it has written; None if nobody does. Changes nothing."""
+
+
+class Region(Protocol):
+    """A range of a file."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    def fileno(self) -> int:
+        """As of a DiskFile."""
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """At most `size` bytes from a position within the region, fewer at its end. Raises OSError."""
+
+
+class Watcher(Protocol):
+    """Whoever owns a watched stream. Neither method may raise."""
+
+    def on_readable(self) -> None: ...
+
+    def on_writable(self) -> None: ...
+
+
+class Poller(Protocol):
+    """Which streams are watched for what. All on the event loop's thread."""
+
+    def add(self, fd: int, watcher: Watcher) -> None:
+        """Watch for reading."""
+
+    def change(self, fd: int, *, reading: bool, writing: bool) -> None: ...
+
+    def remove(self, fd: int) -> None:
+        """Before the descriptor is closed."""
+
+
+class Stream(Protocol):
+    """One end of a connection: bytes, in order. Nothing of it waits: it raises BlockingIOError where it would have to,
+    and another OSError when the connection is broken. A `socket.socket` that does not block is one.
+    """
+
+    def fileno(self) -> int: ...
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """How many bytes there were, at least one; 0 when the other end has sent its last."""
+
+    def send(self, data: bytes | bytearray | memoryview, /) -> int:
+        """How many bytes were taken, at least one."""
+
+    def sendmsg(
+        self,
+        buffers: Iterable[bytes | bytearray | memoryview],
+        ancillary: tuple[()] = ...,
+        flags: int = ...,
+        /,
+    ) -> int:
+        """The same, of several buffers one after another."""
+
+    def close(self) -> None: ...
+
+
+class ListeningSocket(Protocol):
+    """An address that was taken: of `host` and `port`."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    def start(self, backlog: int, on_acceptable: Callable[[], None]) -> None:
+        """Listen, and call back, in the event loop, while somebody waits."""
+
+    def pause(self) -> None:
+        """No calls until `resume`; others may go on to arrive."""
+
+    def resume(self) -> None: ...
+
+    def accept(self, *, send_buffer_bytes: int) -> tuple[Stream, str, int]:
+        """A connection, and whose. -1 leaves its buffer to the system. Raises BlockingIOError when nobody waits, and
+        another OSError when it cannot be had now.
+        """
+
+    def close(self) -> None:
+        """At any time, more than once too. Who was not accepted loses its connection."""
+
+
+class Sockets(Protocol):
+    """The network, as far as a broker needs it."""
+
+    def host_name(self) -> str:
+        """This machine's, for those who reach it from elsewhere."""
+
+    def poller(self, loop: asyncio.AbstractEventLoop) -> Poller:
+        """What watches the streams of this port on a loop."""
+
+    def bind(self, host: str, port: int, *, receive_buffer_bytes: int) -> ListeningSocket:
+        """Take an address (port 0: a free one) without listening yet. The buffer is that of accepted connections, -1
+        leaves it to the system. Raises OSError.
+        """
+
+    async def connect(self, host: str, port: int) -> Stream:
+        """A connection to somebody who listens. Raises OSError. Who wants a deadline sets one around it."""
+
+    def send_region(self, stream: Stream, region: Region, size_max: int) -> int:
+        """Send the beginning of a region: how many bytes were taken. Raises what `Stream.send` does."""
+
+    def read_region(self, region: Region, room: memoryview) -> int:
+        """Read the beginning of a region into `room`: how many bytes it was. Raises OSError."""
+
+    def has_ended(self, stream: Stream) -> bool:
+        """Whether the other end is known to send nothing more, without reading what it has sent."""
 
 
 class Node(msgspec.Struct, frozen=True):

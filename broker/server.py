@@ -70,13 +70,15 @@ from broker.log.partition_log import PartitionLog
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
 from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from broker.net.limits import Limits
-from broker.net.listener import Network, host_name
+from broker.net.listener import Network
+from broker.net.sockets import SystemSockets
 from broker.ports import (
     AgeClock,
     Clock,
     CoordinationStore,
     Disk,
     Entropy,
+    Sockets,
     SystemClock,
     SystemEntropy,
     SystemThreads,
@@ -125,6 +127,7 @@ class Broker:
         entropy: Entropy | None = None,
         disk: Disk | None = None,
         threads: Threads | None = None,
+        sockets: Sockets | None = None,
         store: CoordinationStore | None = None,
         executor: Executor | None = None,
         measured: bool = False,
@@ -148,6 +151,7 @@ class Broker:
         self._entropy = entropy or SystemEntropy()
         self._disk = disk or SystemDisk()
         self._threads = threads or SystemThreads()
+        self._sockets: Sockets = sockets or SystemSockets()
         self._store = store
         self._executor = executor
         self._measured = measured
@@ -388,7 +392,9 @@ class Broker:
             threads = self._threads.pool(HANDSHAKE_THREADS, "handshakes")
             self._undo.callback(threads.shutdown, wait=True)
             self._certificates = Certificates(self.config, with_tls, threads)
-        network = Network(Dispatcher(()), self._network_limits(), loop=loop, handshakes_in=threads)
+        network = Network(
+            Dispatcher(()), self._network_limits(), loop=loop, handshakes_in=threads, sockets=self._sockets
+        )
         self._undo.callback(network.close)
         for listener in listeners:
             encryption = None
@@ -525,7 +531,7 @@ class Broker:
             host, port = listener.advertised
             return host, port or listener.port
         if listener.host in WILDCARD_HOSTS:
-            return host_name(), listener.port
+            return self._sockets.host_name(), listener.port
         return listener.host, listener.port
 
     # -- stop ----------------------------------------------------------------------------------------------

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import select
 import socket
 from typing import Any, Protocol
 
 from broker.net.exchange import Exchange
 from broker.net.limits import Limits
-from broker.net.poller import Poller
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, CloseConnection, Part, Peer, Pending
+from broker.ports import Poller, Sockets, Stream
 
 logger = logging.getLogger("headrace.net")
 
@@ -38,6 +36,7 @@ class Owner(Protocol):
     poller: Poller
     pool: FramePool
     scratch: memoryview
+    sockets: Sockets
     is_draining: bool
     requests: set[asyncio.Future[Any]]
 
@@ -69,7 +68,7 @@ class Connection:
         "peer",
     )
 
-    def __init__(self, network: Owner, sock: socket.socket, peer: Peer) -> None:
+    def __init__(self, network: Owner, sock: Stream, peer: Peer) -> None:
         self.peer = peer
         self.closed = False
         self.last_active = network.loop.time()
@@ -107,9 +106,7 @@ class Connection:
         """Whether the peer has gone while it was not read from, because requests of it wait already."""
         if self._reading or self.closed:
             return False
-        ends = select.poll()
-        ends.register(self._fd, getattr(select, "POLLRDHUP", 0))
-        return bool(ends.poll(0))
+        return self._network.sockets.has_ended(self._sock)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -292,10 +289,7 @@ class Connection:
                 elif buffers:
                     sent = self._sock.sendmsg(buffers, (), _MSG_MORE)
                 else:
-                    count_max = min(region.size, limits.file_bytes_per_call)
-                    sent = os.sendfile(self._fd, region.fileno(), region.position, count_max)
-                    if sent == 0:
-                        raise OSError(5, "a log file is shorter than the records that were read from it")
+                    sent = self._network.sockets.send_region(self._sock, region, limits.file_bytes_per_call)
                 unsent.sent(sent)
         except (BlockingIOError, InterruptedError):
             self._watch_writable(True)

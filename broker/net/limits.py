@@ -10,6 +10,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     request_bytes_max: int = 100 * 1024 * 1024
     """`socket.request.max.bytes`; a longer frame closes the connection before anything is allocated."""
+    answer_bytes_max: int = 2**31 - 1
+    """Of what this process has asked another broker for: all that a length can say. Room is made as it arrives."""
     idle_seconds_max: float = 600.0
     """`connections.max.idle.ms`, also for a peer that does not read its answers."""
     connections_max: int = 2**31 - 1

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import socket
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,19 +22,16 @@ from broker.net.backlog import Backlog
 from broker.net.connection import Connection
 from broker.net.handshakes import HandshakeQueue
 from broker.net.limits import Limits
-from broker.net.poller import make_poller
+from broker.net.outgoing import OutgoingConnection
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, Peer
+from broker.net.sockets import SystemSockets
 from broker.net.tls import TlsStream
 from broker.net.tls_connection import Encryption, TlsConnection
+from broker.ports import ListeningSocket, Sockets, Stream
 from broker.security.principal import ANONYMOUS, Session
 
 logger = logging.getLogger("headrace.net")
-
-
-def host_name() -> str:
-    """This machine's, for those who reach it from elsewhere."""
-    return socket.gethostname()
 
 
 _TURNED_AWAY_MAX = 1000
@@ -49,7 +46,7 @@ class Listening(msgspec.Struct, eq=False):
     name: str
     host: str
     port: int
-    sock: socket.socket
+    sock: ListeningSocket
     encryption: Encryption | None = None
     with_sasl: bool = False
     is_accepting: bool = False
@@ -65,13 +62,17 @@ class Network:
         *,
         loop: asyncio.AbstractEventLoop,
         handshakes_in: Executor | None = None,
+        sockets: Sockets | None = None,
     ) -> None:
-        """`handshakes_in`: where handshakes of TLS are done; None: on the event loop, which a simulated one wants."""
+        """`handshakes_in`: where handshakes of TLS are done; None: on the event loop, which a simulated one wants.
+        `sockets`: the system's where none are given.
+        """
         self.answerer = answerer
         self.limits = limits
         self.loop = loop
         self.pool = FramePool(limits.pooled_bytes_max)
-        self.poller = make_poller(loop)
+        self.sockets: Sockets = sockets or SystemSockets()
+        self.poller = self.sockets.poller(loop)
         self.scratch = memoryview(bytearray(limits.scratch_bytes))
         self.listeners: list[Listening] = []
         self._handshakes_in = handshakes_in
@@ -79,6 +80,7 @@ class Network:
         self._turns: asyncio.TimerHandle | None = None
         self._deadlines: dict[Connection, asyncio.TimerHandle] = {}
         self._connections: set[Connection] = set()
+        self._outgoing: set[OutgoingConnection] = set()
         self._per_address: Counter[str] = Counter()
         self._backlog: Backlog[Connection] = Backlog(limits.unsent_bytes_of_all_max)
         self._next_id = 0
@@ -86,7 +88,7 @@ class Network:
         self.is_draining = False
         self.connection_delay: Callable[[str], float] | None = None
         """Asked for each connection, by address: 0, or the seconds after which it is closed instead of being served."""
-        self._turned_away: set[socket.socket] = set()
+        self._turned_away: set[Stream] = set()
         self.requests: set[asyncio.Future[Any]] = set()
         """Requests under way, also those whose connections are gone."""
 
@@ -120,20 +122,8 @@ class Network:
         with_sasl: bool = False,
     ) -> Listening:
         """Take the address (port 0: a free one) without accepting yet; raises OSError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setblocking(False)
-            if self.limits.receive_buffer_bytes >= 0:
-                # Before listening: the window of a connection is agreed on in its handshake.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.limits.receive_buffer_bytes)
-            sock.bind((host, port))
-        except BaseException:
-            sock.close()
-            raise
-        bound_host, bound_port = sock.getsockname()[:2]
-        listening = Listening(name, bound_host, bound_port, sock, encryption, with_sasl)
+        sock = self.sockets.bind(host, port, receive_buffer_bytes=self.limits.receive_buffer_bytes)
+        listening = Listening(name, sock.host, sock.port, sock, encryption, with_sasl)
         self.listeners.append(listening)
         return listening
 
@@ -141,15 +131,12 @@ class Network:
         if not self.listeners:
             raise RuntimeError("bind first")
         for listening in self.listeners:
-            listening.sock.listen(self.limits.backlog)
             listening.is_accepting = True
-            self.loop.add_reader(listening.sock.fileno(), self._on_acceptable, listening)
+            listening.sock.start(self.limits.backlog, partial(self._on_acceptable, listening))
 
     def stop_listening(self) -> None:
         for listening in self.listeners:
-            if listening.is_accepting:
-                self.loop.remove_reader(listening.sock.fileno())
-                listening.is_accepting = False
+            listening.is_accepting = False
             listening.sock.close()
 
     def _on_acceptable(self, listening: Listening) -> None:
@@ -157,7 +144,7 @@ class Network:
             if not listening.is_accepting:
                 return
             try:
-                sock, address = listening.sock.accept()
+                sock, host, port = listening.sock.accept(send_buffer_bytes=self.limits.send_buffer_bytes)
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -176,18 +163,18 @@ class Network:
                 )
                 self._pause(listening)
                 return
-            self._admit(listening, sock, str(address[0]), int(address[1]))
+            self._admit(listening, sock, host, port)
 
     def _pause(self, listening: Listening) -> None:
         if listening.is_accepting:
-            self.loop.remove_reader(listening.sock.fileno())
+            listening.sock.pause()
             self.loop.call_later(self.limits.accept_pause_seconds, self._accept_again, listening)
 
     def _accept_again(self, listening: Listening) -> None:
         if listening.is_accepting:
-            self.loop.add_reader(listening.sock.fileno(), self._on_acceptable, listening)
+            listening.sock.resume()
 
-    def _admit(self, listening: Listening, sock: socket.socket, host: str, port: int) -> None:
+    def _admit(self, listening: Listening, sock: Stream, host: str, port: int) -> None:
         limits = self.limits
         if self.connection_delay is not None and (delay := self.connection_delay(host)):
             self._turn_away(sock, delay)
@@ -205,11 +192,6 @@ class Network:
             )
             sock.close()
             return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if limits.send_buffer_bytes >= 0:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
         self._next_id += 1
         self._per_address[host] += 1
         is_stranger = listening.with_sasl or listening.encryption is not None
@@ -229,7 +211,7 @@ class Network:
         self._expect(shaking, limits.handshake_seconds_max, "it has not completed the handshake of TLS")
         self._begin_handshakes()
 
-    def _turn_away(self, sock: socket.socket, delay: float) -> None:
+    def _turn_away(self, sock: Stream, delay: float) -> None:
         """As Kafka does with who comes too often (KIP-612): it learns of it late, so that it does not come at once."""
         if len(self._turned_away) >= _TURNED_AWAY_MAX:
             sock.close()
@@ -311,6 +293,19 @@ class Network:
             del self._per_address[host]
         self.on_rest()
 
+    # -- connections to others ------------------------------------------------------------------------------
+
+    async def connect(self, host: str, port: int) -> OutgoingConnection:
+        """A connection to whoever listens there. Raises OSError; who wants a deadline sets one around it."""
+        sock = await self.sockets.connect(host, port)
+        connection = OutgoingConnection(self, sock, f"{host}:{port}")
+        self._outgoing.add(connection)
+        return connection
+
+    def forget_outgoing(self, connection: OutgoingConnection) -> None:
+        """Called by one that has closed."""
+        self._outgoing.discard(connection)
+
     # -- idle connections and the end ----------------------------------------------------------------------
 
     async def reap_idle(self) -> None:
@@ -364,6 +359,8 @@ class Network:
             sock.close()
         for connection in tuple(self._connections):
             connection.close("the broker stops", logging.DEBUG)
+        for outgoing in tuple(self._outgoing):
+            outgoing.close("the broker stops")
         if self._turns is not None:
             self._turns.cancel()
             self._turns = None

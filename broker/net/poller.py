@@ -18,31 +18,13 @@ import selectors
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from broker.ports import Poller, Watcher
 
 logger = logging.getLogger("headrace.net")
 
 Result = TypeVar("Result")
-
-
-class Watcher(Protocol):
-    """Whoever owns a watched socket. Neither method may raise."""
-
-    def on_readable(self) -> None: ...
-
-    def on_writable(self) -> None: ...
-
-
-class Poller(Protocol):
-    """Which sockets are watched for what. All on the event loop's thread."""
-
-    def add(self, fd: int, watcher: Watcher) -> None:
-        """Watch for reading."""
-
-    def change(self, fd: int, *, reading: bool, writing: bool) -> None: ...
-
-    def remove(self, fd: int) -> None:
-        """Before the descriptor is closed."""
 
 
 if sys.platform == "linux":

@@ -12,26 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from broker.ports import Region
 from broker.security.principal import Session
 from protocol.one_line import one_line
 
 _REASON_LENGTH_MAX = 1000
-
-
-class Region(Protocol):
-    """A range of a file, sent by `os.sendfile`."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def position(self) -> int: ...
-
-    def fileno(self) -> int: ...
 
 
 Buffer = bytes | bytearray | memoryview

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from broker.invariants import invariant
-from broker.net.reply import Buffer, Part, Region
+from broker.net.reply import Buffer, Part
+from broker.ports import Region
 
 
 class SendQueue:
@@ -136,6 +137,10 @@ class _RestOfRegion:
 
     def fileno(self) -> int:
         return self._region.fileno()
+
+    def read_at(self, position: int, size: int) -> bytes:
+        skipped = self.position - self._region.position
+        return self._region.read_at(skipped + position, min(size, self.size - position))
 
 
 def _flat(parts: Iterable[Part]) -> Iterator[Part]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import ssl
 from typing import Protocol
 
 from broker.net.connection import Connection, Owner
-from broker.net.reply import Peer, Region
+from broker.net.reply import Peer
 from broker.net.tls import TlsError, TlsStream
+from broker.ports import Stream
 from broker.security.principal import Principal, Session
 
 logger = logging.getLogger("headrace.net")
@@ -65,7 +64,7 @@ class TlsConnection(Connection):
     )
 
     def __init__(
-        self, network: TlsOwner, sock: socket.socket, peer: Peer, encryption: Encryption, *, with_sasl: bool
+        self, network: TlsOwner, sock: Stream, peer: Peer, encryption: Encryption, *, with_sasl: bool
     ) -> None:
         """`with_sasl`: the certificate does not say who it is."""
         super().__init__(network, sock, peer)
@@ -252,7 +251,7 @@ class TlsConnection(Connection):
             room[filled : filled + len(part)] = part
             filled += len(part)
         if region is not None and filled < len(room):
-            filled += _read_region(region, room[filled:])
+            filled += self._network.sockets.read_region(region, room[filled:])
         tls.write(room[:filled])
         return filled
 
@@ -274,10 +273,3 @@ class TlsConnection(Connection):
         super().close(reason, level)
         self._sealed = memoryview(b"")
         self._end_handshake()
-
-
-def _read_region(region: Region, room: memoryview) -> int:
-    count = os.preadv(region.fileno(), [room[: region.size]], region.position)
-    if count == 0:
-        raise OSError(5, "a log file is shorter than the records that were read from it")
-    return count

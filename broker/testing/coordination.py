@@ -8,10 +8,14 @@ ephemeral nodes go with it, and a client hears of that only when it is connected
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
+from typing import Any, TypeVar
 
 from broker.ports import (
     BadVersionError,
@@ -29,16 +33,32 @@ from broker.ports import (
     StoreUnavailableError,
 )
 
+Result = TypeVar("Result")
+
 LEASE_OF_SESSION = 0.8
 BEATS_PER_SESSION = 6
 
 
 class SimulatedEnsemble:
-    """The servers' side. `delays` are the bounds of what one way of a message takes, in seconds."""
+    """The servers' side. `delays` are the bounds of what one way of a message takes, in seconds; `loss` is the chance
+    that a client's connection breaks under one, whose session goes on; `watch_seconds_max` is what it takes until a
+    watch tells. `observers` are told of every transaction: whose session, and its operations.
+    """
 
-    def __init__(self, clock: Clock, *, seed: int = 0, delays: tuple[float, float] = (0.0, 0.002)) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        seed: int = 0,
+        delays: tuple[float, float] = (0.0, 0.002),
+        watch_seconds_max: float = 0.002,
+        loss: float = 0.0,
+    ) -> None:
         self.clock = clock
         self.random = random.Random(seed)
+        self.loss = loss
+        self.watch_seconds_max = watch_seconds_max
+        self.observers: list[Callable[[int, Sequence[StoreOperation]], None]] = []
         self._delays = delays
         self._nodes: dict[str, Node] = {"/": Node(b"", 0)}
         self._counters: dict[str, int] = {}
@@ -58,6 +78,7 @@ class SimulatedEnsemble:
     def cut(self, store: SimulatedStore) -> None:
         """Nothing passes between this client and the ensemble until `heal`. Its session ends by time."""
         store.connected = False
+        store.disconnected()
 
     def heal(self, store: SimulatedStore) -> None:
         store.connected = True
@@ -70,8 +91,8 @@ class SimulatedEnsemble:
 
     # -- what stores ask ------------------------------------------------------------------------------------
 
-    async def travel(self) -> None:
-        await asyncio.sleep(self.random.uniform(*self._delays))
+    def delay(self) -> float:
+        return self.random.uniform(*self._delays)
 
     def begin(self) -> int:
         self._sessions += 1
@@ -121,6 +142,8 @@ class SimulatedEnsemble:
             self._nodes, self._counters = before, counters
             raise
         self._tell(touched)
+        for observer in self.observers:
+            observer(session, operations)
         return paths
 
     def _end(self, session: int) -> None:
@@ -179,7 +202,10 @@ class SimulatedEnsemble:
 
 
 class SimulatedStore:
-    """A CoordinationStore: one session with a simulated ensemble. Made by `SimulatedEnsemble.connect`."""
+    """A CoordinationStore: one session with a simulated ensemble. Made by `SimulatedEnsemble.connect`.
+
+    What is asked arrives in order and is carried out whatever has become of who asked; the answers come in order.
+    """
 
     def __init__(self, ensemble: SimulatedEnsemble, session_timeout: float) -> None:
         self.connected = True
@@ -187,9 +213,12 @@ class SimulatedStore:
         self._ensemble = ensemble
         self._session = 0
         self._lease_end = -math.inf
-        self._watches: dict[str, list[Callable[[], None]]] = {}
+        self._watches: dict[str, list[tuple[Callable[[], None], Context]]] = {}
         self._beats: asyncio.Task[None] | None = None
         self._closed = False
+        self._connections = 0  # which one this is
+        self._asked: dict[asyncio.Future[Any], Exception] = {}
+        self._there = self._back = 0.0  # when the latest message of each way arrives
 
     async def open(self) -> None:
         self._session = self._ensemble.begin()
@@ -204,37 +233,33 @@ class SimulatedStore:
         return self._lease_end
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
+        entry = callback, contextvars.copy_context()
         callbacks = self._watches.setdefault(path, [])
-        callbacks.append(callback)
-        return partial(callbacks.remove, callback)
+        callbacks.append(entry)
+        return partial(callbacks.remove, entry)
 
     async def get(self, path: str) -> Node | None:
         _check_path(path)
-        await self._ask()
-        return self._ensemble.node(path)
+        return await self._read(lambda: self._ensemble.node(path))
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         for path in paths:
             _check_path(path)
-        await self._ask()
-        return [self._ensemble.node(path) for path in paths]
+        wanted = tuple(paths)
+        return await self._read(lambda: [self._ensemble.node(path) for path in wanted])
 
     async def children(self, path: str) -> list[str]:
         _check_path(path)
-        await self._ask()
-        return self._ensemble.children(path)
+        return await self._read(lambda: self._ensemble.children(path))
 
     async def transact(self, operations: Sequence[StoreOperation]) -> list[str]:
         for operation in operations:
             _check_path(operation.path)
-        await self._ensemble.travel()
-        if not self.connected or not self._ensemble.hear(self._session, self.session_timeout):
-            raise StoreOutcomeUnknownError("the ensemble is lost under a transaction")
-        paths = self._ensemble.transact(operations, self._session)
-        await self._ensemble.travel()
-        if not self.connected:
-            raise StoreOutcomeUnknownError("the answer to a transaction is lost")
-        return paths
+        session, wanted = self._session, tuple(operations)
+        return await self._ask(
+            lambda: self._ensemble.transact(wanted, session),
+            StoreOutcomeUnknownError("the ensemble is lost under a transaction"),
+        )
 
     async def close(self) -> None:
         if self._closed:
@@ -249,6 +274,14 @@ class SimulatedStore:
 
     # -- what the ensemble does to it ------------------------------------------------------------------------
 
+    def disconnected(self) -> None:
+        """Whoever waits for an answer is told that it will not come; what is under way may be carried out."""
+        self._connections += 1
+        asked, self._asked = self._asked, {}
+        for answer, error in asked.items():
+            if not answer.done():
+                answer.set_exception(error)
+
     def reconnected(self) -> None:
         """It may have missed anything; its session is over if the ensemble says so."""
         if self._closed or not self.connected:
@@ -261,15 +294,71 @@ class SimulatedStore:
     def changed(self, touched: set[str]) -> None:
         if self._closed or not self.connected:
             return
+        loop = asyncio.get_running_loop()
         for path in sorted(touched & self._watches.keys()):
-            for callback in tuple(self._watches[path]):
-                asyncio.get_running_loop().call_later(self._ensemble.random.uniform(0, 0.002), callback)
+            for callback, context in tuple(self._watches[path]):
+                delay = self._ensemble.random.uniform(0, self._ensemble.watch_seconds_max)
+                loop.call_later(delay, callback, context=context)
 
-    async def _ask(self) -> None:
-        await self._ensemble.travel()
-        if not self.connected or not self._ensemble.hear(self._session, self.session_timeout):
-            raise StoreUnavailableError("the ensemble is lost")
-        await self._ensemble.travel()
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    async def _read(self, ask: Callable[[], Result]) -> Result:
+        return await self._ask(ask, StoreUnavailableError("the ensemble is lost"))
+
+    async def _ask(self, ask: Callable[[], Result], lost: Exception) -> Result:
+        """The answer. Raises `lost` when the connection or the session is."""
+        loop, ensemble = asyncio.get_running_loop(), self._ensemble
+        answer: asyncio.Future[Result] = loop.create_future()
+        if not self.connected or self._closed:
+            await asyncio.sleep(ensemble.delay())
+            raise lost
+        self._asked[answer] = lost
+        session, connection = self._session, self._connections
+
+        def arrives() -> None:
+            if connection != self._connections and ensemble.random.random() < 0.5:
+                return  # it was in the way when the connection was lost
+            if ensemble.loss and ensemble.random.random() < ensemble.loss:
+                is_carried_out = ensemble.random.random() < 0.5
+                if is_carried_out and ensemble.hear(session, self.session_timeout):
+                    with contextlib.suppress(StoreError):
+                        ask()
+                self._breaks(loop)
+                return
+            try:
+                outcome: Result | Exception = ask() if ensemble.hear(session, self.session_timeout) else lost
+            except StoreError as error:
+                outcome = error
+            self._back = max(self._back, loop.time() + ensemble.delay())
+            loop.call_at(self._back, answers, outcome, context=Context())
+
+        def answers(outcome: Result | Exception) -> None:
+            if connection != self._connections or answer.done():
+                return
+            self._asked.pop(answer, None)
+            if isinstance(outcome, Exception):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        self._there = max(self._there, loop.time() + ensemble.delay())
+        loop.call_at(self._there, arrives, context=Context())
+        try:
+            return await answer
+        finally:
+            self._asked.pop(answer, None)
+
+    def _breaks(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Its connection does; it has the next one a little later, with the same session."""
+        self.connected = False
+        self.disconnected()
+        connection = self._connections
+
+        def again() -> None:
+            if connection == self._connections:
+                self._ensemble.heal(self)
+
+        loop.call_later(0.01 + self._ensemble.delay(), again, context=Context())
 
     async def _keep_beating(self) -> None:
         while True:
@@ -281,7 +370,7 @@ class SimulatedStore:
 
     async def _beat(self) -> None:
         session, sent = self._session, self._ensemble.clock.monotonic()
-        await self._ask()
+        await self._read(lambda: None)
         if session == self._session:
             self._lease_end = max(self._lease_end, sent + LEASE_OF_SESSION * self.session_timeout)
 

@@ -57,18 +57,8 @@ class DirectBroker:
         """The decoded response, or None if there is none. Raises CloseConnection as the dispatcher does."""
         api_version = type(request).MAX_VERSION if version is None else version
         self._correlation_id = sent = self._correlation_id + 1
-        header = RequestHeader(request.API_KEY, api_version, sent, client_id)
-        frame = encode_request_header(header, request.header_version(api_version)) + request.encode(
-            api_version
-        )
-        answer = await self.send_frame(frame)
-        if answer is None:
-            return None
-        response = response_type(type(request))
-        correlation_id, position = decode_response_header(answer, response.header_version(api_version))
-        if correlation_id != sent:
-            raise RuntimeError(f"the answer is to request {correlation_id}, not {sent}")
-        return response.decode(answer, api_version, None, position)
+        answer = await self.send_frame(encode_request(request, api_version, sent, client_id))
+        return None if answer is None else decode_answer(answer, request, api_version, sent)
 
     async def create_topic(self, name: str, partitions: int = 1, **config: str) -> TopicImage:
         """Create a topic; `_` in the names of configurations stands for `.`."""
@@ -150,6 +140,23 @@ class DirectBroker:
             bytes(part) if isinstance(part, (bytes, bytearray, memoryview)) else part.read()  # type: ignore[attr-defined]
             for part in answer
         )
+
+
+def encode_request(
+    request: ApiMessage, api_version: int, correlation_id: int, client_id: str = "test"
+) -> bytes:
+    """A frame, without its length."""
+    header = RequestHeader(request.API_KEY, api_version, correlation_id, client_id)
+    return encode_request_header(header, request.header_version(api_version)) + request.encode(api_version)
+
+
+def decode_answer(answer: bytes, request: ApiMessage, api_version: int, correlation_id: int) -> Any:
+    """What a frame says that answers a request. Raises RuntimeError if it answers another one."""
+    response = response_type(type(request))
+    answered, position = decode_response_header(answer, response.header_version(api_version))
+    if answered != correlation_id:
+        raise RuntimeError(f"the answer is to request {answered}, not {correlation_id}")
+    return response.decode(answer, api_version, None, position)
 
 
 def values_of(records: bytes | memoryview) -> list[tuple[int, bytes | None]]:

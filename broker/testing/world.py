@@ -4,18 +4,20 @@
         world.run(scenario(world))
 
 A broker is the real one: its logs, its coordinators and its extensions. Simulated are time, randomness, threads
-(`loop.py`), its disk (`disk.py`), its coordination store (`coordination.py`) and the way of a request. What RocksDB has
-is on a real disk, under the folder of the same name.
+(`loop.py`), its disk (`disk.py`), its coordination store (`coordination.py`) and the network (`network.py`). What
+RocksDB has is on a real disk, under the folder of the same name.
+
+Each broker has a store of its own, as one process has, or all are sessions of one ensemble (`shared`). There what a
+dead process held stays until its session is over, and a broker can be cut off the ensemble (`Member.lose_store`).
 
 What can be done to a broker: `kill` (what was written is there, nothing else runs), `cut_power` (what was not synced is
 lost, torn, or there without the rest), `crash_soon` (either, in the middle of what it does to its disk), `suspend` and
 `resume` (a stopped process, whose timers fire late), `restart`. Files are taken over at that moment and the next start
 has a folder of its own, so that nothing that is left of the dead can touch them.
 
-What can be done to the network: `loss` (the chance that a request loses its connection, on one of its two ways), `cut`
-(one way or both: what is sent waits, as in TCP, until it is healed or the client gives up), and slow ways (`delays`).
-A client of a broker whose power was cut hears nothing, one of a broker that was killed is told. Requests of one
-connection keep their order; those of several do not.
+What can be done to the network is said there; `cut` takes members and names of clients. A client of a broker whose
+power was cut hears nothing, one of a broker that was killed is told. Requests of one connection keep their order; those
+of several do not.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import re
 import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -32,22 +33,23 @@ from typing import Any, Self
 
 from broker.config import BrokerConfig
 from broker.extension import Extension
-from broker.net.reply import Peer
-from broker.ports import CoordinationStore
-from broker.security.principal import ANONYMOUS, Session
+from broker.net.limits import Limits
+from broker.net.listener import Network
+from broker.net.outgoing import OutgoingConnection
+from broker.net.reply import CloseConnection, Peer
 from broker.server import Broker
-from broker.testing.coordination import SimulatedEnsemble
-from broker.testing.direct import QUICK, DirectBroker
+from broker.testing.coordination import SimulatedEnsemble, SimulatedStore
+from broker.testing.direct import QUICK, DirectBroker, decode_answer, encode_request
 from broker.testing.disk import SimulatedCrash, SimulatedDisk, Tear
 from broker.testing.files import copy_as_killed
 from broker.testing.loop import OWNER, SimulatedClock, SimulatedEntropy, SimulatedLoop, SimulatedThreads
+from broker.testing.network import ONE_WAY_SECONDS, SimulatedNetwork
 from protocol.schema import ApiMessage
 
-ONE_WAY_SECONDS = (0.0001, 0.003)
+PORT = 9092
 REFUSED_SECONDS = 0.001
 REQUEST_SECONDS = 10.0
 """After this a client gives a request up."""
-_WHERE = re.compile(r" at 0x[0-9a-f]+")
 KV_LOST = 0.3
 """How often a power cut takes a key-value store as a whole: nobody promised that its folder was durable."""
 
@@ -67,15 +69,17 @@ class Member:
         self.node_id = node_id
         self.incarnation = 0
         self.direct: DirectBroker | None = None
-        self.ensemble = SimulatedEnsemble(SimulatedClock(world.loop), seed=world.loop.random.getrandbits(64))
+        self.machine = world.network.machine(f"broker-{node_id}")
+        self.ensemble = world.ensemble or world.make_ensemble()
         self.skew = 0.0
         """Of its wall clock, in seconds; a running process sees it change."""
         self.died = asyncio.Event()
         """By `crash_soon`."""
-        self._store: CoordinationStore | None = None
+        self.store: SimulatedStore | None = None
+        self._tear = Tear.KEPT
         self._world = world
         self._config = {
-            **QUICK, "advertised.listeners": f"PLAINTEXT://broker-{node_id}:9092", **config, "node.id": str(node_id)
+            **QUICK, "advertised.listeners": f"PLAINTEXT://broker-{node_id}:{PORT}", **config, "node.id": str(node_id)
         }  # fmt: skip
         self.clock = _MemberClock(self, world.loop)
         self.disk = SimulatedDisk(
@@ -95,11 +99,14 @@ class Member:
         return self.direct is not None
 
     async def start(self) -> bool:
-        """Whether it serves; not if it died on the way (`crash_soon`). What it starts is its own, and goes with it."""
+        """Whether it serves: not if it died on the way (`crash_soon`), or, in a cluster, gave up because it lost the
+        store or another broker is in its place. What it starts is its own, and goes with it.
+        """
         world, loop = self._world, self._world.loop
         extensions = tuple(world.make_extensions())
         keys = [key for extension in extensions for key in extension.broker_configs()]
         self.died.clear()
+        self.machine.on()
         self.disk.on_crash = self._crashed
         self.disk.on_change = lambda operation, path: loop.note(
             self.node_id, operation, str(path).removeprefix(str(world.folder))
@@ -112,12 +119,14 @@ class Member:
             broker = Broker(
                 BrokerConfig(self._config, keys),
                 data_dir=self.folder,
-                port=0,
+                host=self.machine.name,
+                port=PORT,
                 extensions=extensions,
                 clock=self.clock,
                 entropy=SimulatedEntropy(loop.random.getrandbits(64)),
                 disk=self.disk,
                 threads=SimulatedThreads(loop),
+                sockets=self.machine,
                 store=await self._connect(),
             )
             await broker.start()
@@ -129,16 +138,32 @@ class Member:
         died.cancel()
         if not starting.done() or self.died.is_set():
             return False
+        error = starting.exception()
+        if world.ensemble is not None and isinstance(error, Exception):
+            loop.note("gives up", self.owner, type(error).__name__)
+            self.kill()
+            return False
         self.direct = DirectBroker(starting.result())
         self._context = context
         return True
 
-    async def _connect(self) -> CoordinationStore:
-        """As an embedded store: the session of the process before is over."""
-        if self._store is not None:
-            self.ensemble.end(self._store.session)
-        self._store = await self.ensemble.connect()
-        return self._store
+    async def _connect(self) -> SimulatedStore:
+        """Of a store of its own, the session of the process before is over."""
+        if self.store is not None and self._world.ensemble is None:
+            self.ensemble.end(self.store.session)
+        self.store = await self.ensemble.connect()
+        return self.store
+
+    def lose_store(self) -> None:
+        """Nothing passes between this broker and the ensemble until `find_store`."""
+        self._world.loop.note("lose store", self.owner)
+        if self.store is not None:
+            self.ensemble.cut(self.store)
+
+    def find_store(self) -> None:
+        self._world.loop.note("find store", self.owner)
+        if self.store is not None:
+            self.ensemble.heal(self.store)
 
     async def stop(self) -> None:
         """As by SIGTERM."""
@@ -163,6 +188,7 @@ class Member:
 
     def _crashed(self) -> None:
         self._world.loop.kill(self.owner)
+        self.machine.ended(silently=self._tear is not Tear.KEPT)
         self.died.set()
 
     def suspend(self) -> None:
@@ -189,8 +215,7 @@ class Member:
             world.dead.append(self.direct)  # no destructor of it runs
         self.direct = None
         old, is_cut = self.folder, tear is not Tear.KEPT
-        if is_cut:
-            world.silent.add(self.owner)
+        self.machine.ended(silently=is_cut)
         self.incarnation += 1
         self.disk = self.disk.restart(tear)
         self.disk.move(old, self.folder)
@@ -215,139 +240,61 @@ class _MemberClock(SimulatedClock):
 
 
 class Link:
-    """A client's connection to one broker, whichever process of it runs. `name` is the client's place."""
+    """A client's connection to one broker, whichever process of it runs. `name` is the client's machine."""
 
     def __init__(self, world: World, member: Member, name: str) -> None:
         self._world = world
         self._member = member
         self._name = name
-        self._connection: _Connection | None = None
+        self._network = world.client(name)
+        self._connection: OutgoingConnection | None = None
         self._turn = asyncio.Lock()
         self._losses = 0
+        self._sent = 0
 
     async def send(self, request: ApiMessage, version: int | None = None) -> Any:
         """The answer. Raises LinkLostError, for all that were to go over the connection that is lost. Requests that are
         sent meanwhile keep their order.
         """
-        loop, losses = self._world.loop, self._losses
+        loop = self._world.loop
+        api_version = type(request).MAX_VERSION if version is None else version
+        self._note_loss()
+        losses = self._losses
         async with self._turn:
+            self._note_loss()
             if losses != self._losses:
                 raise LinkLostError(sent=False)
-            connection = self._connection
-            if connection is None or connection.is_lost:
-                try:
-                    connection = self._connection = await self._connect()
-                except LinkLostError:
-                    self._losses += 1
-                    raise
+            connection = self._connection or await self._connect()
+            self._sent = number = self._sent + 1
             loop.note(self._name, "sends", type(request).__name__)
-            answer = connection.ask(request, version)
+            try:
+                answer = connection.ask([encode_request(request, api_version, number)])
+            except ConnectionError:
+                raise LinkLostError(sent=False) from None
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                return await answer
+                frame = await answer
         except TimeoutError:
-            connection.lose()
+            connection.close("it was not answered in time")
             raise LinkLostError(sent=True) from None
+        except ConnectionError:
+            raise LinkLostError(sent=True) from None
+        return decode_answer(bytes(frame), request, api_version, number)
 
-    async def _connect(self) -> _Connection:
-        world, member = self._world, self._member
+    def _note_loss(self) -> None:
+        if self._connection is not None and self._connection.closed:
+            self._connection = None
+            self._losses += 1
+
+    async def _connect(self) -> OutgoingConnection:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                await world.travel(self._name, member)
-        except TimeoutError:
-            raise LinkLostError(sent=False) from None
-        if member.direct is None:
+                self._connection = await self._network.connect(self._member.machine.name, PORT)
+        except (TimeoutError, OSError):
+            self._losses += 1
             await asyncio.sleep(REFUSED_SECONDS)
-            raise LinkLostError(sent=False)
-        world.peers += 1
-        session = Session(ANONYMOUS, "PLAINTEXT", since=world.loop.time())
-        peer = Peer(world.peers, self._name, world.peers, "PLAINTEXT", session)
-        return _Connection(world, member, self._name, peer, self._lost)
-
-    def _lost(self) -> None:
-        self._losses += 1
-
-
-class _Connection:
-    """One connection between a client and one process."""
-
-    def __init__(
-        self, world: World, member: Member, name: str, peer: Peer, on_loss: Callable[[], None]
-    ) -> None:
-        self.is_lost = False
-        self._is_broken = False
-        self._on_loss = on_loss
-        self._world = world
-        self._member = member
-        self._name = name
-        assert member.direct is not None
-        self._direct = DirectBroker(member.direct.broker)
-        self._direct.peer = peer
-        self._owner = member.owner
-        self._last: asyncio.Future[Any] | None = None
-        self._asked: list[asyncio.Future[Any]] = []
-
-    def ask(self, request: ApiMessage, version: int | None) -> asyncio.Future[Any]:
-        loop = self._world.loop
-        answer = loop.create_future()
-        self._asked.append(answer)
-        carried = loop.create_task(self._carry(request, version, answer, self._last))
-        self._last = carried
-        return answer
-
-    def lose(self, *, sent: bool = True) -> None:
-        """Whoever waits for an answer is told; what is under way may arrive all the same."""
-        if not self.is_lost:
-            self._on_loss()
-        self.is_lost = True
-        for answer in self._asked:
-            if not answer.done():
-                answer.set_exception(LinkLostError(sent=sent))
-                answer.exception()  # whoever waited may be gone
-        self._asked.clear()
-
-    async def _carry(
-        self, request: ApiMessage, version: int | None, answer: asyncio.Future[Any], before: Any
-    ) -> None:
-        world, loop, owner = self._world, self._world.loop, self._owner
-        await world.travel(self._name, self._member)
-        if before is not None and not before.done():
-            await asyncio.wait([before])
-        if loop.random.random() < world.loss / 2:
-            self.lose()
-        if self._is_broken or (self.is_lost and loop.random.random() < 0.5):
-            self._is_broken = True  # this was in the way when it broke, and so is what follows
-            return
-        if loop.is_dead(owner):
-            if owner not in world.silent or self._member.owner != owner:
-                self.lose()
-            return
-        if self._member.direct is None:
-            self.lose()
-            return
-        context = contextvars.copy_context()
-        context.run(OWNER.set, owner)
-        handled = loop.create_task(self._direct.send(request, version), context=context)
-        while not handled.done():
-            await asyncio.wait([handled], timeout=0.05)
-            if loop.is_dead(owner) and not handled.done():
-                if owner not in world.silent:
-                    self.lose()
-                return
-        if handled.cancelled() or handled.exception() is not None:
-            self.lose()  # it has hung up
-            return
-        self._last = None if self._last is asyncio.current_task() else self._last
-        await world.travel(self._member, self._name)
-        if (loop.is_dead(owner) and owner not in world.silent) or loop.random.random() < world.loss / 2:
-            self.lose()
-        elif not answer.done():
-            loop.note(
-                self._name,
-                "hears",
-                _WHERE.sub("", repr(handled.result()).replace(str(world.folder), ""))[:200],
-            )
-            answer.set_result(handled.result())
+            raise LinkLostError(sent=False) from None
+        return self._connection
 
 
 Place = str | Member
@@ -364,24 +311,34 @@ class World:
         loss: float = 0.0,
         delays: tuple[float, float] = ONE_WAY_SECONDS,
         make_extensions: Callable[[], Sequence[Extension]] = tuple,
+        shared: bool = False,
     ) -> None:
+        """`shared`: all brokers are members of one cluster."""
         self.seed = seed
         self.folder = folder
-        self.loss = loss
-        self.delays = delays
         self.make_extensions = make_extensions
         self.loop = SimulatedLoop(seed)
+        self.network = SimulatedNetwork(self.loop, loss=loss, delays=delays, hidden=str(folder).encode())
+        self.ensemble = self.make_ensemble() if shared else None
         self.loop.set_exception_handler(_unless_dead)
         self.members: dict[int, Member] = {}
         self.dead: list[Any] = []
-        self.silent: set[str] = set()
-        """Owners whose power was cut: nobody is told."""
-        self.peers = 0
-        self._cuts: set[tuple[str, str]] = set()
-        self._healed: list[asyncio.Future[None]] = []
+        self._clients: dict[str, Network] = {}
 
     def __repr__(self) -> str:
-        return f"<World of seed {self.seed}, loss={self.loss}, delays={self.delays}, members {list(self.members)}>"
+        loss, delays = self.network.loss, self.network.delays
+        return f"<World of seed {self.seed}, loss={loss}, delays={delays}, members {list(self.members)}>"
+
+    @property
+    def loss(self) -> float:
+        return self.network.loss
+
+    @loss.setter
+    def loss(self, chance: float) -> None:
+        self.network.loss = chance
+
+    def make_ensemble(self) -> SimulatedEnsemble:
+        return SimulatedEnsemble(SimulatedClock(self.loop), seed=self.loop.random.getrandbits(64))
 
     def add(self, node_id: int, config: Mapping[str, str] | None = None) -> Member:
         """A broker that is not started yet."""
@@ -391,32 +348,25 @@ class World:
     def link(self, node_id: int, name: str = "client") -> Link:
         return Link(self, self.members[node_id], name)
 
-    # -- the network ---------------------------------------------------------------------------------------
+    def client(self, name: str) -> Network:
+        """What a client's process has of the network."""
+        network = self._clients.get(name)
+        if network is None:
+            network = self._clients[name] = Network(
+                _nobody_is_served,
+                Limits(scratch_bytes=1 << 14),
+                loop=self.loop,
+                sockets=self.network.machine(name),
+            )
+        return network
 
     def cut(self, sender: Place, receiver: Place, *, both: bool = True) -> None:
         """What one sends the other does not hear until `heal`."""
-        self.loop.note("cut", str(sender), str(receiver), both)
-        self._cuts.add((_place(sender), _place(receiver)))
-        if both:
-            self._cuts.add((_place(receiver), _place(sender)))
+        self.network.cut(_place(sender), _place(receiver), both=both)
 
     def heal(self) -> None:
         """All cuts."""
-        self.loop.note("heal")
-        self._cuts.clear()
-        healed, self._healed = self._healed, []
-        for waiter in healed:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def travel(self, sender: Place, receiver: Place) -> None:
-        """What a message takes from one to the other."""
-        await asyncio.sleep(self.loop.random.uniform(*self.delays))
-        while (_place(sender), _place(receiver)) in self._cuts:
-            waiter = self.loop.create_future()
-            self._healed.append(waiter)
-            await waiter
-            await asyncio.sleep(self.loop.random.uniform(*self.delays))
+        self.network.heal()
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -438,7 +388,6 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        logging.getLogger("headrace").setLevel(logging.NOTSET)
         if error is not None:
             error.add_note(repr(self))
         for member in self.members.values():
@@ -450,11 +399,18 @@ class World:
         self.loop.bury()
         for direct in self.dead:
             direct.broker._network.close()
+        for client in self._clients.values():
+            client.close()
         self.loop.close()
+        logging.getLogger("headrace").setLevel(logging.NOTSET)
 
 
 def _place(place: Place) -> str:
-    return place if isinstance(place, str) else f"broker {place.node_id}"
+    return place if isinstance(place, str) else place.machine.name
+
+
+def _nobody_is_served(peer: Peer, frame: bytes | memoryview) -> None:
+    raise CloseConnection("a client serves nobody")
 
 
 def _unless_dead(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
