@@ -157,7 +157,10 @@ class TableExtension:
                 self._services.release_scans = self._scans.release
                 rights = TableRights(self.catalog, self.column_grants)
                 bucket = partial(Targets(self.catalog, rights).bucket, kind=TableBucket)
-                area = StagingArea(self._services.directory / "staged", self._services.context.data_dir)
+                services, context = self._services, self._services.context
+                area = StagingArea(
+                    services.directory / "staged", context.data_dir, context.disk, context.clock
+                )
                 staged = StagedCommits(self._services, area, self.catalog.by_id, bucket)
                 await staged.load()
                 self._staged = staged

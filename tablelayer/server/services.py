@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
+from broker.log.disk import SystemDisk
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.option_types import parse_duration_ms
 from tablelayer.server.kafka_face.caches import PieceCaches
@@ -23,6 +24,7 @@ from tablelayer.server.store.remote_files import RemoteFiles, open_files
 
 if TYPE_CHECKING:
     from broker.context import BrokerContext
+    from broker.ports import Clock, Disk, Threads
     from tablelayer.server.catalog.catalog import Catalog
     from tablelayer.server.store.kv import SharedMemory
     from tablelayer.server.store.snapshots import BucketSnapshots
@@ -70,7 +72,8 @@ class SnapshotConfig(msgspec.Struct, frozen=True):
             return cls(None, 0.0, 0)
         location = config[SNAPSHOT_DIRECTORY] or str(context.data_dir / "extensions" / "table-snapshots")
         try:
-            return cls(open_files(location), interval, config[SNAPSHOTS_RETAINED])
+            files = open_files(location, context.disk, context.entropy)
+            return cls(files, interval, config[SNAPSHOTS_RETAINED])
         except (ValueError, OSError) as error:
             raise ConfigError(f"{SNAPSHOT_DIRECTORY}: {error}") from error
 
@@ -151,13 +154,15 @@ class Services:
         self.pieces = PieceCaches(limits)
         self.transcoding = asyncio.Semaphore(_TRANSCODED_AT_ONCE)
         self.snapshot_config = SnapshotConfig.of(context)
-        self.registries = SchemaRegistries(context.config, context.clock)
+        self.registries = SchemaRegistries(context.config, context.clock, context.threads)
+        self.store_disk: Disk = SystemDisk()
+        """Where key-value stores are: RocksDB has its files by itself, on the system's disk, whatever the broker's."""
         self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
         """Ends the snapshot scans of a bucket, whose store is about to be closed."""
         self.restless: set[Tended] = set()
         """Buckets that were written to since they were looked after last."""
-        self._background: ThreadPoolExecutor | None = None
-        self._opening: ThreadPoolExecutor | None = None
+        self._background: Executor | None = None
+        self._opening: Executor | None = None
         self._memory: SharedMemory | None = None
 
     @property
@@ -166,7 +171,9 @@ class Services:
         if self._memory is None:
             from tablelayer.server.store.kv import SharedMemory
 
-            self._memory = SharedMemory(self.limits)
+            self._memory = SharedMemory(
+                self.limits, self.store_disk, self.context.clock, self.context.threads
+            )
         return self._memory
 
     def snapshots_of(self, table_id: UUID, bucket: int) -> BucketSnapshots | None:
@@ -176,12 +183,12 @@ class Services:
         config = self.snapshot_config
         if config.files is None:
             return None
-        return BucketSnapshots(config.files, table_id, bucket, config.kept)
+        return BucketSnapshots(config.files, table_id, bucket, config.kept, self.store_disk)
 
     async def background(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call work that may take minutes, one at a time, while the broker's executor does what clients wait for."""
         if self._background is None:
-            self._background = ThreadPoolExecutor(1, thread_name_prefix="table-snapshots")
+            self._background = self.context.threads.pool(1, "table-snapshots")
         return await asyncio.get_running_loop().run_in_executor(self._background, work, *arguments)
 
     async def open_store(self, work: Callable[..., Result], *arguments: Any) -> Result:
@@ -190,11 +197,10 @@ class Services:
         thousands of stores that are opened together leave half of the time to everybody else.
         """
         if self._opening is None:
-            self._opening = ThreadPoolExecutor(1, thread_name_prefix="table-stores")
-        paced = self.context.metadata.is_loaded
-        return await asyncio.get_running_loop().run_in_executor(
-            self._opening, _and_pause, paced, work, arguments
-        )
+            self._opening = self.context.threads.pool(1, "table-stores")
+        context = self.context
+        paced = partial(_and_pause, context.clock, context.threads, context.metadata.is_loaded, work)
+        return await asyncio.get_running_loop().run_in_executor(self._opening, paced, *arguments)
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Call blocking work in the broker's executor."""
@@ -202,10 +208,12 @@ class Services:
         return await loop.run_in_executor(self.context.executor, work, *arguments)
 
 
-def _and_pause(paced: bool, work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
-    began = time.perf_counter()
+def _and_pause(
+    clock: Clock, threads: Threads, paced: bool, work: Callable[..., Result], *arguments: Any
+) -> Result:
+    began = clock.monotonic()
     try:
         return work(*arguments)
     finally:
         if paced:
-            time.sleep(min(time.perf_counter() - began, _PAUSE_SECONDS_MAX))
+            threads.pause(min(clock.monotonic() - began, _PAUSE_SECONDS_MAX))

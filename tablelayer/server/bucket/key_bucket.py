@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,6 +41,7 @@ from tablelayer.server.store.tablet import PreparedWrite, Tablet
 
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
+    from broker.ports import Disk
     from tablelayer.server.store.kv import KeyValueStore
 
 logger = logging.getLogger("headrace.tables")
@@ -106,8 +105,8 @@ class KeyBucket(TableBucket):
             )
 
     async def _bring_up(self) -> None:
-        began = time.perf_counter()
-        log = self.partition.log
+        clock, log = self.services.context.clock, self.partition.log
+        began = clock.monotonic()
         store = await self._recovery.open(log.log_start_offset, log.log_end_offset)
         definition = self.definition
         tablet, versions, times = Tablet(store), definition.versions, RowTimes.of(definition)
@@ -128,7 +127,7 @@ class KeyBucket(TableBucket):
             logger.info(
                 "%s: kept %d rows up to offset %d, replayed %d rows up to offset %d in %.0f ms",
                 self.name, kept_rows, kept_offset, replayed, log.log_end_offset,
-                (time.perf_counter() - began) * 1000,
+                (clock.monotonic() - began) * 1000,
             )  # fmt: skip
 
     # -- damage --------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class KeyBucket(TableBucket):
                     self._recovery.distrust_restored()
                 self._rebuilt_at = clock.monotonic()
                 await self.services.run(tablet.kv.abandon)
-                await self.services.run(set_aside, self.directory)
+                await self.services.run(set_aside, self.services.store_disk, self.directory)
                 if self.snapshots is not None:
                     self.snapshots.store_changed()
                 await self._bring_up()
@@ -451,7 +450,8 @@ class KeyBucket(TableBucket):
         self, tablet: Tablet, snapshots: BucketSnapshots, schedule: SnapshotSchedule
     ) -> None:
         """Whatever fails here, writes and reads go on, and the log is kept for longer."""
-        clock, began, succeeded = self.services.context.clock, time.perf_counter(), False
+        clock, succeeded = self.services.context.clock, False
+        began = clock.monotonic()
         try:
             taken = await self.services.background(
                 snapshots.take, tablet.kv, self.services.memory, self.definition, clock.time_ms()
@@ -461,7 +461,7 @@ class KeyBucket(TableBucket):
             logger.info(
                 "%s: snapshot %d at offset %d: %d rows, %d files of %d bytes, %d of them uploaded in %.0f ms",
                 self.name, taken.id, taken.offset, taken.row_count, len(taken.files), taken.size_bytes,
-                snapshots.uploaded_bytes, (time.perf_counter() - began) * 1000,
+                snapshots.uploaded_bytes, (clock.monotonic() - began) * 1000,
             )  # fmt: skip
         except SnapshotStoppedError:
             pass
@@ -541,7 +541,7 @@ class KeyBucket(TableBucket):
                 logger.warning(
                     "%s: its snapshots in %s are left behind: %s", self.name, self.snapshots, error
                 )
-        await self.services.run(_remove_if_empty, self.directory.parent)
+        await self.services.run(_remove_if_empty, self.services.store_disk, self.directory.parent)
         definition = self.definition
         if definition.settings.auto_increment_column is not None and definition.path.partition is None:
             await self.services.auto_increment.forget(self._numbered_id)
@@ -565,7 +565,7 @@ def _replay(tablet: Tablet, versions: SchemaVersions, region: Any, times: RowTim
     return tablet.replay(versions, region.read(), times=times)
 
 
-def _remove_if_empty(directory: Path) -> None:
+def _remove_if_empty(disk: Disk, directory: Path) -> None:
     """The table's folder goes with its last bucket, and what was set aside or made beside it."""
-    if directory.is_dir() and all("." in child.name for child in directory.iterdir()):
-        shutil.rmtree(directory, ignore_errors=True)
+    if disk.is_directory(directory) and all("." in child for child in disk.directories(directory)):
+        disk.remove_tree(directory)

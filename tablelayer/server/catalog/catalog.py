@@ -110,7 +110,8 @@ class Catalog:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._not_understood: dict[UUID, TopicImage] = {}
         self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
-        self.reader = DefinitionReader()
+        self.reader: DefinitionReader
+        """There from `load` on."""
 
     @property
     def max_partitions(self) -> int:
@@ -120,6 +121,7 @@ class Catalog:
 
     async def load(self, context: BrokerContext) -> None:
         self._context = context
+        self.reader = DefinitionReader(context.threads)
         for name in await context.store.children("/databases"):
             node = await context.store.get(f"/databases/{name}")
             if node is not None:

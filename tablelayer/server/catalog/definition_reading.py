@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema.schema import FIRST_SCHEMA_ID
 from tablelayer.model.table.definition import HISTORY_CONFIG, TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, changes_from_json, evolve
 from tablelayer.model.topic_config import changed_table, from_topic_config
+
+if TYPE_CHECKING:
+    from broker.ports import Threads
 
 DEFINITION_BYTES_MAX = 1_000_000
 """Of a table's configuration, its earlier schemas too, and of a statement in JSON: what a node of ZooKeeper holds."""
@@ -22,12 +25,13 @@ Result = TypeVar("Result")
 class DefinitionReader:
     """Where definitions are read, one after the other: the largest take seconds, which nobody else may wait for."""
 
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._thread: Executor | None = None
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="table-definitions")
+            self._thread = self._threads.pool(1, "table-definitions")
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 

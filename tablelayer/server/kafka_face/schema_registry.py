@@ -24,7 +24,6 @@ import re
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -35,8 +34,10 @@ from tablelayer.model.avro.schema import SCHEMA_TEXT_MAX, AvroSchema, AvroSchema
 from tablelayer.model.options.kafka_formats import parse_registry_url
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from broker.config import BrokerConfig
-    from broker.ports import Clock
+    from broker.ports import Clock, Threads
 
 logger = logging.getLogger("headrace.tables")
 
@@ -160,7 +161,7 @@ _PORTS = {"http": 80, "https": 443}
 class SchemaRegistries:
     """All registries that tables use. Called on the event loop."""
 
-    def __init__(self, config: BrokerConfig, clock: Clock) -> None:
+    def __init__(self, config: BrokerConfig, clock: Clock, threads: Threads) -> None:
         """Raises ConfigError."""
         url, user, token = config[REGISTRY_URL], config[_USER_INFO], config[_TOKEN]
         if user and token:
@@ -178,6 +179,7 @@ class SchemaRegistries:
             self._authorization = f"Bearer {token}"
         self._timeout_seconds: float = config[_TIMEOUT] / 1000
         self._clock = clock
+        self._threads = threads
         self._registries: OrderedDict[tuple[str, str, int], _Registry] = OrderedDict()
 
     async def schemas(self, url: str, ids: Iterable[int]) -> dict[int, AvroSchema | str]:
@@ -221,7 +223,12 @@ class SchemaRegistries:
                         f"{_REGISTRIES_MAX} schema registries are being asked, which is the most: try again"
                     )
                 self._registries.pop(idle).close()
-            found = self._registries[address] = _Registry(self._clock, self._timeout_seconds, self._headers)
+            found = self._registries[address] = _Registry(
+                self._clock,
+                self._threads.pool(_THREADS, "schema-registry"),
+                self._timeout_seconds,
+                self._headers,
+            )
         self._registries.move_to_end(address)
         return found
 
@@ -236,16 +243,21 @@ class _Registry:
     """Requests to the registry at one address, and its answers."""
 
     def __init__(
-        self, clock: Clock, timeout_seconds: float, headers: Callable[[str], dict[str, str]]
+        self,
+        clock: Clock,
+        threads: Executor,
+        timeout_seconds: float,
+        headers: Callable[[str], dict[str, str]],
     ) -> None:
+        """`threads` are its own."""
         self._clock = clock
+        self._threads = threads
         self._timeout_seconds = timeout_seconds
         self._headers = headers
         self._kept: OrderedDict[Hashable, tuple[Any, float | None, int]] = OrderedDict()
         self._kept_bytes = 0
         self._asked: dict[Hashable, asyncio.Task[Any]] = {}
         self._running = 0
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="schema-registry")
 
     @property
     def is_idle(self) -> bool:

@@ -9,7 +9,6 @@ repeated after a crash in between is written once. Consumers read the partitions
 from __future__ import annotations
 
 import asyncio
-import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -130,6 +129,7 @@ class OrphanBucket:
     def __init__(self, services: Services, partition: Partition) -> None:
         self._directory = services.directory / str(partition.topic.topic_id)
         self._run = services.run
+        self._disk = services.store_disk
 
     async def start(self) -> None:
         """Nothing to serve."""
@@ -153,7 +153,7 @@ class OrphanBucket:
         """Nothing is open."""
 
     async def delete(self) -> None:
-        await self._run(shutil.rmtree, self._directory, True)
+        await self._run(self._disk.remove_tree, self._directory)
 
 
 def _split(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -170,13 +169,13 @@ class PastStates:
     def _check_space(self, bucket: KeyBucket) -> None:
         """A past state may take as much as the present one, and what other past states hold is in use already."""
         size = 0 if bucket.store is None else bucket.store.size_bytes()
-        disk = shutil.disk_usage(self._services.directory)
-        least = int(disk.total * self._services.limits.disk_free_share_min)
-        if disk.free - size < least:
+        disk = self._services.store_disk.usage(self._services.directory)
+        least = int(disk.total_bytes * self._services.limits.disk_free_share_min)
+        if disk.free_bytes - size < least:
             raise TableError(
                 TableErrorCode.BUFFER_EXHAUSTED,
-                f"the state of {bucket.name} at an earlier offset may take {size} bytes; the disk has {disk.free}, of "
-                f"which {least} are kept free: read the present state, or try again later",
+                f"the state of {bucket.name} at an earlier offset may take {size} bytes; the disk has "
+                f"{disk.free_bytes}, of which {least} are kept free: read the present state, or try again later",
             )
 
 

@@ -150,7 +150,7 @@ class StagedCommits:
         self._locks: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
         self._unfinished: set[tuple[UUID, str]] = set()
         self._resuming = False
-        self._space = StagedSpace(area.root, services.limits, area.drop_batch)
+        self._space = StagedSpace(area.root, services.limits, area.drop_batch, area.disk, area.clock)
 
     async def load(self) -> None:
         """Read what is in the store. Call once, before anything else."""

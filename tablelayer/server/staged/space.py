@@ -11,18 +11,17 @@ before anything is refused. Blocking; may be used from any thread.
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 
+from broker.ports import Clock, Disk
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.server.limits import Limits
+from tablelayer.server.staged.staging import batch_folders
 
 _LOOK_AGAIN_SECONDS = 2.0
 _FILE_BYTES = 64 << 10
@@ -33,13 +32,17 @@ class _Batch(msgspec.Struct):
     """A folder of the staging area."""
 
     size: int = 0
-    used_at: float = 0.0
+    used_ms: float = 0.0
 
 
 class StagedSpace:
-    def __init__(self, root: Path, limits: Limits, remove: Callable[[Path], None]) -> None:
+    def __init__(
+        self, root: Path, limits: Limits, remove: Callable[[Path], None], disk: Disk, clock: Clock
+    ) -> None:
         """`remove` takes away the folder of a batch."""
         self._root = root
+        self._disk = disk
+        self._clock = clock
         self._limits = limits
         self._remove = remove
         self._lock = threading.Lock()
@@ -57,7 +60,8 @@ class StagedSpace:
             if self._looked_at is None:
                 self._look()
             complaint = self._complaint(client, size)
-            if complaint is not None and time.monotonic() - (self._looked_at or 0.0) > _LOOK_AGAIN_SECONDS:
+            looked_at = self._looked_at or 0.0
+            if complaint is not None and self._clock.monotonic() - looked_at > _LOOK_AGAIN_SECONDS:
                 self._look()
                 complaint = self._complaint(client, size)
             if complaint is not None:
@@ -68,18 +72,18 @@ class StagedSpace:
                     f"{complaint}; commit or abort other batches, or try again later",
                 )
             batch = self._batches.setdefault(folder, _Batch())
-            charge = size if path.exists() else max(size, _FILE_BYTES)
+            charge = size if self._disk.size(path) is not None else max(size, _FILE_BYTES)
             self._sizes[self._clients.setdefault(folder, client)] += charge
             batch.size += charge
-            batch.used_at = time.time()
+            batch.used_ms = self._clock.time_ms()
 
     def _complaint(self, client: str, size: int) -> str | None:
-        disk = shutil.disk_usage(self._root if self._root.is_dir() else self._root.parent)
+        disk = self._disk.usage(self._root if self._disk.is_directory(self._root) else self._root.parent)
         sizes = self._sizes
         total = sizes.total()
-        most = (disk.free + total) // 2
-        if disk.free - size < disk.total * self._limits.disk_free_share_min:
-            return f"the disk has {disk.free} bytes left, which the log needs"
+        most = (disk.free_bytes + total) // 2
+        if disk.free_bytes - size < disk.total_bytes * self._limits.disk_free_share_min:
+            return f"the disk has {disk.free_bytes} bytes left, which the log needs"
         if total + size > most:
             return f"{total} bytes of rows are staged and not committed, and {most} is the most for this disk"
         if sizes[client] + size > most // 2:
@@ -91,11 +95,11 @@ class StagedSpace:
 
     def _make_room(self, client: str, size: int, kept: Collection[Path]) -> str | None:
         """What is still in the way after idle batches have gone, those of the same client first."""
-        oldest = time.time() - self._limits.staged_idle_seconds
+        oldest = self._clock.time_ms() - 1000 * self._limits.staged_idle_seconds
         idle = [
-            (self._clients.get(folder, "") != client, batch.used_at, folder)
+            (self._clients.get(folder, "") != client, batch.used_ms, folder)
             for folder, batch in self._batches.items()
-            if batch.used_at < oldest and folder not in kept
+            if batch.used_ms < oldest and folder not in kept
         ]
         complaint = self._complaint(client, size)
         for _, _, folder in sorted(idle):
@@ -108,16 +112,13 @@ class StagedSpace:
 
     def _look(self) -> None:
         found: dict[Path, _Batch] = {}
-        for folder in self._root.glob("*/*/*"):
+        for folder in batch_folders(self._disk, self._root):
             batch = _Batch()
-            try:
-                with os.scandir(folder) as files:
-                    for file in files:
-                        status = file.stat()
-                        batch.size += max(status.st_size, _FILE_BYTES)
-                        batch.used_at = max(batch.used_at, status.st_mtime)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # committed meanwhile
+            for name in self._disk.names(folder):
+                size = self._disk.size(folder / name)
+                if size is not None:  # else it was committed meanwhile
+                    batch.size += max(size, _FILE_BYTES)
+                    batch.used_ms = max(batch.used_ms, self._disk.written_ms(folder / name) or 0.0)
             if batch.size:
                 found[folder] = batch
         self._batches = found
@@ -125,15 +126,13 @@ class StagedSpace:
         self._sizes = Counter()
         for folder, batch in found.items():
             self._sizes[self._clients.get(folder, "")] += batch.size
-        self._looked_at = time.monotonic()
+        self._looked_at = self._clock.monotonic()
 
     def touch(self, folder: Path) -> None:
         """The batch is about to be committed: it is not idle."""
         with self._lock:
             batch = self._batches.get(folder)
             if batch is not None:
-                batch.used_at = time.time()
-                if folder.is_dir():
-                    for file in folder.iterdir():
-                        os.utime(file)
-                        break
+                batch.used_ms = self._clock.time_ms()
+                for name in self._disk.names(folder)[:1]:
+                    self._disk.touch(folder / name)

@@ -15,11 +15,8 @@ area's `base`, which was there before. Blocking: called in executor threads, for
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import shutil
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -27,6 +24,8 @@ from uuid import UUID
 import crc32c
 import msgspec
 
+from broker.log.disk import SystemDisk
+from broker.ports import Clock, Disk, SystemClock
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 
@@ -87,9 +86,13 @@ def check_names(writer: str, batch_id: int, attempts: Sequence[str]) -> None:
 
 class StagingArea:
     """All staged chunks of a server. `base` is a folder above `root` whose own name is on the disk; by default the
-    one that `root` is in."""
+    one that `root` is in. The ports are the system's own where none is given."""
 
-    def __init__(self, root: Path, base: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, base: Path | None = None, disk: Disk | None = None, clock: Clock | None = None
+    ) -> None:
+        self.disk: Disk = disk or SystemDisk()
+        self.clock: Clock = clock or SystemClock()
         self._root = root
         self._base = root.parent if base is None else base
         self._tails: dict[Path, _Tail] = {}
@@ -124,15 +127,16 @@ class StagingArea:
             size = len(head) + len(chunk.batch)
             crc = crc32c.crc32c(chunk.batch, crc32c.crc32c(head))
             if not tail.count:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("r+b" if path.exists() else "wb") as file:
-                file.seek(tail.size)
-                file.truncate()  # what a failed or interrupted append left
-                file.write(_PREFIX.pack(size, crc) + head)
-                file.write(chunk.batch)
+                self.disk.make_directory(path.parent)
+            file = self.disk.open(path, create=True)
+            try:
+                if file.size() > tail.size:
+                    file.truncate(tail.size)  # what a failed or interrupted append left
+                file.write([_PREFIX.pack(size, crc) + head, chunk.batch], tail.size)
                 if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
+                    file.sync()
+            finally:
+                file.close()
             if durable:
                 self._sync_names(path)
         except OSError as error:
@@ -147,17 +151,16 @@ class StagingArea:
             each for each in (path, *path.parents) if self._base in each.parents and each not in self._named
         ]
         for each in new:
-            folder = os.open(each.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            self.disk.sync_directory(each.parent)
         self._named.update(new)
 
     def places(self, table_id: UUID, writer: str, batch_id: int, attempt: str) -> list[Place]:
         """For which an attempt has staged something."""
         folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
-        return [place_of(path.name.removeprefix(f"{attempt}.")) for path in folder.glob(f"{attempt}.*")]
+        return [place_of(name.removeprefix(f"{attempt}.")) for name in self._names(folder, attempt)]
+
+    def _names(self, folder: Path, attempt: str) -> list[str]:
+        return [name for name in self.disk.names(folder) if name.startswith(f"{attempt}.")]
 
     def count(self, path: Path) -> int:
         """How many whole chunks a file has; 0 if there is none."""
@@ -166,13 +169,15 @@ class StagingArea:
     def read(self, path: Path) -> Iterator[Chunk]:
         """The whole chunks of a file, one at a time in memory."""
         try:
-            file = path.open("rb")
+            file = self.disk.open_read_only(path)
         except FileNotFoundError:
             return
-        with file:
-            while len(prefix := file.read(_PREFIX.size)) == _PREFIX.size:
+        position = 0
+        try:
+            while len(prefix := file.read(_PREFIX.size, position)) == _PREFIX.size:
                 size, crc = _PREFIX.unpack(prefix)
-                body = file.read(max(0, size))
+                body = file.read(max(0, size), position + _PREFIX.size)
+                position += _PREFIX.size + size
                 if len(body) < size or size < _COUNT.size or crc32c.crc32c(body) != crc:
                     return
                 (count,) = _COUNT.unpack_from(body)
@@ -181,6 +186,8 @@ class StagingArea:
                 else:
                     end = _COUNT.size + 4 * count
                     yield Chunk(struct.unpack_from(f">{count}i", body, _COUNT.size), memoryview(body)[end:])
+        finally:
+            file.close()
 
     def _tail(self, path: Path) -> _Tail:
         found = self._tails.get(path)
@@ -200,20 +207,20 @@ class StagingArea:
         """Forget what these attempts have staged."""
         folder = self._root / str(table_id) / writer_key(writer) / str(batch_id)
         for attempt in attempts:
-            for path in folder.glob(f"{attempt}.*"):
-                path.unlink(missing_ok=True)
+            for path in [folder / name for name in self._names(folder, attempt)]:
+                self.disk.remove(path)
                 self._tails.pop(path, None)
                 self._named.discard(path)
 
     def drop_batches(self, table_id: UUID, writer: str, up_to: int) -> None:
         """Forget what a writer has staged for batches up to this one."""
         folder = self._root / str(table_id) / writer_key(writer)
-        if not folder.is_dir():
+        if not self.disk.is_directory(folder):
             return
-        for each in list(folder.iterdir()):
-            if each.name.isdigit() and int(each.name) <= up_to:
-                self._remove(each)
-        if not any(folder.iterdir()):
+        for name in self.disk.directories(folder):
+            if name.isdigit() and int(name) <= up_to:
+                self._remove(folder / name)
+        if not self.disk.directories(folder):
             self._remove(folder)
 
     def drop_table(self, table_id: UUID) -> None:
@@ -223,10 +230,11 @@ class StagingArea:
         """Remove batches that nobody has added to for so long, but for those in `kept` (table id, writer key,
         batch), which are decided and will be applied. Gives how many."""
         removed = 0
-        oldest = time.time() - older_than_s
-        for folder in [path for path in self._root.glob("*/*/*") if path.is_dir()]:
+        oldest = self.clock.time_ms() - 1000 * older_than_s
+        for folder in list(batch_folders(self.disk, self._root)):
             table_id, writer, batch = folder.parts[-3:]
-            newest = max((path.stat().st_mtime for path in (folder, *folder.iterdir())), default=0.0)
+            files = [folder / name for name in self.disk.names(folder)]
+            newest = max(self.disk.written_ms(path) or 0.0 for path in (folder, *files))
             if newest < oldest and (table_id, writer, int(batch)) not in kept:
                 self._remove(folder)
                 removed += 1
@@ -234,7 +242,7 @@ class StagingArea:
 
     def tables(self) -> list[UUID]:
         """Tables that something is staged for."""
-        return [UUID(path.name) for path in self._root.iterdir()] if self._root.is_dir() else []
+        return [UUID(name) for name in self.disk.directories(self._root)]
 
     @property
     def root(self) -> Path:
@@ -245,7 +253,15 @@ class StagingArea:
         self._remove(folder)
 
     def _remove(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        self.disk.remove_tree(folder)
         for path in [path for path in list(self._tails) if folder in path.parents]:
             self._tails.pop(path, None)
         self._named -= {path for path in list(self._named) if path == folder or folder in path.parents}
+
+
+def batch_folders(disk: Disk, root: Path) -> Iterator[Path]:
+    """The folders of all batches of a staging area."""
+    for table in disk.directories(root):
+        for writer in disk.directories(root / table):
+            for batch in disk.directories(root / table / writer):
+                yield root / table / writer / batch

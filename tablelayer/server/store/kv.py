@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import shutil
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,6 +40,8 @@ from rocksdict import (
     WriteOptions,
 )
 
+from broker.log.disk import SystemDisk
+from broker.ports import Clock, Disk, SystemClock, SystemThreads, Threads
 from tablelayer.model.types.sizes import RowCost
 from tablelayer.server.limits import Limits
 from tablelayer.server.room import Room
@@ -73,10 +73,21 @@ class StoreInUseError(Exception):
 
 
 class SharedMemory:
-    """What all stores of a process share: the block cache and the budget of memtables."""
+    """What all stores of a process share: the block cache, the budget of memtables, and the ports, which are the
+    system's own where none is given. `disk` is where RocksDB has its files.
+    """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        threads: Threads | None = None,
+    ) -> None:
         self.limits = limits
+        self.disk: Disk = disk or SystemDisk()
+        self.clock: Clock = clock or SystemClock()
+        self.threads: Threads = threads or SystemThreads()
         self.cache = Cache(limits.block_cache_bytes)
         self.memtables = WriteBufferManager(limits.memtables_bytes_max, False)
 
@@ -137,9 +148,12 @@ def _raise_disk_full(error: Exception) -> None:
 class KeyValueStore:
     """One open store. `applied_offset` is exclusive: the state is the log below it."""
 
-    def __init__(self, database: Any, path: Path, make: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, database: Any, path: Path, memory: SharedMemory, make: Callable[[], Any] | None = None
+    ) -> None:
         """`database` None: `make` gives it when something is written."""
         self.path = path
+        self._memory = memory
         self.applied = (0, 0)
         """(applied offset, number of rows): one value, so that who reads it beside a write has both of one moment."""
         self.durable_offset = 0
@@ -172,7 +186,7 @@ class KeyValueStore:
         StoreInUseError, DiskFullError, OSError."""
         database = _open(path, memory, stores)
         try:
-            return cls(database, path)
+            return cls(database, path, memory)
         except Exception as error:
             database.close()
             _raise_disk_full(error)
@@ -183,7 +197,7 @@ class KeyValueStore:
     @classmethod
     def unmade(cls, path: Path, memory: SharedMemory, stores: int = 1) -> KeyValueStore:
         """An empty store, whose files are made when something is written. There must be none yet."""
-        return cls(None, path, lambda: _open(path, memory, stores))
+        return cls(None, path, memory, lambda: _open(path, memory, stores))
 
     @property
     def is_made(self) -> bool:
@@ -288,7 +302,8 @@ class KeyValueStore:
         RocksDB would wait inside of its own call, and no other thread of this process runs during that.
         """
         database = self._made()
-        give_up_at, pause = time.monotonic() + patience_seconds, _STALL_PAUSE_SECONDS
+        clock, pause = self._memory.clock, _STALL_PAUSE_SECONDS
+        give_up_at = clock.monotonic() + patience_seconds
         while True:
             batch = WriteBatch(raw_mode=True)  # a write uses it up
             fill(batch)
@@ -299,11 +314,11 @@ class KeyValueStore:
                 if "Write stall" not in str(error):
                     _raise_disk_full(error)
                     raise
-                if time.monotonic() >= give_up_at:
+                if clock.monotonic() >= give_up_at:
                     raise StalledStoreError(str(error)) from error
             else:
                 return size
-            time.sleep(pause)
+            self._memory.threads.pause(pause)
             pause = min(2 * pause, _STALL_PAUSE_SECONDS_MAX)
 
     def size_bytes(self) -> int:
@@ -428,11 +443,11 @@ class KeyValueStore:
     def destroy(self) -> None:
         """Close and remove the files."""
         self._close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        self._memory.disk.remove_tree(self.path)
 
 
 def _open(path: Path, memory: SharedMemory, stores: int) -> Any:
-    path.mkdir(parents=True, exist_ok=True)
+    memory.disk.make_directory(path)
     try:
         return Rdict(str(path), memory.options(stores))
     except Exception as error:  # RocksDB's own errors have no type of their own

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from broker.ports import Disk
 from tablelayer.server.store.kv import DamagedStoreError, KeyValueStore, SharedMemory, StoreInUseError
 from tablelayer.server.store.snapshots import BucketSnapshots, DamagedSnapshotError, Snapshot
 
@@ -61,7 +60,8 @@ class StoreRecovery(msgspec.Struct):
 
     async def open(self, log_start: int, log_end: int) -> KeyValueStore:
         """The store to go on with. Raises UnrecoverableBucketError."""
-        if await self.workers.run(_is_new, self.directory) and log_end == 0:
+        disk = self.workers.memory.disk
+        if await self.workers.run(_is_new, disk, self.directory) and log_end == 0:
             return KeyValueStore.unmade(self.directory, self.workers.memory, self.stores)
         try:
             store = await self._open()
@@ -93,7 +93,7 @@ class StoreRecovery(msgspec.Struct):
     async def _replace(
         self, store: KeyValueStore | None, problem: str, log_start: int, log_end: int
     ) -> KeyValueStore:
-        fetched = self.directory.with_name(f"{self.directory.name}.restored")
+        disk, fetched = self.workers.memory.disk, self.directory.with_name(f"{self.directory.name}.restored")
         self.restored = None
         for snapshot in await self._usable(log_start, log_end):
             assert self.snapshots is not None
@@ -117,13 +117,13 @@ class StoreRecovery(msgspec.Struct):
             await self.workers.run(store.destroy)
             kept = ""
         else:
-            kept = f"; set aside as {await self.workers.run(set_aside, self.directory)}"
+            kept = f"; set aside as {await self.workers.run(set_aside, disk, self.directory)}"
         source = "the log"
         if self.restored is not None:
             source = (
                 f"snapshot {self.restored.id} ({self.restored.row_count} rows, offset {self.restored.offset})"
             )
-            await self.workers.run(fetched.rename, self.directory)
+            await self.workers.run(disk.rename, fetched, self.directory)
         logger.error("%s: %s%s; building it again from %s", self.name, problem, kept, source)
         if self.snapshots is not None:
             self.snapshots.store_changed()
@@ -148,22 +148,18 @@ class StoreRecovery(msgspec.Struct):
             self.distrusted.add(self.restored.id)
 
 
-def _is_new(directory: Path) -> bool:
+def _is_new(disk: Disk, directory: Path) -> bool:
     """Whether there is no store yet. Removes what a killed process was making beside it."""
     prefix = f"{directory.name}."
-    try:
-        names = os.listdir(directory.parent)  # a table may have thousands of buckets
-    except FileNotFoundError:
-        return True
-    for name in names:
+    for name in disk.directories(directory.parent):  # a table may have thousands of buckets
         if name.startswith(prefix) and name != f"{prefix}damaged":
-            shutil.rmtree(directory.parent / name, ignore_errors=True)
-    return not directory.exists()
+            disk.remove_tree(directory.parent / name)
+    return not disk.is_directory(directory)
 
 
-def set_aside(directory: Path) -> Path:
+def set_aside(disk: Disk, directory: Path) -> Path:
     """Keep the files of a damaged store for whoever wants to look at them: the latest only."""
     aside = directory.with_name(f"{directory.name}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
-    directory.rename(aside)
+    disk.remove_tree(aside)
+    disk.rename(directory, aside)
     return aside

@@ -10,11 +10,12 @@ removing what is not there is no error. Everything blocks, and raises OSError wh
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import uuid
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
+
+from broker.log.disk import SystemDisk
+from broker.ports import Disk, DiskFile, Entropy, SystemEntropy
 
 PIECE_BYTES = 1 << 20
 _PARTIAL = ".partial"
@@ -44,8 +45,13 @@ class RemoteFiles(Protocol):
 class LocalFiles:
     """Files below a directory of this machine, durable when a call returns, with the folders that lead to them."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, disk: Disk | None = None, entropy: Entropy | None = None) -> None:
+        """`disk` is where `root` is, the system's where none is given; what is uploaded or downloaded is on the
+        system's own."""
         self._root = root
+        self._disk: Disk = disk or SystemDisk()
+        self._system = SystemDisk()
+        self._entropy: Entropy = entropy or SystemEntropy()
         self._durable: set[Path] = set()
         """Folders that this process has synced in the ones above them."""
 
@@ -54,56 +60,85 @@ class LocalFiles:
 
     def put(self, name: str, data: bytes) -> None:
         with self._writing(name) as partial:
-            partial.write_bytes(data)
+            partial.write([data], 0)
 
     def upload(self, name: str, source: Path) -> None:
         with self._writing(name) as partial:
-            shutil.copyfile(source, partial)
+            _copy(self._system.open_read_only(source), partial)
 
     @contextlib.contextmanager
-    def _writing(self, name: str) -> Any:
-        target = self._root / name
+    def _writing(self, name: str) -> Iterator[DiskFile]:
+        disk, target = self._disk, self._root / name
         self._make_folder(target.parent)
-        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex}{_PARTIAL}")
+        partial = target.with_name(f"{target.name}.{self._entropy.uuid().hex}{_PARTIAL}")
         try:
-            yield partial
-            sync_path(partial)
-            partial.replace(target)
-            sync_path(target.parent)
+            file = disk.open(partial, create=True)
+            try:
+                yield file
+                file.sync()
+            finally:
+                file.close()
+            disk.rename(partial, target)
+            disk.sync_directory(target.parent)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            disk.remove(partial)
             raise
 
     def _make_folder(self, folder: Path) -> None:
-        if folder in self._durable and folder.is_dir():
+        if folder in self._durable and self._disk.is_directory(folder):
             return
         if folder == self._root:
-            _make_durably(folder)
+            self._make_durably(folder)
         else:
             self._make_folder(folder.parent)
-            folder.mkdir(exist_ok=True)
-            sync_path(folder.parent)
+            self._disk.make_directory(folder)
+            self._disk.sync_directory(folder.parent)
         self._durable.add(folder)
 
+    def _make_durably(self, folder: Path) -> None:
+        """Make a folder that is not there, with those above it."""
+        if not self._disk.is_directory(folder):
+            self._make_durably(folder.parent)
+            self._disk.make_directory(folder)
+            self._disk.sync_directory(folder.parent)
+
     def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+        return self._disk.read(self._root / name)
 
     def download(self, name: str, target: Path) -> None:
-        shutil.copyfile(self._root / name, target)
+        source = self._disk.open_read_only(self._root / name)
+        file = self._system.open(target, create=True)
+        try:
+            file.truncate(0)
+            _copy(source, file)
+        finally:
+            file.close()
 
     def names(self, prefix: str) -> list[str]:
-        folder = self._root / prefix
-        return sorted(path.relative_to(self._root).as_posix() for path in folder.rglob("*") if path.is_file())
+        return sorted(path.relative_to(self._root).as_posix() for path in self._below(self._root / prefix))
+
+    def _below(self, folder: Path) -> Iterator[Path]:
+        if not self._disk.is_directory(folder):
+            return
+        for name in self._disk.names(folder):
+            yield folder / name
+        for name in self._disk.directories(folder):
+            yield from self._below(folder / name)
 
     def remove(self, name: str) -> None:
         path = self._root / name
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it holds more files
-            path.parent.rmdir()
+        self._disk.remove(path)
+        self._disk.remove_directory(path.parent)
 
     def remove_folder(self, prefix: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._root / prefix)
+        self._disk.remove_tree(self._root / prefix)
+
+
+def _copy(source: DiskFile, target: DiskFile) -> None:
+    position = 0
+    while piece := source.read(PIECE_BYTES, position):
+        target.write([piece], position)
+        position += len(piece)
 
 
 class ArrowFiles:
@@ -160,15 +195,16 @@ class ArrowFiles:
         self._filesystem.create_dir(str((self._root / name).parent), recursive=True)
 
 
-def open_files(location: str) -> RemoteFiles:
-    """The files at a path or URL. Raises ValueError, saying what is wrong with the URL or what is not installed."""
+def open_files(location: str, disk: Disk | None = None, entropy: Entropy | None = None) -> RemoteFiles:
+    """The files at a path, which is on `disk`, or at a URL. Raises ValueError, saying what is wrong with the URL or
+    what is not installed."""
     scheme, separator, rest = location.partition("://")
     if not separator:
-        return LocalFiles(Path(location).absolute())
+        return LocalFiles(Path(location).absolute(), disk, entropy)
     if scheme == "file":
         if not rest.startswith("/"):
             raise ValueError(f"{location!r} has no absolute path; write file:///directory")
-        return LocalFiles(Path(rest))
+        return LocalFiles(Path(rest), disk, entropy)
     from pyarrow import ArrowInvalid
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
@@ -185,20 +221,3 @@ def open_files(location: str) -> RemoteFiles:
             raise ValueError(f"{location!r} cannot be opened: {error}") from error
         filesystem = PyFileSystem(FSSpecHandler(filesystem))
     return ArrowFiles(filesystem, root)
-
-
-def _make_durably(folder: Path) -> None:
-    """Make a folder that is not there, with those above it."""
-    if not folder.is_dir():
-        _make_durably(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_path(folder.parent)
-
-
-def sync_path(path: Path) -> None:
-    """Make a file's contents durable, or the names in a directory. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

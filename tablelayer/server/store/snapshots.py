@@ -19,7 +19,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -28,9 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tablelayer.server.store.remote_files import RemoteFiles, sync_path
+from broker.log.disk import SystemDisk
+from tablelayer.server.store.remote_files import PIECE_BYTES, RemoteFiles
 
 if TYPE_CHECKING:
+    from broker.ports import Disk
     from tablelayer.model.table.definition import TableDefinition
     from tablelayer.server.store.kv import KeyValueStore, SharedMemory
 
@@ -107,7 +108,11 @@ class SnapshotSchedule:
 class BucketSnapshots:
     """See the module. What blocks is called in executor threads."""
 
-    def __init__(self, files: RemoteFiles, table_id: object, bucket: int, kept: int) -> None:
+    def __init__(
+        self, files: RemoteFiles, table_id: object, bucket: int, kept: int, disk: Disk | None = None
+    ) -> None:
+        """`disk` is where the bucket's store is; the system's where none is given."""
+        self._disk: Disk = disk or SystemDisk()
         self.folder = f"{table_id}/{bucket}"
         self._files = files
         self._kept = kept
@@ -184,19 +189,20 @@ class BucketSnapshots:
         self.load()
         self.uploaded_bytes = 0
         checkpoint = store.path.with_name(f"{store.path.name}.checkpoint")
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        disk = self._disk
+        disk.remove_tree(checkpoint)
         try:
             offset, row_count = store.checkpoint(checkpoint, memory)
             self._last_id += 1
             folder = f"{self._last_id:012}"
             uploaded = {file.path for snapshot in self.known for file in snapshot.files}
             files = tuple(
-                self._upload(path, folder, uploaded)
-                for path in sorted(checkpoint.iterdir())
-                if path.is_file() and not path.name.startswith(("LOG", "LOCK", "IDENTITY"))
+                self._upload(checkpoint / name, folder, uploaded)
+                for name in sorted(disk.names(checkpoint))
+                if not name.startswith(("LOG", "LOCK", "IDENTITY"))
             )
         finally:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            disk.remove_tree(checkpoint)
         snapshot = Snapshot(self._last_id, offset, row_count, now_ms, definition.to_json(), files)
         self._files.put(f"{self.folder}/{folder}.json", snapshot.to_json())
         with self._lock:
@@ -207,9 +213,9 @@ class BucketSnapshots:
     def _upload(self, path: Path, folder: str, uploaded: set[str]) -> SnapshotFile:
         if self._stopping:
             raise SnapshotStoppedError
-        size = path.stat().st_size
+        size = self._disk.size(path) or 0
         known = self._digests.get(path.name)
-        digest = known[1] if known is not None and known[0] == size else digest_of(path)
+        digest = known[1] if known is not None and known[0] == size else digest_of(self._disk, path)
         target = f"shared/{digest}" if _is_immutable(path.name) else f"{folder}/{path.name}"
         if target not in uploaded:
             self._files.upload(f"{self.folder}/{target}", path)
@@ -238,20 +244,22 @@ class BucketSnapshots:
     def download(self, snapshot: Snapshot, directory: Path) -> None:
         """Make `directory` the store that the snapshot is of, durably. Raises DamagedSnapshotError, and then it is not
         there, and OSError when the files cannot be reached."""
-        partial = directory.with_name(f"{directory.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        disk, partial = self._disk, directory.with_name(f"{directory.name}.partial")
+        disk.remove_tree(partial)
+        disk.make_directory(partial)
         try:
             with self.lease(snapshot):
                 for file in snapshot.files:
                     self._download(file, partial / file.name)
-                    sync_path(partial / file.name)
-            sync_path(partial)
-            shutil.rmtree(directory, ignore_errors=True)
-            partial.rename(directory)
-            sync_path(directory.parent)
+                    downloaded = disk.open_read_only(partial / file.name)
+                    downloaded.sync()
+                    downloaded.close()
+            disk.sync_directory(partial)
+            disk.remove_tree(directory)
+            disk.rename(partial, directory)
+            disk.sync_directory(directory.parent)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            disk.remove_tree(partial)
             raise
 
     def _download(self, file: SnapshotFile, target: Path) -> None:
@@ -261,7 +269,7 @@ class BucketSnapshots:
             self._files.download(f"{self.folder}/{file.path}", target)
         except FileNotFoundError:
             raise DamagedSnapshotError(f"its file {file.path} is missing") from None
-        if target.stat().st_size != file.size or digest_of(target) != file.digest:
+        if self._disk.size(target) != file.size or digest_of(self._disk, target) != file.digest:
             raise DamagedSnapshotError(f"its file {file.path} is not what was uploaded")
 
     def forget(self) -> None:
@@ -275,10 +283,16 @@ class BucketSnapshots:
         self._stopping = False
 
 
-def digest_of(path: Path) -> str:
+def digest_of(disk: Disk, path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    file, digest, position = disk.open_read_only(path), hashlib.sha256(), 0
+    try:
+        while piece := file.read(PIECE_BYTES, position):
+            digest.update(piece)
+            position += len(piece)
+    finally:
+        file.close()
+    return digest.hexdigest()
 
 
 def _is_immutable(name: str) -> bool:

@@ -63,7 +63,7 @@ def database() -> Database:
 
 @pytest.fixture
 def store(database: Database, tmp_path: Path) -> KeyValueStore:
-    return KeyValueStore(database, tmp_path)
+    return KeyValueStore(database, tmp_path, SharedMemory(Limits()))
 
 
 def test_a_flush_without_space_is_due_again(store: KeyValueStore, database: Database) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.ports import SystemClock, SystemThreads
 from tablelayer.model.types.sizes import RowCost
 from tablelayer.server.limits import Limits
 from tablelayer.server.room import Room
@@ -77,8 +78,9 @@ def test_the_memtables_of_many_stores_are_small_from_the_first_row_on(tmp_path: 
 
 def test_opening_a_store_leaves_as_much_time_to_everybody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[float] = []
-    monkeypatch.setattr("tablelayer.server.services.time.sleep", paused.append)
-    assert _and_pause(True, lambda: sum(range(100_000)), ()) == sum(range(100_000))
+    threads = SystemThreads()
+    monkeypatch.setattr(threads, "pause", paused.append)
+    assert _and_pause(SystemClock(), threads, True, lambda: sum(range(100_000))) == sum(range(100_000))
     assert 0 < paused[0] <= 0.05
-    _and_pause(False, lambda: None, ())
+    _and_pause(SystemClock(), threads, False, lambda: None)
     assert len(paused) == 1

@@ -18,6 +18,7 @@ from typing import Any
 import fastavro
 import pytest
 
+from broker.ports import SystemThreads
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.avro.schema import AvroSchema
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
@@ -122,7 +123,7 @@ def registries(url: str | None = None, clock: Clock | None = None, **config: Any
     }  # fmt: skip
     for name, value in config.items():
         given[f"schema.registry.{name.replace('_', '.')}"] = value
-    return SchemaRegistries(given, clock or Clock())  # type: ignore[arg-type]
+    return SchemaRegistries(given, clock or Clock(), SystemThreads())  # type: ignore[arg-type]
 
 
 def wire(schema_id: int, *rows: dict[str, Any]) -> list[tuple[None, bytes]]:

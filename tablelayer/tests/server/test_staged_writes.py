@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.cluster.replicas import LocalReplicas
-from broker.ports import CreateNode, StoreOperation
+from broker.log.disk import SystemDisk
+from broker.ports import CreateNode, DiskUsage, StoreOperation
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ChangeType
@@ -602,8 +603,7 @@ def _quick_background(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10 MiB, with 1 MiB left whatever is staged; each file counts as 64 KiB."""
-    usage = shutil._ntuple_diskusage(10 << 20, 9 << 20, 1 << 20)
-    monkeypatch.setattr(staged_space.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(SystemDisk, "usage", lambda self, path: DiskUsage(10 << 20, 1 << 20))
     monkeypatch.setattr(staged_space, "_LOOK_AGAIN_SECONDS", 0.0)
 
 

@@ -66,7 +66,7 @@ def test_r14_rows_and_the_offset_they_are_of_are_written_together(store: KeyValu
     store._database = Interrupted(database)
     tablet.store(2)
     store._database = database
-    found = KeyValueStore(database, store.path)  # as it is after a crash in between
+    found = KeyValueStore(database, store.path, SharedMemory(LIMITS))  # as it is after a crash in between
     assert (found.applied_offset, found.row_count) == (3, 1)
     assert found.get([FIRST, SECOND]) == [None, b"c"]
 
