@@ -1,0 +1,100 @@
+"""Watches what is written to a simulated ensemble: whoever changes topics is the controller, the only one of its epoch.
+
+    watch = ControllerWatch(ensemble)
+    ...
+    assert watch.problems == []
+
+M1  an epoch is claimed together with the controller's node, is one more than the one before, and belongs to one session
+M2  topics, the states of their partitions and the list of live brokers are changed by the session that has claimed the
+    present epoch, in a transaction that checks it, and by nobody else
+M3  the leader epoch of a partition never goes back, and one leader has it
+M4  a broker is registered by a node that goes with its session
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from broker.cluster import tree
+from broker.ports import CheckNode, CreateNode, SetNode, StoreOperation
+from broker.testing.coordination import SimulatedEnsemble
+
+_STATES = re.compile(rf"{tree.TOPICS}/(?P<topic>[^/]+)/states/(?P<chunk>\d+)")
+_OF_THE_CONTROLLER = (tree.TOPICS, "/brokers/live")
+
+
+class ControllerWatch:
+    """`claims` is who (by session) has claimed which epoch."""
+
+    def __init__(self, ensemble: SimulatedEnsemble) -> None:
+        self.problems: list[str] = []
+        self.claims: dict[int, int] = {}
+        self._ensemble = ensemble
+        self._epoch = 0
+        self._led: dict[tuple[str, int, int], tuple[int, int]] = {}
+        ensemble.observers.append(self._observe)
+
+    def _observe(self, session: int, operations: Sequence[StoreOperation]) -> None:
+        claims = [
+            each
+            for each in operations
+            if each.path == tree.CONTROLLER_EPOCH and isinstance(each, CreateNode | SetNode)
+        ]
+        if claims:
+            self._claim(session, int(claims[-1].data), operations)
+        changed = [
+            each.path
+            for each in operations
+            if not isinstance(each, CheckNode) and each.path.startswith(_OF_THE_CONTROLLER)
+        ]
+        if changed:
+            self._change(session, changed, operations)
+        for each in operations:
+            if isinstance(each, CreateNode | SetNode):
+                self._lead(each)
+            if (
+                isinstance(each, CreateNode)
+                and each.path.startswith(f"{tree.BROKER_IDS}/")
+                and not each.ephemeral
+            ):
+                self.problems.append(f"{each.path} is made to stay")
+
+    def _claim(self, session: int, epoch: int, operations: Sequence[StoreOperation]) -> None:
+        made = [each for each in operations if isinstance(each, CreateNode) and each.path == tree.CONTROLLER]
+        if not made or not made[0].ephemeral:
+            self.problems.append(f"epoch {epoch} is claimed without the controller's node")
+        if epoch != self._epoch + 1:
+            self.problems.append(f"epoch {epoch} follows {self._epoch}")
+        self._epoch = epoch
+        self.claims[epoch] = session
+
+    def _change(self, session: int, changed: list[str], operations: Sequence[StoreOperation]) -> None:
+        node = self._ensemble.node(tree.CONTROLLER_EPOCH)
+        checked = [each for each in operations if each.path == tree.CONTROLLER_EPOCH]
+        if node is None or not checked:
+            self.problems.append(f"{changed[0]} is changed without a look at the controller's epoch")
+        if self.claims.get(self._epoch) != session:
+            self.problems.append(
+                f"{changed[0]} is changed by session {session}, and epoch {self._epoch} belongs to "
+                f"{self.claims.get(self._epoch)}"
+            )
+
+    def _lead(self, operation: CreateNode | SetNode) -> None:
+        match = _STATES.fullmatch(operation.path)
+        if match is None or not operation.data:
+            return
+        topic = self._ensemble.node(tree.topic_path(match["topic"]))
+        if topic is None:
+            return
+        topic_id = str(tree.decode_topic(topic.data).topic_id)
+        for index, state in enumerate(tree.decode_states(operation.data)):
+            key = topic_id, int(match["chunk"]), index
+            epoch, leader = self._led.get(key, (-1, -1))
+            if state.leader_epoch < epoch:
+                self.problems.append(f"{match['topic']}: epoch {state.leader_epoch} follows {epoch}")
+            if state.leader_epoch == epoch and state.leader not in (leader, -1) and leader != -1:
+                self.problems.append(
+                    f"{match['topic']}: {leader} and {state.leader} both lead in epoch {epoch}"
+                )
+            self._led[key] = state.leader_epoch, state.leader

@@ -1,0 +1,167 @@
+"""Several whole brokers on one ensemble: who is the controller, and what a broker may do that is not any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from broker.cluster import tree
+from broker.ports import CreateNode, SetNode
+from broker.testing.controllers import ControllerWatch
+from broker.testing.coordination import SimulatedEnsemble
+from broker.testing.loop import SimulatedClock, SimulatedLoop
+from broker.testing.world import LinkLostError, World
+from protocol.errors import ErrorCode
+from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+
+Scenario = Callable[[World, ControllerWatch], Awaitable[None]]
+SESSION_SECONDS = 6.0
+
+
+def run(seed: int, folder: Path, scenario: Scenario) -> str:
+    with World(seed, folder, shared=True) as world:
+        assert world.ensemble is not None
+        world.ensemble.loss = 0.01
+        world.ensemble.watch_seconds_max = 0.1
+        watch = ControllerWatch(world.ensemble)
+        for node_id in range(3):
+            world.add(node_id)
+        world.run(scenario(world, watch))  # type: ignore[arg-type]
+        assert watch.problems == [], f"seed {seed}"
+        return world.loop.trace
+
+
+async def create(world: World, node_id: int, name: str) -> ErrorCode | None:
+    """None if it was not answered."""
+    topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+    try:
+        answer = await world.link(node_id).send(CreateTopicsRequest(topics=[topic], timeout_ms=5_000), 5)
+    except LinkLostError:
+        return None
+    return ErrorCode(answer.topics[0].error_code)
+
+
+async def keep_up(world: World, node_id: int) -> None:
+    """A supervisor: whoever has given up is started again."""
+    member = world.members[node_id]
+    while True:
+        if not member.is_up and not world.loop.is_suspended(member.owner):
+            await member.start()
+        await asyncio.sleep(0.1)
+
+
+async def until_created(world: World, name: str, seconds: float = 60.0) -> int:
+    """By which broker."""
+    async with asyncio.timeout(seconds):
+        while True:
+            for node_id, member in world.members.items():
+                if not member.is_up:
+                    continue
+                code = await create(world, node_id, name)
+                if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                    return node_id
+            await asyncio.sleep(0.1)
+
+
+async def registered(world: World) -> set[str]:
+    assert world.ensemble is not None
+    return set(world.ensemble.children(tree.BROKER_IDS))
+
+
+async def in_a_cluster(world: World, scenario: Callable[[], Awaitable[None]]) -> None:
+    supervisors = [asyncio.ensure_future(keep_up(world, node_id)) for node_id in world.members]
+    try:
+        await scenario()
+    finally:
+        for each in supervisors:
+            each.cancel()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_when_the_controller_is_killed_another_takes_over_after_its_session(
+    seed: int, tmp_path: Path
+) -> None:
+    async def scenario(world: World, watch: ControllerWatch) -> None:
+        async def whole() -> None:
+            first = await until_created(world, "one")
+            world.members[first].kill()
+            killed_at = world.loop.time()
+            other = await until_created(world, "two")
+            assert len(watch.claims) >= 2
+            assert other == first or world.loop.time() - killed_at > SESSION_SECONDS / 2
+            assert len(set(watch.claims.values())) == len(watch.claims)
+
+        await in_a_cluster(world, whole)
+
+    run(seed, tmp_path, scenario)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("how", ["stopped", "cut off"])
+def test_a_controller_that_was_away_for_longer_than_its_session_writes_nothing(
+    how: str, seed: int, tmp_path: Path
+) -> None:
+    async def scenario(world: World, watch: ControllerWatch) -> None:
+        async def whole() -> None:
+            old = await until_created(world, "one")
+            member = world.members[old]
+            assert world.ensemble is not None
+            member.suspend() if how == "stopped" else member.lose_store()
+            late = asyncio.ensure_future(create(world, old, "late"))
+            await asyncio.sleep(SESSION_SECONDS * 1.5)
+            assert str(old) not in await registered(world)
+            epoch = max(watch.claims)
+            await asyncio.sleep(SESSION_SECONDS)
+            assert max(watch.claims) > epoch or epoch > 1
+            there = world.ensemble.node(tree.topic_path("late"))
+            assert there is None
+            member.resume() if how == "stopped" else member.find_store()
+            await late
+
+        await in_a_cluster(world, whole)
+
+    run(seed, tmp_path, scenario)
+
+
+def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
+    async def scenario(world: World, watch: ControllerWatch) -> None:
+        async def whole() -> None:
+            await until_created(world, "one")
+            world.members[0].kill()
+            await until_created(world, "two")
+
+        await in_a_cluster(world, whole)
+
+    one, again = (run(3, tmp_path / name, scenario) for name in ("one", "again"))
+    assert one == again != run(4, tmp_path / "other", scenario)
+
+
+def test_who_changes_topics_without_being_the_controller_is_seen() -> None:
+    loop = SimulatedLoop(1)
+
+    async def whole() -> list[str]:
+        ensemble = SimulatedEnsemble(SimulatedClock(loop))
+        watch = ControllerWatch(ensemble)
+        one, other = await ensemble.connect(), await ensemble.connect()
+        await one.transact(
+            [CreateNode(tree.CONTROLLER, ephemeral=True), CreateNode(tree.CONTROLLER_EPOCH, b"1")]
+        )
+        await other.transact([CreateNode("/topics/t", b"{}")])
+        await other.transact([SetNode(tree.CONTROLLER_EPOCH, b"3", 0)])
+        await other.transact([CreateNode("/brokers/ids/1")])
+        await one.close()
+        await other.close()
+        return watch.problems
+
+    problems = loop.run_until_complete(whole())
+    loop.close()
+    assert [problem.split(" is ")[0].split(" follows")[0] for problem in problems] == [
+        "/topics/t",
+        "/topics/t",
+        "epoch 3",
+        "epoch 3",
+        "/brokers/ids/1",
+    ]
