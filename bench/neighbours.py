@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+import uuid
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -83,7 +84,8 @@ def _meanwhile(server: Server, request: bytes | None) -> tuple[list[float], floa
 
 
 def large_requests(*, quick: bool) -> dict[str, bytes]:
-    """By name; some need the topics that `prepare` makes."""
+    """By name; some need the topics that `prepare` makes. Topics that they make have other names each time."""
+    names = uuid.uuid4().hex[:8]
     parts = 20_000 if quick else 100_000
     topics = 2_000 if quick else 20_000
     commits = 20_000 if quick else 500_000
@@ -136,7 +138,7 @@ def large_requests(*, quick: bool) -> dict[str, bytes]:
         ),
         f"Metadata that creates {topics:,} topics": raw.frame(
             MetadataRequest(
-                topics=[MetadataRequestTopic(name=f"made-{n}") for n in range(topics)],
+                topics=[MetadataRequestTopic(name=f"made-{names}-{n}") for n in range(topics)],
                 allow_auto_topic_creation=True,
             ),
             8,

@@ -231,6 +231,7 @@ class Broker:
             ),
             policies=self._extensions,
             default_partitions=config["num.partitions"],
+            slices=slices,
             registration=Registration(
                 config["node.id"],
                 str(self._entropy.uuid()),

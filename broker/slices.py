@@ -9,7 +9,8 @@ What the work reads may change while it rests; it has to look again, or to take 
 Whoever only wants the result of such a generator, and owns the thread, calls `finish`.
 
 What a long request is made of are hundreds of thousands of objects, none of them garbage; the collector, which would go
-through all of them again and again in steps that nobody can interrupt, rests meanwhile (`CollectorRest`).
+through all of them again and again in steps that nobody can interrupt, rests meanwhile (`CollectorRest`). Those of them
+that stay are put where it does not look.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import gc
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -41,7 +43,26 @@ class CollectorRest:
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:
         self._is_busy = is_busy
+        self._others = 0
         self._until = 0.0
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """It rests while this block runs, which is no work in slices."""
+        self._others += 1
+        self.begin()
+        try:
+            yield
+        finally:
+            self._others -= 1
+
+    def spare_what_is_there(self) -> None:
+        """What has just been made is many objects and stays for as long as its like from the process' start: they are
+        not looked at again either, whose full pass would stop everything for a hundred milliseconds. Nothing happens in
+        a process that does not do so at its start, for it is not the broker's own (`Broker.run_forever`).
+        """
+        if gc.get_freeze_count():
+            gc.freeze()
 
     def begin(self) -> None:
         """Something long has begun."""
@@ -52,7 +73,7 @@ class CollectorRest:
             loop.call_later(_COLLECTOR_RESTS_SECONDS, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._until and self._is_busy() and loop.time() < self._until:
+        if self._until and (self._others or self._is_busy()) and loop.time() < self._until:
             loop.call_later(_COLLECTOR_RESTS_SECONDS, self._look, loop)
         else:
             self.end()

@@ -123,7 +123,7 @@ class MetadataApi:
                 continue
             is_seen = context.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name, audited=False)
             if is_seen and _may_create(context, topic.name, audited=False):
-                missing.append(topic.name)
+                missing.append(NewTopic(topic.name, -1, {}))
         if missing:
             return self._create_and_answer(context, request, list(topics.values()), missing)
         return (yield from self._encoded_topics(context, request, list(topics.values())))
@@ -177,15 +177,20 @@ class MetadataApi:
         context: RequestContext,
         request: MetadataRequest,
         wanted: list[MetadataRequestTopic],
-        missing: list[str],
+        missing: list[NewTopic],
     ) -> Work[MetadataResponse]:
-        failed: dict[str, ErrorCode] = {}
-        made = await self._metadata.create_topics([NewTopic(name, -1, {}) for name in missing])
-        for name, outcome in zip(missing, made, strict=True):
-            # Somebody else may have been faster.
-            if isinstance(outcome, KafkaError) and outcome.code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                failed[name] = outcome.code
-        return self._some_topics(context, request, wanted, failed)
+        made = await self._metadata.create_topics(missing)
+
+        def answer() -> Work[MetadataResponse]:
+            failed: dict[str, ErrorCode] = {}
+            for new, outcome in zip(missing, made, strict=True):
+                yield
+                # Somebody else may have been faster.
+                if isinstance(outcome, KafkaError) and outcome.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                    failed[new.name] = outcome.code
+            return (yield from self._some_topics(context, request, wanted, failed))
+
+        return answer()
 
     def _some_topics(
         self,

@@ -53,6 +53,7 @@ from broker.cluster.topic_names import (
 )
 from broker.config_key import ConfigError
 from broker.ports import CoordinationStore, DeleteNode, Entropy, StoreOutcomeUnknownError
+from broker.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ logger = logging.getLogger("headrace.metadata")
 
 Result = TypeVar("Result")
 
+MANY_TOPICS: Final = 1000
+"""Made at once: so many objects that the garbage collector must not look through them in one pass."""
+TOPICS_PER_CHANGE: Final = 64
+"""Made by one transaction of the store, of those that are asked for together."""
 TOPICS_PER_TURN: Final = 32
 """Topics whose configuration is checked in one turn of the event loop."""
 
@@ -92,6 +97,7 @@ class TopicManager:
         registration: Registration,
         policies: Sequence[TopicPolicy] = (),
         default_partitions: int = 1,
+        slices: Slices,
     ) -> None:
         self.is_loaded = False
         """The image is whole: from here on a topic that is not in it does not exist."""
@@ -107,6 +113,7 @@ class TopicManager:
         self._registration = registration
         self._policies = tuple(policies)
         self._default_partitions = default_partitions
+        self._slices = slices
         self._index = TopicIndex()
         self._replicas = LocalReplicas(
             registration.broker_id,
@@ -173,42 +180,59 @@ class TopicManager:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[TopicImage | KafkaError]:
-        """Create what a client asks for, as many as fit into one transaction of the store at once: each topic's image,
-        or why not.
+        """Create what a client asks for, many by one transaction of the store: each topic's image, or why not.
 
         Names that collide with those of other topics are refused (see `check_collision`).
         """
-        return await self._to_the_end(self._create_topics(topics, True, validate_only))
+        if len(topics) < MANY_TOPICS:
+            return await self._to_the_end(self._create_topics(topics, True, validate_only))
+        collector = self._slices.collector
+        with collector.during():
+            made = await self._to_the_end(self._create_topics(topics, True, validate_only))
+        collector.spare_what_is_there()
+        return made
 
     async def _create_topics(
         self, topics: Sequence[NewTopic], check_collisions: bool, validate_only: bool
     ) -> list[TopicImage | KafkaError]:
+        async with self._change:
+            if validate_only:
+                return await self._new_images(topics, await self._topic_ids(len(topics)), check_collisions)
+            results: list[TopicImage | KafkaError] = []
+            for first in range(0, len(topics), TOPICS_PER_CHANGE):
+                results += await self._create_some(
+                    topics[first : first + TOPICS_PER_CHANGE], check_collisions
+                )
+                await asyncio.sleep(0)
+        return results
+
+    async def _topic_ids(self, count: int) -> list[uuid.UUID]:
         ids = []
-        for number, _ in enumerate(topics, 1):
+        for number in range(1, count + 1):
             if not number % TOPICS_PER_TURN:
                 await asyncio.sleep(0)
             ids.append(self._entropy.uuid())
-        async with self._change:
-            results: list[TopicImage | KafkaError] = []
+        return ids
 
-            async def decide() -> Event:
-                results[:] = await self._new_images(topics, ids, check_collisions)
-                return CreateTopics(tuple(image for image in results if isinstance(image, TopicImage)))
+    async def _create_some(
+        self, topics: Sequence[NewTopic], check_collisions: bool
+    ) -> list[TopicImage | KafkaError]:
+        ids = await self._topic_ids(len(topics))
+        results: list[TopicImage | KafkaError] = []
 
-            if validate_only:
-                await decide()
-            else:
-                await self._carry_out(decide)
-                for number, image in enumerate(results, 1):
-                    if not number % TOPICS_PER_TURN:
-                        await asyncio.sleep(0)
-                    if isinstance(image, TopicImage):
-                        logger.info(
-                            "created topic %s with %d partitions, id %s",
-                            image.name,
-                            image.partition_count,
-                            image.topic_id,
-                        )
+        async def decide() -> Event:
+            results[:] = await self._new_images(topics, ids, check_collisions)
+            return CreateTopics(tuple(image for image in results if isinstance(image, TopicImage)))
+
+        await self._carry_out(decide)
+        for image in results:
+            if isinstance(image, TopicImage):
+                logger.info(
+                    "created topic %s with %d partitions, id %s",
+                    image.name,
+                    image.partition_count,
+                    image.topic_id,
+                )
         return results
 
     async def _new_images(

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from broker import slices
+from broker.cluster.metadata import MANY_TOPICS, NewTopic
+from broker.cluster.partition import Partition
 from broker.slices import Slices
+from broker.testing.direct import direct_broker
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +74,47 @@ async def test_a_server_that_stops_leaves_it_on() -> None:
     assert not gc.isenabled()
     work.collector.end()
     assert gc.isenabled()
+
+
+async def test_it_rests_during_a_block_that_is_no_work_in_slices(monkeypatch) -> None:
+    monkeypatch.setattr(slices, "_COLLECTOR_RESTS_SECONDS", 0.01)
+    collector = clock_of_ticks().collector
+    with collector.during():
+        await asyncio.sleep(0.03)
+        assert not gc.isenabled()
+    async with asyncio.timeout(5):
+        while not gc.isenabled():  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(("count", "is_spared"), [(MANY_TOPICS, True), (MANY_TOPICS - 1, False)])
+async def test_many_topics_that_are_made_at_once_are_not_looked_at_again(tmp_path, count, is_spared) -> None:
+    async with direct_broker(tmp_path) as broker:
+        gc.freeze()
+        try:
+            before = gc.get_freeze_count()
+            await broker.broker.context.metadata.create_topics(
+                [NewTopic(f"t{n}", 1, {}) for n in range(count)]
+            )
+            assert (gc.get_freeze_count() > before) is is_spared
+        finally:
+            gc.unfreeze()
+
+
+async def test_in_a_process_of_somebody_else_nothing_is_spared(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.broker.context.metadata.create_topics(
+            [NewTopic(f"t{n}", 1, {}) for n in range(MANY_TOPICS)]
+        )
+        assert not gc.get_freeze_count()
+
+
+async def test_topics_that_are_deleted_are_freed_without_the_collector(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        metadata = broker.broker.context.metadata
+        await metadata.create_topics([NewTopic("t", 2, {})])
+        gc.disable()
+        await metadata.delete_topic("t")
+        await asyncio.sleep(0)
+        left = [each for each in gc.get_objects() if isinstance(each, Partition) and each.topic.name == "t"]
+        assert not left

@@ -17,6 +17,7 @@ from broker.net.reply import CloseConnection
 from broker.testing.call_clock import CallClock
 from broker.testing.direct import direct_broker
 from protocol.headers import RequestHeader, encode_request_header
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.schema import ApiMessage, Field, Struct
 
 ELEMENTS = 3000
@@ -106,3 +107,19 @@ def test_whatever_a_client_names_by_the_thousand_is_worked_at_in_slices(tmp_path
     asyncio.run(test())
     assert not stalls, "\n".join(stalls)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_topics_that_a_metadata_request_makes_by_the_thousand_are_made_in_turns(tmp_path) -> None:
+    clock = CallClock()
+
+    async def test() -> None:
+        async with direct_broker(tmp_path, {"auto.create.topics.enable": "true"}, clock=clock) as broker:
+            for first in (0, ELEMENTS):  # the first ones have decoders compiled
+                names = [MetadataRequestTopic(name=f"made-{n}") for n in range(first, first + ELEMENTS)]
+                frame = framed(MetadataRequest(topics=names, allow_auto_topic_creation=True), 12)
+                async with clock:
+                    await broker.send_frame(frame)
+            assert broker.broker.context.metadata.topic_count == 2 * ELEMENTS
+
+    asyncio.run(test())
+    assert clock.longest_turn <= CALLS_MAX
