@@ -45,11 +45,11 @@ def _python_values(column: pa.ChunkedArray) -> list[Any]:
     """Nested values as the text of their JSON, which is that of the Kafka face."""
     import pyarrow as pa
 
+    from tablelayer.model.json.python_values import python_values
     from tablelayer.model.rows.nested import is_nested
 
     if not is_nested(column.type):
-        values: list[Any] = column.to_pylist()
-        return values
+        return python_values(column)
     from tablelayer.model.json.rows import rows_to_json
 
     texts: list[Any] = []
@@ -57,7 +57,7 @@ def _python_values(column: pa.ChunkedArray) -> list[Any]:
         try:
             rows = rows_to_json(pa.record_batch([chunk], names=["v"])).to_pylist()
         except ValueError:  # of a type that no table has, which a query made
-            return list(column.to_pylist())
+            return python_values(column)
         present = chunk.is_valid().to_pylist()
         texts += [
             Json(row[5:-1].decode()) if is_there else None

@@ -44,6 +44,7 @@ from tablelayer.client.write.split import buckets_of, split_by_bucket
 from tablelayer.model.batches.extremes import check_ordered, extremes
 from tablelayer.model.batches.ipc import decode_answer, encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.json.python_values import python_value
 from tablelayer.model.messages.read import (
     CountRowsRequest,
     CountRowsResponse,
@@ -97,11 +98,11 @@ class Extremes:
 
     def minimum(self, column: str) -> Any:
         """The least value of a column as Python has it; None if there is none."""
-        return self.rows.column(column)[0].as_py()
+        return python_value(self.rows.column(column)[0])
 
     def maximum(self, column: str) -> Any:
         """The greatest value of a column; None if there is none."""
-        return self.rows.column(column)[1].as_py()
+        return python_value(self.rows.column(column)[1])
 
     @classmethod
     def of_all(cls, parts: Sequence[Extremes], schema: pa.Schema) -> Extremes:
@@ -627,11 +628,11 @@ def reorder(table: pa.Table, names: Sequence[str] | None) -> pa.Table:
 
 
 def first_row(result: LookupResult) -> dict[str, Any] | None:
-    """The one row of a one-key lookup as a dict."""
+    """The one row of a one-key lookup as a dict; values as `python_value` has them."""
     if not result.found[0]:
         return None
     return {
-        name: column[0].as_py()
+        name: python_value(column[0])
         for name, column in zip(result.rows.column_names, result.rows.columns, strict=True)
     }
 

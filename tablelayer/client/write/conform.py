@@ -26,8 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablelayer.client.errors import DataError
+from tablelayer.client.write.casts import ACCEPTED, convert, family, first_unfit
+from tablelayer.client.write.python_values import MisfitError, array_of
 from tablelayer.model.errors import RowError
-from tablelayer.model.rows.nested import cast, check_inside, make_entries, make_row, owners
+from tablelayer.model.json.python_values import python_value
+from tablelayer.model.rows.nested import NULL_KEY, cast, check_inside, make_entries, make_row, owners
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import Field, TypeKind, from_arrow
 
@@ -40,7 +43,7 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
 
     With `fill_missing=False` (keys, partial updates) every column must be given. Raises DataError.
     """
-    objects = _nested_objects(data, columns)
+    objects = _object_columns(data, columns)
     rows = as_rows(data.drop(columns=list(objects)) if objects else data)
     by_name = {column.name: column for column in columns}
     given = _given_names(rows) | dict.fromkeys(objects)
@@ -80,7 +83,7 @@ def conform(data: Data, columns: Sequence[Column], *, table: str, fill_missing: 
                 column=column.name,
                 row=_first_null(array),
             )
-        if column.type.is_nested:
+        if column.type.is_nested or column.type.kind is TypeKind.CHAR:
             _check_inside(array, column, table)
         arrays.append(array)
     return pa.table(arrays, schema=pa.schema([column.field() for column in columns]))
@@ -113,15 +116,15 @@ def as_rows(data: Data) -> pa.Table | list[Mapping[str, Any]]:
     )
 
 
-def _nested_objects(data: Data, columns: Sequence[Column]) -> dict[str, list[Any]]:
-    """The nested columns of a pandas DataFrame that are Python objects, which Arrow would have to guess about: a
-    dict is a MAP or a ROW.
+def _object_columns(data: Data, columns: Sequence[Column]) -> dict[str, list[Any]]:
+    """The columns of a pandas DataFrame that are Python objects, which Arrow would have to guess about: a dict is a MAP
+    or a ROW, and what is beside a value would say what it is. A float that is NaN is pandas' null.
     """
     if not (hasattr(data, "iloc") and hasattr(data, "dtypes")):
         return {}
-    names = [c.name for c in columns if c.type.is_nested and list(data.columns).count(c.name) == 1]
+    names = [column.name for column in columns if list(data.columns).count(column.name) == 1]
     return {
-        name: [None if isinstance(value, float) else value for value in data[name]]
+        name: [None if isinstance(value, float) and value != value else value for value in data[name]]
         for name in names
         if data[name].dtype == object
     }
@@ -143,16 +146,6 @@ def _names(names: Sequence[str]) -> str:
 
 def _first_null(array: Any) -> int:
     return int(pc.index(pc.is_null(array), True).as_py())
-
-
-_ARROW_ERRORS = (
-    pa.ArrowInvalid,
-    pa.ArrowTypeError,
-    pa.ArrowNotImplementedError,
-    OverflowError,
-    TypeError,
-    ValueError,
-)
 
 
 def _check_inside(array: Any, column: Column, table: str) -> None:
@@ -188,6 +181,9 @@ def _nested_from_values(values: list[Any], column: Column, table: str) -> pa.Arr
     columns = [flat]
     if data_type.kind is TypeKind.MAP:
         columns = [[key for key, _ in flat], [value for _, value in flat]]
+        nameless = [row for row, key in zip(of.tolist(), columns[0], strict=True) if key is None]
+        if nameless:
+            raise _unfit(column, table, nameless[0], values[nameless[0]], NULL_KEY)
     parts = [
         _part(field, each, of, values, column, table)
         for field, each in zip(data_type.fields, columns, strict=True)
@@ -246,20 +242,10 @@ def _entries_of(value: Any, column: Column, table: str, row: int) -> Sequence[An
 def _from_values(values: list[Any], column: Column, table: str) -> Any:
     if column.type.is_nested:
         return _nested_from_values(values, column, table)
-    # Arrow infers the type that the values have; given the wanted type it would silently cut 1.5 to 1.
     try:
-        return _cast(pa.chunked_array([pa.array(values)]), column, table)
-    except _ARROW_ERRORS:
-        pass  # several kinds of values, or one that does not fit (DataError is a ValueError): one by one
-    chunks = []
-    for row, value in enumerate(values):
-        try:
-            chunks += _cast(pa.chunked_array([pa.array([value])]), column, table).chunks
-        except DataError as error:
-            raise _unfit(column, table, row, value, str(error.__cause__ or "")) from error
-        except _ARROW_ERRORS as error:
-            raise _unfit(column, table, row, value, str(error)) from error
-    return pa.chunked_array(chunks, type=column.type.arrow())
+        return pa.chunked_array([array_of(values, column.type.arrow())])
+    except MisfitError as error:
+        raise _unfit(column, table, error.row, values[error.row], error.reason) from error
 
 
 def _unfit(column: Column, table: str, row: int | None, value: Any, reason: str) -> DataError:
@@ -274,48 +260,6 @@ def _unfit(column: Column, table: str, row: int | None, value: Any, reason: str)
     )
 
 
-def _family(arrow_type: pa.DataType) -> str:
-    types = pa.types
-    tests = (
-        ("null", types.is_null),
-        ("boolean", types.is_boolean),
-        ("integer", types.is_integer),
-        ("float", types.is_floating),
-        ("decimal", types.is_decimal),
-        ("text", lambda t: types.is_string(t) or types.is_large_string(t) or types.is_string_view(t)),
-        (
-            "bytes",
-            lambda t: (
-                types.is_binary(t)
-                or types.is_large_binary(t)
-                or types.is_fixed_size_binary(t)
-                or types.is_binary_view(t)
-            ),
-        ),
-        ("date", types.is_date),
-        ("time", types.is_time),
-        ("timestamp", types.is_timestamp),
-    )
-    for name, test in tests:
-        if test(arrow_type):
-            return name
-    return "other"
-
-
-#: Families of given values that may become a family of columns, if `_cast`'s own checks agree.
-_ACCEPTED = {
-    "boolean": {"boolean"},
-    "integer": {"integer", "float", "decimal"},
-    "float": {"float", "integer", "decimal"},
-    "decimal": {"decimal", "integer", "float", "text"},
-    "text": {"text"},
-    "bytes": {"bytes"},
-    "date": {"date", "text", "timestamp"},
-    "time": {"time", "text"},
-    "timestamp": {"timestamp", "text", "date"},
-}
-
-
 def _cast(array: Any, column: Column, table: str) -> Any:
     """A chunked array in the column's type; raises DataError, its cause the Arrow error, if a value does not fit."""
     target = column.type.arrow()
@@ -325,10 +269,10 @@ def _cast(array: Any, column: Column, table: str) -> Any:
         array = _without_dictionary(array)
     if column.type.is_nested:
         return pa.chunked_array([_cast_nested(chunk, column, table) for chunk in array.chunks], target)
-    given, wanted = _family(array.type), _family(target)
+    given, wanted = family(array.type), family(target)
     if given == "null":
         return pa.chunked_array([pa.nulls(len(array), target)])
-    if given not in _ACCEPTED[wanted]:
+    if given not in ACCEPTED[wanted]:
         raise DataError(
             f"{table}: column '{column.name}' is {column.type}, which {_given(array.type)} does not fit",
             column=column.name,
@@ -340,10 +284,10 @@ def _cast(array: Any, column: Column, table: str) -> Any:
             column=column.name,
         )
     try:
-        return _convert(array, target)
+        return convert(array, target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        row = _first_unfit(array, target)
-        value = None if row is None else array[row].as_py()
+        row = first_unfit(array, target)
+        value = None if row is None else python_value(array[row])
         raise _unfit(column, table, row, value, str(error)) from error
 
 
@@ -372,64 +316,3 @@ def _without_dictionary(array: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _given(arrow_type: pa.DataType) -> str:
     return f"an Arrow {arrow_type}"
-
-
-def _convert(array: Any, target: pa.DataType) -> Any:
-    """Arrow's safe cast, and the conversions in which it is too strict or not strict enough. Raises Arrow's
-    errors.
-    """
-    given, wanted = _family(array.type), _family(target)
-    if wanted == "decimal" and given == "float":
-        return _exact_decimal(array, target)
-    if wanted == "float" and given == "decimal":
-        return array.cast(pa.string()).cast(
-            target
-        )  # Arrow's own cast multiplies: 0.83 becomes 0.8300000000000001
-    if wanted == "decimal" and given == "integer":
-        array = array.cast(pa.decimal128(20, 0))
-    if wanted == "date" and given == "timestamp":
-        dates = array.cast(target)
-        if not pc.all(pc.equal(dates.cast(array.type), array)).as_py() and array.null_count < len(array):
-            raise pa.ArrowInvalid("it has a time of day")
-        return dates
-    if wanted == "time" and given == "text":
-        instants = pc.binary_join_element_wise("1970-01-01T", array.cast(pa.string()), "")
-        return instants.cast(pa.timestamp(target.unit)).cast(target)
-    if wanted == "timestamp" and given == "text" and target.tz is not None:
-        try:
-            return array.cast(target)
-        except pa.ArrowInvalid:
-            return pc.assume_timezone(array.cast(pa.timestamp(target.unit)), target.tz)
-    return array.cast(target, safe=True)
-
-
-def _exact_decimal(array: Any, target: pa.DataType) -> Any:
-    converted = array.cast(target)
-    back = converted.cast(array.type)
-    same = pc.or_kleene(pc.equal(back, array), pc.is_null(array))
-    if not pc.all(same).as_py():
-        row = pc.index(pc.fill_null(same, False), False).as_py()
-        raise pa.ArrowInvalid(f"row {row}: the float is not exactly a number with {target.scale} decimals")
-    return converted
-
-
-def _first_unfit(array: Any, target: pa.DataType) -> int | None:
-    """By halving: the first row that cannot be cast."""
-    if len(array) == 0:
-        return None
-    low, high = 0, len(array)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _fits(array.slice(low, middle - low), target):
-            low = middle
-        else:
-            high = middle
-    return None if _fits(array.slice(low, 1), target) else low
-
-
-def _fits(array: Any, target: pa.DataType) -> bool:
-    try:
-        _convert(array, target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        return False
-    return True

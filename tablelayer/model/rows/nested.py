@@ -20,6 +20,7 @@ from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import FLOAT_KINDS, DataType, TypeKind, is_list
 
 Indices = npt.NDArray[np.int64]
+NULL_KEY = "a key of a MAP is null"
 
 
 def is_nested(arrow_type: pa.DataType) -> bool:
@@ -60,7 +61,8 @@ def make_row(arrow_type: pa.DataType, count: int, fields: Sequence[pa.Array], va
 def make_entries(
     arrow_type: pa.DataType, counts: Indices, parts: Sequence[pa.Array], valid: Mask | None
 ) -> pa.Array:
-    """n lists or maps (`arrow_type` says which) from what `entries` gives. Raises ValueError beyond 2^31 entries."""
+    """n lists or maps (`arrow_type` says which) from what `entries` gives. Raises ValueError beyond 2^31 entries, and
+    pa.ArrowInvalid, which is one too, for a null key: Arrow would end the process."""
     offsets = ends_to_offsets(counts)
     (child,) = parts if len(parts) == 1 else (make_pairs(arrow_type, parts),)
     return pa.Array.from_buffers(
@@ -69,6 +71,9 @@ def make_entries(
 
 
 def make_pairs(arrow_type: pa.MapType, parts: Sequence[pa.Array]) -> pa.Array:
+    """The entries of maps from their keys and values. Raises pa.ArrowInvalid for a null key."""
+    if parts[0].null_count:
+        raise pa.ArrowInvalid(NULL_KEY)
     pair = pa.struct([arrow_type.key_field, arrow_type.item_field])
     return pa.Array.from_buffers(pair, len(parts[0]), [None], children=list(parts))
 
