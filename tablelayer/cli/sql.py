@@ -1,8 +1,8 @@
 """Carrying out SQL statements over the table client.
 
 Definitions go to the server as they are. INSERT upserts or appends all its rows in one write. UPDATE is a lookup (is
-the row there?) and a partial update of the columns that it sets, or an upsert where a partial update is not allowed;
-DELETE is by key. A SELECT goes the cheapest way that answers it (`tablelayer.cli.select`).
+the row there?) and a partial update of the columns that it sets, which makes no row; DELETE is by key. A SELECT goes
+the cheapest way that answers it (`tablelayer.cli.select`).
 """
 
 from __future__ import annotations
@@ -187,20 +187,12 @@ class Session:
                 f"{table.path} has the merge engine '{table.definition.settings.merge_engine}': a row that is there "
                 "is not changed by UPDATE; INSERT a whole row",
             )
-        row = table.lookup_one(statement.key)
-        if row is None:
-            return Answer(text=_count(0, "updated"))
-        # An aggregation would add what it is told to set.
-        overwrite = table.definition.settings.merge_engine is not None
-        written = {*schema.primary_key, *statement.assignments}
-        if all(column.nullable or column.name in written for column in schema.columns):
+        found, _ = table.lookup([statement.key], columns=list(schema.primary_key))
+        if found[0]:
             # Only what is set is written: what somebody else writes at the same time is not undone.
-            table.partial([{**statement.key, **statement.assignments}], sorted(written), overwrite=overwrite)
-        else:
-            numbered = table.definition.settings.auto_increment_column
-            kept = {name: value for name, value in row.items() if name != numbered}
-            table.upsert([{**kept, **statement.assignments}], overwrite=overwrite)
-        return Answer(text=_count(1, "updated"))
+            row = {**statement.key, **statement.assignments}
+            table.partial([row], list(row), only_existing=True)
+        return Answer(text=_count(int(found[0]), "updated"))
 
     def _delete(self, statement: Delete) -> Answer:
         table = self._connection.table(statement.path)

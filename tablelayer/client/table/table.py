@@ -172,12 +172,16 @@ class AsyncTable:
         rows = pa.table(arrays, schema=nullable_schema(chosen))
         return await self._parts.write(rows, definition, DELETE, WriteMode(targets, overwrite))
 
-    async def partial(self, data: Data, columns: Sequence[str], *, overwrite: bool = False) -> WriteResult:
+    async def partial(
+        self, data: Data, columns: Sequence[str], *, overwrite: bool = False, only_existing: bool = False
+    ) -> WriteResult:
         """Write only these columns, the primary key among them; the others keep their values.
 
-        A null in the data overwrites with null. A new key is inserted with nulls elsewhere, so the columns
-        left out must be nullable. Writers of disjoint columns do not disturb each other. Tables with the merge
-        engines first_row and versioned take whole rows only. `overwrite` as with `upsert`.
+        A null in the data overwrites with null. A new key is inserted with the defaults of the columns left out, or
+        null, so these must be nullable or have one. Writers of disjoint columns do not disturb each other. Tables with
+        the merge engines first_row and versioned take whole rows only. `overwrite` as with `upsert`. With
+        `only_existing` rows are set as `overwrite` does it, and no row is made: of a key that is not there nothing is
+        written, and the columns left out may be NOT NULL.
         """
         self._must_be(log_table=False, doing="partial update")
 
@@ -187,7 +191,9 @@ class AsyncTable:
             return await self._conformed(data, chosen, fill_missing=False), definition, targets
 
         rows, definition, targets = await self._with_fresh_schema(prepare)
-        return await self._parts.write(rows, definition, _UPSERT, WriteMode(targets, overwrite))
+        return await self._parts.write(
+            rows, definition, _UPSERT, WriteMode(targets, overwrite, only_existing)
+        )
 
     async def write_rows(
         self,
@@ -308,9 +314,9 @@ class AsyncTable:
 
         `keys` has the primary-key columns (others are ignored), or is a list of bare values when the key is
         one column. Row i of the answer belongs to key i, and is null where `found[i]` is false. `columns`:
-        only these. With `insert_if_absent` keys that are not there become rows of nulls (and of the next number in an
-        auto-increment column) first: however many callers ask at once, each key is inserted once and all get its
-        row.
+        only these. With `insert_if_absent` keys that are not there become rows of defaults (null without one, and the
+        next number in an auto-increment column) first: however many callers ask at once, each key is inserted once and
+        all get its row.
         """
         self._must_be(log_table=False, doing="lookup")
 

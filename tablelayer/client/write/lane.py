@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.records.header import PRODUCER, PRODUCER_ID_POSITION, advance_sequence, write_crc
+from tablelayer.model.messages.write import WRITE_MODE_MERGE, WRITE_MODE_OVERWRITE, WRITE_MODE_UPDATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,19 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class WriteMode:
-    """What a request says about all of its rows: the columns they have (None: all), and whether they replace what is
-    there, past the table's merge engine."""
+    """What a request says about all of its rows: the columns they have (None: all), whether they replace what is
+    there, past the table's merge engine, and whether they are only for rows that are there."""
 
     target_columns: tuple[int, ...] | None = None
     overwrite: bool = False
+    update: bool = False
+
+    @property
+    def number(self) -> int:
+        """As it travels."""
+        if self.update:
+            return WRITE_MODE_UPDATE
+        return WRITE_MODE_OVERWRITE if self.overwrite else WRITE_MODE_MERGE
 
 
 WHOLE_ROWS = WriteMode()

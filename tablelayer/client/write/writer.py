@@ -37,8 +37,6 @@ from tablelayer.model.batches.batch import encode_arrow_batch
 from tablelayer.model.batches.ipc import ROWS_PER_MESSAGE_MAX
 from tablelayer.model.errors import TableError
 from tablelayer.model.messages.write import (
-    WRITE_MODE_MERGE,
-    WRITE_MODE_OVERWRITE,
     AppendRowsRequest,
     AppendRowsResponse,
     PutRowsRequest,
@@ -484,7 +482,7 @@ class Writer:
                 acks=acks,
                 timeout_ms=timeout_ms,
                 target_columns=None if mode.target_columns is None else list(mode.target_columns),
-                write_mode=WRITE_MODE_OVERWRITE if mode.overwrite else WRITE_MODE_MERGE,
+                write_mode=mode.number,
                 buckets=[WriteBucket(bucket=batch.bucket, batch=batch.data) for batch in batches],
             )
             answer = await connection.request(put, PutRowsResponse, timeout_ms=deadline.remaining_ms)

@@ -12,6 +12,8 @@ WRITE_MODE_MERGE = 0
 """PutRows: rows go through the table's merge rules."""
 WRITE_MODE_OVERWRITE = 1
 """PutRows: rows replace what is there."""
+WRITE_MODE_UPDATE = 2
+"""PutRows: the target columns of rows that are there are replaced; no row is made."""
 
 
 class WriteBucket(Struct):

@@ -51,9 +51,10 @@ class WriteHandlers:
         definition = self._targets.written(context, request.table_id)
         check_key_table(definition)
         targets = None if request.target_columns is None else tuple(request.target_columns)
-        if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE):
+        if request.write_mode not in (m.WRITE_MODE_MERGE, m.WRITE_MODE_OVERWRITE, m.WRITE_MODE_UPDATE):
             raise TableError(TableErrorCode.INVALID_ROW, f"write mode {request.write_mode} does not exist")
-        overwrite = request.write_mode == m.WRITE_MODE_OVERWRITE
+        update = request.write_mode == m.WRITE_MODE_UPDATE
+        overwrite = update or request.write_mode == m.WRITE_MODE_OVERWRITE
         if overwrite and definition.settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
             raise TableError(
                 TableErrorCode.INVALID_ROW,
@@ -64,7 +65,7 @@ class WriteHandlers:
         async def put(part: m.WriteBucket) -> AppendInfo:
             bucket = self._targets.bucket(definition, part.bucket, KeyBucket)
             return await bucket.put(
-                part.batch, targets, request.acks, request.timeout_ms, overwrite=overwrite
+                part.batch, targets, request.acks, request.timeout_ms, overwrite=overwrite, update=update
             )
 
         return m.PutRowsResponse(buckets=await self._write(definition, request, put))

@@ -184,6 +184,7 @@ class KeyBucket(TableBucket):
         timeout_ms: int,
         *,
         overwrite: bool = False,
+        update: bool = False,
     ) -> AppendInfo:
         """A batch of a table client; `targets` are column ids of the writer's schema.
 
@@ -191,7 +192,7 @@ class KeyBucket(TableBucket):
         """
         writer = Writer.of(write_header(batch))
         return await self.write_rows(
-            lambda now: decode_put(batch, now, targets, overwrite=overwrite),
+            lambda now: decode_put(batch, now, targets, overwrite=overwrite, update=update),
             writer,
             opened_size_of(batch),
             acks,
@@ -199,7 +200,7 @@ class KeyBucket(TableBucket):
         )
 
     async def insert_absent(self, keys: memoryview, schema: Schema, keys_max: int, timeout_ms: int) -> None:
-        """R15: rows of nulls for the keys that are not there, as R6.6 writes them. Returns when they are stored.
+        """R15: rows for the keys that are not there, as R6.6 writes them. Returns when they are stored.
 
         `schema`: the one that the keys are of. Two callers may both miss a key; the second one's write then finds it
         there and changes nothing.

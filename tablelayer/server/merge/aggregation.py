@@ -324,5 +324,5 @@ def warm() -> None:
     order, of_row, *_ = chain.arguments()
     kernels.newest_version(order, of_row, sealed(flags[:1]), versions, valid, winner)
     kernels.existence(
-        order, of_row, sealed(flags[:1]), sealed(flags), sealed(flags[:1]), flags.copy(), flags.copy()
+        order, of_row, sealed(flags[:1]), sealed(flags), sealed(flags[:1]), True, flags.copy(), flags.copy()
     )

@@ -65,6 +65,7 @@ class Operations(msgspec.Struct, frozen=True):
     deletes    bool[n], true for deletes; None if there are none
     targets    positions of the columns written (key included); None for all
     overwrite  past the merge engine: rows replace what is there (R9.10)
+    update     only rows that are there are written, none is made (R6.10); there are no deletes then
     sent_as    what number each row had in the writer's batch, for errors; None if it is the same
     """
 
@@ -72,6 +73,7 @@ class Operations(msgspec.Struct, frozen=True):
     deletes: Mask | None = None
     targets: frozenset[int] | None = None
     overwrite: bool = False
+    update: bool = False
     sent_as: Indices | None = None
 
     def select(self, at: Indices) -> Operations:
@@ -129,7 +131,10 @@ def merge(
     engine = None if operations.overwrite else rules.engine
     groups = _Groups(row_keys(schema, rows))
     stored = _Stored(schema, read_stored(groups.keys))
-    before, after = _existence(rules, groups, stored, deletes, targets)
+    if operations.update:
+        before = after = stored.exists[groups.of_row]
+    else:
+        before, after = _existence(rules, groups, stored, deletes, targets)
     updated, inserted, deleted = before & after, ~before & after, before & ~after
     if targets is not None and _is_key_only(rules, targets):
         if deletes is None:
@@ -286,17 +291,31 @@ def _existence(
         return before, after
     from tablelayer.server.merge.fold_kernels import existence  # numba: only who needs it waits for it
 
-    removes = np.ones(len(groups.keys), np.bool_)
+    removes, removes_new = np.ones(len(groups.keys), np.bool_), True
     if targets is not None:
         # What is not null outside of the targets keeps the row (R6.7); an auto-increment column always is.
-        removes[:] = (
-            False if rules.auto_increment is not None else _others_are_null(rules.schema, stored, targets)
+        removes_new = rules.auto_increment is None and not any(
+            index not in targets and (column.default is not None or not column.nullable)
+            for index, column in enumerate(rules.schema.columns)
         )
+        removes[:] = rules.auto_increment is None and _others_are_null(rules.schema, stored, targets)
     existence(
         sealed(groups.order), sealed(groups.of_row), sealed(stored.exists), sealed(deletes), sealed(removes),
-        before, after,
+        removes_new, before, after,
     )  # fmt: skip
     return before, after
+
+
+def _made_here(groups: _Groups, inserted: Mask) -> pa.Array:
+    """bool[n]: the row after an operation is one that this batch has made, and not the stored one."""
+    order = groups.order
+    of = groups.of_row[order]
+    places = np.arange(len(order))
+    begins = np.flatnonzero(np.diff(of, prepend=-1))
+    last_made = np.maximum.accumulate(np.where(inserted[order], places, -1))
+    made = np.empty(len(order), np.bool_)
+    made[order] = last_made >= begins[of]
+    return pa.array(made)
 
 
 def _first_rows(groups: _Groups, stored: _Stored) -> Indices:
@@ -345,6 +364,7 @@ def _images(
     no_deletes = np.zeros(rows.num_rows, np.bool_)
     chain = Chain(groups.order, groups.of_row, before, no_deletes if deletes is None else deletes)
     of_row = pa.array(groups.of_row)
+    made: pa.Array | None = None
     columns = []
     for index, column in enumerate(schema.columns):
         if index == rules.auto_increment:
@@ -357,8 +377,10 @@ def _images(
             columns.append(pick(given, stored.rows.column(index), kept, FIRST))
         elif targets is not None and index not in targets:
             others = stored.rows.column(index).take(of_row)
-            # Null in a NOT NULL column: there is no row yet.
-            columns.append(others if column.nullable else others.fill_null(column.default_scalar()))
+            if column.default is not None:
+                made = _made_here(groups, inserted) if made is None else made
+                others = pc.if_else(made, column.default_scalar(), others)
+            columns.append(others)
         elif column.name in schema.primary_key:
             columns.append(rows.column(index))
         elif engine is MergeEngine.AGGREGATION:
@@ -373,11 +395,8 @@ def _images(
 def _others_are_null(schema: Schema, stored: _Stored, targets: frozenset[int]) -> Mask:
     """bool[groups]: every column outside of the targets is null (or there is no row)."""
     null = np.ones(len(stored.exists), np.bool_)
-    for index, column in enumerate(schema.columns):
+    for index in range(len(schema.columns)):
         if index not in targets:
-            if not column.nullable:  # a row has a value here, if only its default
-                null[:] = False
-                return null
             valid = validity(stored.rows.column(index))
             if valid is None:
                 null[:] = False

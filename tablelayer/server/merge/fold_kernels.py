@@ -30,19 +30,21 @@ PRODUCT: Final = 1
 
 @njit(cache=True, nogil=True)
 def existence(
-    order: Indices, of_row: Indices, stored: Mask, deletes: Mask, removes: Mask, before: Mask, after: Mask
-) -> None:
-    """Whether there is a row before and after each operation. `removes[group]`: a delete takes the row away, rather
-    than leaving the rest of it."""
-    group, present = -1, False
+    order: Indices, of_row: Indices, stored: Mask, deletes: Mask, removes: Mask, removes_new: bool, before: Mask,
+    after: Mask,
+) -> None:  # fmt: skip
+    """Whether there is a row before and after each operation. `removes[group]`: a delete takes the stored row away,
+    rather than leaving the rest of it; `removes_new`: so it does with a row that the batch has made."""
+    group, present, made = -1, False, False
     for row in order:
         if of_row[row] != group:
             group = of_row[row]
-            present = stored[group]
+            present, made = stored[group], False
         before[row] = present
         if not deletes[row]:
+            made = made or not present
             present = True
-        elif removes[group]:
+        elif removes_new if made else removes[group]:
             present = False
         after[row] = present
 

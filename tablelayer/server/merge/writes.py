@@ -82,10 +82,12 @@ def compression_of(definition: TableDefinition, rows: pa.RecordBatch) -> ArrowCo
     )
 
 
-def target_columns(definition: TableDefinition, schema: Schema, column_ids: Sequence[int]) -> list[Column]:
+def target_columns(
+    definition: TableDefinition, schema: Schema, column_ids: Sequence[int], *, inserts: bool = True
+) -> list[Column]:
     """The target columns in the writer's schema. Raises TableError(INVALID_TARGET_COLUMNS): R6.1, R6.2, R6.9.
 
-    What is outside of them must be nullable in the table as it is now, or have a default.
+    If the write may insert rows, what is outside of them must be nullable in the table as it is now, or have a default.
     """
     latest, settings = definition.schema, definition.settings
     if settings.merge_engine in (MergeEngine.FIRST_ROW, MergeEngine.VERSIONED):
@@ -107,7 +109,7 @@ def target_columns(definition: TableDefinition, schema: Schema, column_ids: Sequ
     for column in schema.key_columns:
         if positions[column.id] not in targets:
             raise _target_error(f"key column '{column.name}' must be one of them")
-    for column in latest.columns:
+    for column in latest.columns if inserts else ():
         if column.id not in column_ids and not column.nullable and column.default is None:
             raise _target_error(f"column '{column.name}' is NOT NULL and would be left out")
     return [schema.columns[position] for position in targets]
@@ -121,7 +123,7 @@ def check_insertable(definition: TableDefinition) -> list[Column]:
 
 
 def key_insertions(definition: TableDefinition, keys: pa.RecordBatch) -> Operations:
-    """Rows of nulls for keys, which are in the primary key's order (R6.6, R15). Raises TableError."""
+    """Rows of which only the key is set, for keys in the primary key's order (R6.6, R15). Raises TableError."""
     schema = definition.schema
     targets = frozenset(schema.index(column.name) for column in check_insertable(definition))
     check_rows(keys.num_rows, schema.columns, STORED_BYTES_MAX)
@@ -183,15 +185,17 @@ def decode_put(
     target_ids: Sequence[int] | None,
     *,
     overwrite: bool = False,
+    update: bool = False,
 ) -> Operations:
     """The operations of a write to a primary-key table, in its latest schema. `target_ids`: the target columns
-    in the writer's schema; None for all. Raises KafkaError or TableError; R4.1, R5, R6, R10.
+    in the writer's schema; None for all. `update`: only rows that are there are written (R6.10). Raises KafkaError or
+    TableError; R4.1, R5, R6, R10.
     """
     latest = definition.schema
     parsed, schema = parse_write(batch, definition)
     columns: Sequence[Column] = schema.columns
     if target_ids is not None:
-        columns = target_columns(definition, schema, target_ids)
+        columns = target_columns(definition, schema, target_ids, inserts=not update)
     try:
         sent = schema.arrow() if target_ids is None else pa.schema([column.field() for column in columns])
         rows = parsed.to_record_batch(sent, untrusted=True)
@@ -222,6 +226,8 @@ def decode_put(
             )
         if not deletes.any():
             deletes = None
+    if update and deletes is not None:
+        raise TableError(TableErrorCode.INVALID_ROW, "an update of rows that are there has no deletes")
     check_columns(columns, rows, deletes, latest.primary_key, partial=targets is not None)
     _check_value_format(definition, columns, rows)
     check_rows_of_partition(definition, rows)
@@ -234,7 +240,7 @@ def decode_put(
             ],
             schema=latest.arrow(),
         )
-    return admit(definition, Operations(rows, deletes, targets, overwrite))
+    return admit(definition, Operations(rows, deletes, targets, overwrite, update))
 
 
 def statistics_of(definition: TableDefinition, schema: Schema, rows: pa.RecordBatch) -> bytes:
@@ -305,15 +311,9 @@ def check_columns(
                 bad = _nulls(values) if deletes is None else _nulls(values) & ~deletes
                 if bad.any():
                     raise _null_error(column, bad)
-        if column.type.is_nested:
-            check_inside(column, values if deletes is None else pc.if_else(pa.array(deletes), None, values))
-        if column.type.kind is TypeKind.CHAR and len(values):
-            longest = pc.max(pc.utf8_length(values)).as_py() or 0
-            if longest > column.type.length:
-                raise TableError(
-                    TableErrorCode.INVALID_ROW,
-                    f"column '{column.name}': a text of {longest} characters does not fit into {column.type}",
-                )
+        if column.type.is_nested or column.type.kind is TypeKind.CHAR:
+            counts = deletes is None or column.name in primary_key
+            check_inside(column, values if counts else pc.if_else(pa.array(deletes), None, values))
 
 
 def _check_value_format(definition: TableDefinition, columns: Sequence[Column], rows: pa.RecordBatch) -> None:

@@ -69,7 +69,8 @@ class Oracle:
             return self._delete(at, old, columns, overwrite=overwrite)
         targets = [name for name in (self.values if columns is None else columns) if name not in self.key]
         if old is None:
-            new = {**dict.fromkeys(self.definition.schema.names), **dict(zip(self.key, at, strict=True))}
+            defaults = {each.name: each.default_scalar().as_py() for each in self.definition.schema.columns}
+            new = {**defaults, **dict(zip(self.key, at, strict=True))}
             new.update({name: row[name] for name in targets if name != self.numbered})
             if self.numbered is not None:
                 new[self.numbered] = self._number()

@@ -13,6 +13,7 @@ from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.tests.server.oracle import Operation, Row, bitmap32, bitmap64
 
 KEY = ("k1", "k2")
+DEFAULTS = {"a": "7", "c": "'dflt'", "f": "-5", "g": "TRUE", "i": "'2024-09-19'"}
 TYPES = {
     "a": "TINYINT", "b": "DECIMAL(10, 2)", "c": "STRING", "d": "TIMESTAMP(3)", "e": "DOUBLE", "f": "BIGINT",
     "g": "BOOLEAN", "h": "FLOAT", "i": "DATE", "j": "DECIMAL(30, 3)", "x": "BYTES", "y": "BYTES",
@@ -52,7 +53,9 @@ def random_definition(rng: random.Random, name: str = "t") -> TableDefinition:
         if engine in (None, MergeEngine.AGGREGATION):
             behaviors += ["ALLOW", "ALLOW", "ALLOW"]
         options["table.delete.behavior"] = rng.choice(behaviors)
-    text = ", ".join(f"{column} {TYPES[column]}" for column in columns)
+    some = random.Random(rng.getstate()[1][0])  # without taking numbers of `rng`
+    defaults = {name: f" DEFAULT {text}" for name, text in DEFAULTS.items() if some.random() < 0.5}
+    text = ", ".join(f"{column} {TYPES[column]}{defaults.get(column, '')}" for column in columns)
     if rng.random() < 0.3:
         text += ", number BIGINT"
         options["auto-increment.fields"] = "number"

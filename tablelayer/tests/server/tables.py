@@ -155,12 +155,14 @@ class Table:
         acks: int = -1,
         target_columns: list[int] | None = None,
         overwrite: bool = False,
+        update: bool = False,
     ) -> m.WrittenBucket | m.PutRowsResponse:
         """The bucket's answer, or the response if it failed as a whole."""
+        mode = m.WRITE_MODE_OVERWRITE if overwrite else m.WRITE_MODE_MERGE
         answer = await self.broker.send(
             m.PutRowsRequest(
                 table_id=self.table_id, acks=acks, timeout_ms=5000, target_columns=target_columns,
-                write_mode=m.WRITE_MODE_OVERWRITE if overwrite else m.WRITE_MODE_MERGE,
+                write_mode=m.WRITE_MODE_UPDATE if update else mode,
                 buckets=[m.WriteBucket(bucket=bucket, batch=batch)],
             )
         )  # fmt: skip
@@ -171,6 +173,7 @@ class Table:
         *operations: tuple[str, Row],
         columns: Sequence[str] | None = None,
         overwrite: bool = False,
+        update: bool = False,
         **options: Any,
     ) -> m.WrittenBucket:
         """Operations ("+", row) and ("-", row) in one batch."""
@@ -178,7 +181,7 @@ class Table:
         schema = self.definition.schema
         ids = None if columns is None else [schema.column(each).id for each in columns]
         batch = self.batch([row for _, row in operations], changes, columns, **options)
-        answer: Any = await self.put_batch(batch, target_columns=ids, overwrite=overwrite)
+        answer: Any = await self.put_batch(batch, target_columns=ids, overwrite=overwrite, update=update)
         return answer
 
     async def append(self, rows: Sequence[Row], *, bucket: int = 0, acks: int = -1, **options: Any) -> Any:

@@ -248,7 +248,7 @@ async def test_r4_2_random_changes_and_writes_equal_a_dict_through_every_face(
             ids = {column.id for column in chosen}
             for row in rows:
                 old = model.rows.get(row[key])
-                kept = {c.id: None if c.nullable else text_value(c, c.default) for c in latest.schema.columns}
+                kept = {c.id: text_value(c, c.default) for c in latest.schema.columns}
                 if old is not None:
                     seen = model.seen(old, latest)
                     kept = {c.id: seen[c.name] for c in latest.schema.columns}
@@ -451,11 +451,17 @@ async def test_r4_2_a_partial_update_gives_the_default_where_there_must_be_a_val
         for key in (1, 2):
             answer = await old.put(("+", {"k": key, "a": 9}), columns=["k", "a"])
             assert answer.error_code == 0, answer.error_message
-        # R6.4: a nullable column that is left out is null in a new row, whatever its default.
+        # R6.4: a column that is left out has its default in a new row.
         assert await table.state() == [
             {"k": 1, "a": 9, "b": 1, "n": "dflt", "m": 3},
-            {"k": 2, "a": 9, "b": None, "n": "dflt", "m": None},
+            {"k": 2, "a": 9, "b": None, "n": "dflt", "m": 3},
         ]
+        # R4: also one that the writer's schema does not know has the default of now, not that of its ADD.
+        newer = await table.alter("ALTER COLUMN m SET DEFAULT 4")
+        await old.put(("+", {"k": 4, "a": 9}), columns=["k", "a"])
+        await old.put(("+", {"k": 5, "a": 9, "b": None}))
+        assert {row["k"]: row["m"] for row in await newer.state()} == {1: 3, 2: 3, 4: 4, 5: 3}
+        await old.put(("-", {"k": 4}), ("-", {"k": 5}))
         # R6.7: what must have a value keeps the row.
         await old.put(("-", {"k": 2, "a": None}), columns=["k", "a"])
         await old.put(("+", {"k": 3, "a": 1}), ("-", {"k": 3, "a": None}), columns=["k", "a"])

@@ -421,13 +421,79 @@ async def test_r6_3_all_columns_as_targets_are_an_ordinary_upsert(tmp_path: Path
         assert await table.changelog(3) == [("-D", wide(1, 1, clicks=2))]
 
 
-async def test_r6_4_an_absent_row_gets_nulls_outside_of_the_targets(tmp_path: Path) -> None:
+async def test_r6_4_an_absent_row_gets_nulls_where_there_are_no_defaults(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(WIDE)
         await table.put(
             ("+", {"user_id": 1, "item_id": 1, "clicks": 3}), columns=["user_id", "item_id", "clicks"]
         )
         assert await table.changelog() == [("+I", wide(1, 1, clicks=3))]
+
+
+async def test_r6_4_an_absent_row_gets_the_defaults_of_columns_outside_of_the_targets(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(
+            "k INT, a INT DEFAULT 7, b INT, n STRING NOT NULL DEFAULT 'x', PRIMARY KEY (k) NOT ENFORCED"
+        )
+        await table.put(("+", {"k": 1, "b": 1}), ("+", {"k": 1, "b": 2}), columns=["k", "b"])
+        first, second = ({"k": 1, "a": 7, "b": b, "n": "x"} for b in (1, 2))
+        assert await table.changelog() == [("+I", first), ("-U", first), ("+U", second)]
+        await table.put(("+", {"k": 1, "a": None}), columns=["k", "a"])
+        # What is there stays null, also behind a row that is made.
+        await table.put(("+", {"k": 0, "b": 9}), ("+", {"k": 1, "b": 3}), columns=["k", "b"])
+        await table.put(("+", {"k": 2}), columns=["k"])
+        assert await table.state() == [
+            {"k": 0, "a": 7, "b": 9, "n": "x"}, {"k": 1, "a": None, "b": 3, "n": "x"},
+            {"k": 2, "a": 7, "b": None, "n": "x"},
+        ]  # fmt: skip
+
+
+async def test_r6_7_a_default_keeps_the_row_that_a_partial_write_of_the_same_batch_has_made(
+    tmp_path: Path,
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k INT, a INT DEFAULT 7, b INT, PRIMARY KEY (k) NOT ENFORCED")
+        await table.put(("+", {"k": 1, "a": None, "b": 1}))
+        clear, write = {"k": 1, "b": None}, {"k": 1, "b": 2}
+        await table.put(("-", clear), ("+", write), ("-", clear), columns=["k", "b"])
+        stored, made, kept = ({"k": 1, "a": a, "b": b} for a, b in ((None, 1), (7, 2), (7, None)))
+        assert await table.changelog() == [
+            ("+I", stored), ("-D", stored), ("+I", made), ("-U", made), ("+U", kept),
+        ]  # fmt: skip
+        assert await table.state() == [kept]
+
+
+@pytest.mark.parametrize("engine", [None, "aggregation"])
+async def test_r6_10_an_update_sets_columns_of_rows_that_are_there_and_makes_none(
+    tmp_path: Path, engine: str | None
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        given = {} if engine is None else {"table.merge-engine": engine, "fields.a.agg": "sum"}
+        table = await all_tables.create(
+            "k INT, a INT, b INT NOT NULL, PRIMARY KEY (k) NOT ENFORCED", given=given
+        )
+        await table.put(("+", {"k": 1, "a": 1, "b": 5}), ("+", {"k": 3, "a": 3, "b": 6}))
+        answer = await table.put(
+            *(("+", {"k": k, "a": a}) for k, a in ((1, 2), (2, 9), (1, 4), (2, 8))),
+            columns=["k", "a"],
+            update=True,
+        )
+        assert answer.error_code == 0, answer.error_message
+        assert await table.changelog(2) == [
+            ("-U", {"k": 1, "a": 1, "b": 5}), ("+U", {"k": 1, "a": 2, "b": 5}),
+            ("-U", {"k": 1, "a": 2, "b": 5}), ("+U", {"k": 1, "a": 4, "b": 5}),
+        ]  # fmt: skip
+        assert await table.state() == [{"k": 1, "a": 4, "b": 5}, {"k": 3, "a": 3, "b": 6}]
+        assert await table.count() == 2
+        whole = await table.put(("+", {"k": 4, "a": 4, "b": 4}), ("+", {"k": 3, "a": 0, "b": 0}), update=True)
+        assert whole.error_code == 0
+        assert (await table.state())[1:] == [{"k": 3, "a": 0, "b": 0}]
+        await unchanged(
+            table,
+            table.put(("-", {"k": 1, "a": None}), columns=["k", "a"], update=True),
+            TableErrorCode.INVALID_ROW,
+            "no deletes",
+        )
 
 
 async def test_r6_5_a_present_row_keeps_its_other_columns_and_a_null_overwrites(tmp_path: Path) -> None:
