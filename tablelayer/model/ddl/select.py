@@ -482,7 +482,8 @@ def _literal(expression: exp.Expr) -> tuple[bool, Value]:
             kind = expression.to.this
             if kind == exp.DataType.Type.DATE:
                 return True, typed(inner.this, DATE)
-            if kind == exp.DataType.Type.TIMESTAMP and not expression.to.expressions:
+            naive = (exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPNTZ)
+            if kind in naive and not expression.to.expressions:
                 return True, typed(inner.this, timestamp(6))
     except ValueError:
         return False, None

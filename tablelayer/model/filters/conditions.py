@@ -33,6 +33,15 @@ _INTEGERS = frozenset({TypeKind.TINYINT, TypeKind.SMALLINT, TypeKind.INT, TypeKi
 _TEXTS = frozenset({TypeKind.STRING, TypeKind.CHAR})
 SPARK, DUCKDB = "spark", "duckdb"
 _IN_MAX = 200_000
+_MOMENT_TYPES: dict[str, dict[TypeKind, tuple[str, ...]]] = {
+    SPARK: {TypeKind.DATE: ("date",), TypeKind.TIMESTAMP: ("timestampntz",)},
+    DUCKDB: {
+        TypeKind.DATE: ("date",),
+        TypeKind.TIMESTAMP: ("timestamp", "timestampntz"),
+        TypeKind.TIMESTAMP_LTZ: ("timestamptz", "timestamp", "timestampntz"),
+    },
+}
+"""The types of literals that compare with a column of a kind as they are written, as sqlglot calls them."""
 _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -185,7 +194,7 @@ class _Translation:
         literal = tree.this if negative else tree
         if kind is TypeKind.BOOLEAN and isinstance(literal, sql.Boolean):
             return bool(literal.this)
-        if kind in (TypeKind.DATE, TypeKind.TIMESTAMP):
+        if kind in (TypeKind.DATE, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ):
             return None if negative else self._moment(literal, column)
         if not isinstance(literal, sql.Literal):
             return None
@@ -204,19 +213,18 @@ class _Translation:
         return None
 
     def _moment(self, literal: Any, column: Column) -> str | None:
-        """DATE '...' and, where no session's time zone plays a part, TIMESTAMP '...' and bare texts."""
+        """DATE '...', TIMESTAMP_NTZ '...' and, where no session's time zone plays a part (DuckDB's is UTC here),
+        TIMESTAMP '...', TIMESTAMPTZ '...' and bare texts."""
         from sqlglot import expressions as sql
 
         kind, bare = column.type.kind, literal
         if isinstance(literal, sql.Cast) and isinstance(literal.this, sql.Literal):
-            if not literal.to.is_type("date" if kind is TypeKind.DATE else "timestamp"):
+            if literal.to.expressions or not literal.to.is_type(*_MOMENT_TYPES[self._dialect].get(kind, ())):
                 return None
             bare = literal.this
         elif self._dialect != DUCKDB:
             return None
         if not isinstance(bare, sql.Literal) or not bare.is_string:
-            return None
-        if kind is TypeKind.TIMESTAMP and (self._dialect != DUCKDB or column.type.precision > 6):
             return None
         try:
             value = typed(str(bare.this), column.type)

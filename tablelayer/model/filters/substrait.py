@@ -8,7 +8,9 @@ does not follow from its rows. No node gives more than 16 bytes a row.
 Bounds, checked while reading: `DEPTH_MAX` (a chain of ANDs or of ORs is one level, however long), `NODES_MAX` (the
 values of an IN do not count: they become one sorted set), and `FIELDS_MAX` of protobuf that the interpreter walks over.
 
-Null semantics are SQL's: a comparison with null is null, AND, OR and NOT are three-valued. FLOAT and DOUBLE compare
+Null semantics are those of pyarrow, which writes the expressions: a comparison with null is null, AND, OR and NOT are
+three-valued; IN is false for null, or true if null is among its values, and never null (SQL's IN is null there: what is
+made of a condition in SQL says so with `column < column`). FLOAT and DOUBLE compare
 as IEEE 754 says: NaN equals nothing. Messages and field numbers: substrait.io, proto/substrait/algebra.proto and
 extended_expression.proto.
 """
@@ -151,17 +153,19 @@ class Comparison(Node, frozen=True):
 
 
 class OneOf(Node, frozen=True):
-    """IN. `values`: each once, ascending, of the column's type, no null and no NaN; a zero has both signs."""
+    """IN. `values`: each once, ascending, of the column's type, no null and no NaN; a zero has both signs. `of_null`:
+    what it is for null."""
 
     column: int
     type: DataType
     values: pa.Array
+    of_null: bool
 
     def outcomes(self, find: Find) -> int:
         statistics = find(self.column)
         if statistics is None:
-            return ANY
-        found = NULL if statistics.null_count else 0
+            return TRUE | FALSE
+        found = 0 if not statistics.null_count else TRUE if self.of_null else FALSE
         if not statistics.value_count:
             return found
         low, high = statistics.lowest, statistics.highest
@@ -178,7 +182,7 @@ class OneOf(Node, frozen=True):
     def evaluate(self, arrays: Arrays) -> pa.Array:
         array = arrays[self.column]
         found = self._among(array)
-        return found if not array.null_count else pc.if_else(array.is_valid(), found, None)
+        return found if not array.null_count else pc.if_else(array.is_valid(), found, self.of_null)
 
     def _among(self, array: pa.Array) -> pa.Array:
         """Arrow makes a table of the values for each batch: of few rows each is looked up instead."""
@@ -699,8 +703,7 @@ class TreeReader:
         if column is None:
             raise ValueError("an IN must have a column on its left")
         values, has_null = _values(Options.of(data), data, self._types[column])
-        found = OneOf(column, self._types[column], values)
-        return Junction((found, Constant(None)), conjunctive=False) if has_null else found
+        return OneOf(column, self._types[column], values, has_null)
 
     def _column(self, data: memoryview) -> int | None:
         number, value = next(self._fields(data), (0, 0))
