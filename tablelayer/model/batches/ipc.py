@@ -1,8 +1,9 @@
 """Rows on the wire: one encapsulated Arrow IPC record batch message, without the schema.
 
 Both sides know the schema by its id, so it never travels. A message is metadata (a flatbuffer) and a body of
-buffers; its length is a multiple of 8. Decoding copies nothing unless the buffers are compressed: the rows
-keep the given buffer alive. Source: Arrow columnar format, "Encapsulated message format".
+buffers; its length is a multiple of 8. Decoding copies nothing unless the buffers are compressed, or lie at an address
+that is no multiple of 8, as what came from the network may: else the rows keep the given buffer alive. Source: Arrow
+columnar format, "Encapsulated message format".
 
 What a stranger sent is checked in two steps: all that the metadata says (`ipc_metadata`), so that a message costs no
 more than its bounds allow and a projection of it can be read too; then, decompressed, every offset, null count and
@@ -11,6 +12,7 @@ text, by Arrow.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import pyarrow as pa
@@ -35,6 +37,10 @@ that was written, and log of before there were bounds is to be read too."""
 _CODECS = {ArrowCompression.ZSTD: "zstd", ArrowCompression.LZ4_FRAME: "lz4"}
 _CODEC_NUMBERS = {ArrowCompression.NONE: -1, ArrowCompression.LZ4_FRAME: 0, ArrowCompression.ZSTD: 1}
 _UNBOUNDED = (1 << 63) - 1
+_ALIGNMENT = 8
+"""Of buffers: Arrow's engine warns of less, and copies."""
+_NUMBERED = re.compile(r"\bIn column ([0-9]+): (Invalid: )?")
+"""How Arrow names a column that is not valid."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -83,7 +89,10 @@ def decode_ipc(
                 f"an Arrow batch says that its compression is {compression}, and it has another one"
             )
     try:
-        message = pa.ipc.read_message(pa.py_buffer(buffer))
+        given = pa.py_buffer(buffer)
+        if given.address % _ALIGNMENT:
+            given = pa.py_buffer(bytes(buffer))
+        message = pa.ipc.read_message(given)
         if message.type != "record batch":
             raise DecodeError(f"an Arrow message of rows was expected, this is a {message.type} message")
         batch = pa.ipc.read_record_batch(message, arrow_schema)
@@ -93,7 +102,8 @@ def decode_ipc(
                 if not batch.num_rows or pa.types.is_nested(column.type):
                     _check_offsets_of_nothing(column)
     except (pa.ArrowException, EOFError, OSError, TypeError, ValueError) as error:
-        raise DecodeError(f"these bytes are not an Arrow batch of the expected columns: {error}") from error
+        reason = _NUMBERED.sub(lambda found: f"column '{arrow_schema.names[int(found[1])]}': ", str(error))
+        raise DecodeError(f"these bytes are not an Arrow batch of the expected columns: {reason}") from error
     return batch
 
 

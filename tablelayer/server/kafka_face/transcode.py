@@ -58,6 +58,9 @@ Indices = npt.NDArray[np.int64]
 
 CHANGE_TYPE_HEADER: Final = "change-type"
 _LOG_APPEND_TIME: Final = 0x08
+_EXCERPT_LENGTH: Final = 60
+_ONE_VALUE: Final = rb'(?s)^\s*("([^"\\]|\\.)*"|[^\s",:\[\]{}]+)\s*$'
+"""A text or a word: what stands alone for a key."""
 
 
 def to_kafka(
@@ -397,25 +400,35 @@ def _deleted_rows(records: RecordColumns, at: Indices, table: TableDefinition) -
         raise RowError(first, None, f"its value is {value} and its key is null: which row is to be deleted?")
     keys = binary_array(*gather(records.payload, records.key_start[at], length))
     settings = table.settings
-    make_field = None
+    make_field, wrapped, bare = None, keys, None
     try:
         if settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
-            keys = key_payloads(keys)
+            wrapped = keys = key_payloads(keys)
             make_field = Conventions(settings.debezium_time, settings.debezium_decimals).field
         if len(table.schema.primary_key) == 1:
-            keys = _wrapped(keys, table)
-        return _key_rows(json_to_rows(keys, _key_columns(table), make_field=make_field), table.schema)
+            wrapped, bare = _wrapped(keys, table)
+        return _key_rows(json_to_rows(wrapped, _key_columns(table), make_field=make_field), table.schema)
     except RowError as error:
+        if error.column is None and bare is not None and bare[error.index].as_py():
+            (column,) = table.schema.key_columns
+            error = _no_value(error.index, keys, column)
         raise RowError(error.index, error.column, f"in the record's key, {error.reason}") from error
 
 
-def _wrapped(keys: pa.BinaryArray, table: TableDefinition) -> pa.BinaryArray:
-    """Keys of one column as JSON objects: bare values get the column's name."""
+def _no_value(row: int, keys: pa.BinaryArray, column: Column) -> RowError:
+    text = keys[row].as_py().decode(errors="replace")
+    shown = text if len(text) <= _EXCERPT_LENGTH else text[:_EXCERPT_LENGTH] + "..."
+    reason = f"{shown} is no value of {column.type} in JSON, nor an object with the field '{column.name}'"
+    return RowError(row, column.name, reason)
+
+
+def _wrapped(keys: pa.BinaryArray, table: TableDefinition) -> tuple[pa.BinaryArray, pa.BooleanArray]:
+    """Keys of one column as JSON objects, and which of them were bare values and got the column's name."""
     (column,) = table.schema.key_columns
     bare = pc.invert(pc.match_substring_regex(keys, pattern=rb"^\s*\{"))
     if not pc.any(bare).as_py():
-        return keys
-    values = keys
+        return keys, bare
+    values, was_bare = keys, bare
     if column.type.kind in (TypeKind.CHAR, TypeKind.STRING):
         # A text that is not in quotes stands for itself.
         unquoted = pc.and_(bare, pc.invert(pc.match_substring_regex(keys, pattern=rb'^\s*"')))
@@ -428,8 +441,11 @@ def _wrapped(keys: pa.BinaryArray, table: TableDefinition) -> pa.BinaryArray:
             ) from error
         values = pc.replace_with_mask(keys, unquoted, quoted)
         bare = pc.and_(bare, pc.invert(unquoted))
+    # With the brackets that come round it, what is more than one value could be another object: it stays an error.
+    several = pc.and_(bare, pc.invert(pc.match_substring_regex(values, pattern=_ONE_VALUE)))
+    values = pc.if_else(several, b"]", values)
     front = json.dumps(column.name, ensure_ascii=False).encode()
     wrapped = pc.binary_join_element_wise(
         pa.scalar(b"{" + front + b":"), values, pa.scalar(b"}"), pa.scalar(b"")
     )
-    return pc.if_else(bare, wrapped, values)
+    return pc.if_else(bare, wrapped, values), was_bare

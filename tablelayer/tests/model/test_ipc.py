@@ -41,6 +41,25 @@ def test_damaged_messages_are_decode_errors(
         decoded.validate(full=True)
 
 
+@given(batches(max_rows=6), st.sampled_from([None, *ArrowCompression]), st.integers(0, 15))
+def test_rows_at_an_odd_address_are_aligned(
+    drawn: tuple[Schema, pa.RecordBatch], compression: ArrowCompression | None, shift: int
+) -> None:
+    schema, batch = drawn
+    message = bytes(encode_ipc(batch, compression))
+    decoded = decode_ipc(memoryview(bytes(shift) + message)[shift:], schema.arrow())
+    assert decoded.equals(batch)
+    buffers = [buffer for column in decoded.columns for buffer in column.buffers() if buffer is not None]
+    assert [buffer.address % 8 for buffer in buffers if buffer.size] == [0] * sum(b.size > 0 for b in buffers)
+
+
+def test_invalid_utf8_names_its_column() -> None:
+    rows = pa.record_batch({"a": pa.array([1]), "name": pa.array([b"\xff"])})
+    schema = pa.schema([("a", pa.int64()), ("name", pa.string())])
+    with pytest.raises(DecodeError, match="column 'name': Invalid UTF8"):
+        decode_ipc(encode_ipc(rows), schema, untrusted=True)
+
+
 def test_another_schema_is_refused() -> None:
     message = encode_ipc(pa.record_batch({"a": pa.array([1, 2])}))
     with pytest.raises(DecodeError):

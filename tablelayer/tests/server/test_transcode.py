@@ -147,6 +147,19 @@ def test_a_bare_key_stands_for_the_one_key_column(key: bytes, expected: str) -> 
     assert written.rows.column("k").to_pylist() == ["other", expected]
 
 
+@pytest.mark.parametrize(
+    "key", [b"seven", b"7x", b'7,"k":8', b'7}, {"k":8', b"[7]", b"7 8", b"", b'"7', b"\xff"]
+)
+def test_a_bare_key_that_is_no_value_is_quoted_as_it_was_sent(key: bytes) -> None:
+    with pytest.raises(RowError) as caught:
+        from_kafka(records((b"1", None), (key, None), (b"seven", None)), PK)
+    assert (caught.value.index, caught.value.column) == (1, "k")
+    shown = key.decode(errors="replace")
+    assert caught.value.reason == (
+        f"in the record's key, {shown} is no value of BIGINT in JSON, nor an object with the field 'k'"
+    )
+
+
 def test_a_key_of_two_columns_is_an_object() -> None:
     written = from_kafka(records((b'{"b": "x", "a": 4}', None)), TWO_PK)
     assert written.rows.to_pylist() == [{"a": 4, "b": "x", "n": None}]
