@@ -190,7 +190,7 @@ def _triggers(place: World, frame: Any) -> tuple[float, dict[str, float]]:
 
 def lookup(place: World, size: Size) -> Iterator[Figure]:
     """Every row of the left side asks for another key, half of them in the other half of the table."""
-    from tablelayer.spark.lookup_join import lookup_join
+    from tablelayer.spark.lookups import lookup_join
 
     count = size.rows(1_000_000, 300_000)
     table = place.pk_table("many", count)

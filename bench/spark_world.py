@@ -144,7 +144,7 @@ Group = Callable[[World, Size], Iterator[Figure]]
 @contextmanager
 def world(folder: Path) -> Iterator[World]:
     """A fresh server and a Spark session; the server ends with it, the session with the process."""
-    from tablelayer.spark.session import session
+    from tablelayer.spark.sessions import session
 
     with suppress(FileNotFoundError):
         shutil.rmtree(folder)

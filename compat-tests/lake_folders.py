@@ -120,7 +120,7 @@ class PaimonFolder:
         """A JVM with Paimon in it and the catalog, when they are first needed."""
         if self._catalog is None:
             from tablelayer.lake.paimon_jvm import Jvm
-            from tablelayer.spark.session import session
+            from tablelayer.spark.sessions import session
 
             self._jvm = Jvm(session("the lake from outside", cores=1))
             paimon = self._jvm.paimon

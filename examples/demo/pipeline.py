@@ -10,7 +10,7 @@ from typing import Any
 
 from examples.stage import StepFailedError
 from tablelayer.client.security.settings import ConnectionSettings
-from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.spark.lookups import lookup_join
 
 ORDER = (
     "order_key BIGINT, cust_key INT, total_price DECIMAL(15,2), order_date DATE,"

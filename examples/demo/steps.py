@@ -30,7 +30,7 @@ from tablelayer.client.errors import AuthenticationFailed
 from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.lake.union_read import union_read
 from tablelayer.spark.jars import paimon_jar, spark_jars
-from tablelayer.spark.session import session
+from tablelayer.spark.sessions import session
 
 WORK = ROOT / ".demo"
 LAKE_VARIABLE = "LAKE"

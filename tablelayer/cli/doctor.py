@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +26,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from tablelayer.cli.errors import explain
+from tablelayer.cli.lake import span_text
 from tablelayer.cli.options import Format
-from tablelayer.cli.output import write_rows
+from tablelayer.cli.output import size_text, write_rows
+from tablelayer.client.wire.cluster import parse_bootstrap
 
 if TYPE_CHECKING:
     from tablelayer.client import Connection
+    from tablelayer.client.admin.databases import ServerProcess
 
 _FILES_WARN, _FILES_FAIL = 65_536, 4_096
-_DISK_WARN_SHARE, _DISK_FAIL_BYTES = 0.1, 1 << 30
+_DISK_WARN_SHARE, _DISK_FAIL_SHARE, _DISK_FAIL_BYTES = 0.1, 0.05, 1 << 30
 _JAVA = (17, 21)
 _PACKAGES = {"pyarrow": (19,), "duckdb": (1, 2), "rocksdict": (0, 3, 29), "numba": (0, 61), "numpy": (2,)}
 _SPARK = (4, 1)
@@ -41,6 +44,14 @@ _TIME_ERROR = 5
 _CONNECT_SECONDS = 3.0
 _ANSWER_MS = 15_000
 _EARLIEST_SANE_SECONDS = 1_735_689_600  # 2025: before this there was no such program
+
+
+@dataclass(slots=True)
+class Running:
+    """What is known of the server that was asked: the ids of its processes, and the addresses it is reached at."""
+
+    processes: dict[int, str] = field(default_factory=dict)
+    addresses: set[tuple[str, int]] = field(default_factory=set)
 
 
 class Verdict(StrEnum):
@@ -61,18 +72,14 @@ class Finding:
 
 def examine(server: str, data: Path | None, listen: str | None, output: Format) -> int:
     """Run every check that applies and show what was found; the exit code."""
-    checks: list[Callable[[], Iterable[Finding]]] = [
-        versions,
-        java,
-        open_files,
-        clock,
-        lambda: served(server),
-    ]
+    machine: list[Callable[[], Iterable[Finding]]] = [versions, java, open_files, clock]
+    found = [finding for check in machine for finding in check()]
+    running = Running()
+    found += served(server, running)
     if data is not None:
-        checks.append(lambda: data_directory(data))
+        found += data_directory(data, running)
     if listen is not None:
-        checks.append(lambda: free_address(listen))
-    found = [finding for check in checks for finding in check()]
+        found += free_address(listen, running)
     rows = [(each.check, each.verdict.value, each.what, each.advice) for each in found]
     write_rows(("check", "verdict", "what", "what to do"), rows, output)
     problems = sum(each.verdict is Verdict.PROBLEM for each in found)
@@ -182,8 +189,8 @@ def _is_synchronised() -> bool | None:
 # -- a data directory
 
 
-def data_directory(path: Path) -> Iterator[Finding]:
-    """Whose it is, who uses it, and what is left on its disk."""
+def data_directory(path: Path, running: Running | None = None) -> Iterator[Finding]:
+    """Whose it is, who uses it (the server that was asked may), and what is left on its disk."""
     name = "data directory"
     there = path
     while not there.exists() and there != there.parent:
@@ -206,7 +213,10 @@ def data_directory(path: Path) -> Iterator[Finding]:
     from broker.log.disk import SystemDisk
 
     user_of_it = holder(SystemDisk(), path)
-    if user_of_it is not None:
+    ours = {str(number): server for number, server in (running.processes if running else {}).items()}
+    if user_of_it in ours:
+        yield Finding(name, Verdict.OK, f"in use by process {user_of_it}, the server at {ours[user_of_it]}")
+    elif user_of_it is not None:
         yield Finding(
             name,
             Verdict.WARNING,
@@ -214,14 +224,17 @@ def data_directory(path: Path) -> Iterator[Finding]:
             "one server at a time: stop that one first",
         )
     disk = shutil.disk_usage(there)
-    text = f"{disk.free / 1e9:.1f} GB of {disk.total / 1e9:.1f} GB free"
+    text = f"{size_text(disk.free)} of {size_text(disk.total)} free"
+    verdict = disk_verdict(disk.free, disk.total)
     advice = "make room, or lower log.retention.ms and log.retention.bytes"
-    if disk.free < _DISK_FAIL_BYTES:
-        yield Finding("disk", Verdict.PROBLEM, text, advice)
-    elif disk.free < disk.total * _DISK_WARN_SHARE:
-        yield Finding("disk", Verdict.WARNING, text, advice)
-    else:
-        yield Finding("disk", Verdict.OK, text)
+    yield Finding("disk", verdict, text, "" if verdict is Verdict.OK else advice)
+
+
+def disk_verdict(free_bytes: int, total_bytes: int) -> Verdict:
+    """A gigabyte left is too little, and of a small disk a twentieth."""
+    if free_bytes < min(_DISK_FAIL_BYTES, total_bytes * _DISK_FAIL_SHARE):
+        return Verdict.PROBLEM
+    return Verdict.WARNING if free_bytes < total_bytes * _DISK_WARN_SHARE else Verdict.OK
 
 
 def _user(number: int) -> str:
@@ -234,8 +247,8 @@ def _user(number: int) -> str:
 # -- addresses
 
 
-def free_address(listen: str) -> Iterator[Finding]:
-    """Whether a server could listen there."""
+def free_address(listen: str, running: Running | None = None) -> Iterator[Finding]:
+    """Whether a server could listen there, or the one that was asked does."""
     from broker.config_key import ConfigError
     from broker.listeners import parse_listener
 
@@ -243,6 +256,9 @@ def free_address(listen: str) -> Iterator[Finding]:
         host, port = parse_listener(listen)
     except ConfigError as error:
         yield Finding("listen", Verdict.PROBLEM, str(error))
+        return
+    if running is not None and port and (host, port) in running.addresses:
+        yield Finding("listen", Verdict.OK, f"{listen} is where the running server listens")
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -259,8 +275,10 @@ def free_address(listen: str) -> Iterator[Finding]:
     yield Finding("listen", Verdict.OK, f"{listen} is free")
 
 
-def served(server: str) -> Iterator[Finding]:
-    """The server, its tables, and whether the addresses that it tells its clients lead to it."""
+def served(server: str, running: Running | None = None) -> Iterator[Finding]:
+    """The server, its tables, whether the addresses that it tells its clients lead to it, and how it is; `running` is
+    told who it is.
+    """
     from tablelayer.cli.connect import settings_of
     from tablelayer.client import ClientConfig, connect
 
@@ -273,7 +291,7 @@ def served(server: str) -> Iterator[Finding]:
     try:
         connection = connect(settings_of(server), config)
     except Exception as error:
-        sentence = str(error) if isinstance(error, ValueError) else explain(error)
+        sentence = explain(error)
         if sentence is None:
             raise
         yield Finding(
@@ -282,7 +300,7 @@ def served(server: str) -> Iterator[Finding]:
         return
     with connection:
         try:
-            yield from _asked(connection, server)
+            yield from _asked(connection, server, Running() if running is None else running)
         except Exception as error:
             sentence = explain(error)
             if sentence is None:
@@ -290,10 +308,11 @@ def served(server: str) -> Iterator[Finding]:
             yield Finding("server", Verdict.PROBLEM, sentence, "look into DIR/headrace.log")
 
 
-def _asked(connection: Connection, server: str) -> Iterator[Finding]:
-    from tablelayer.client import UnsupportedRequest
+def _asked(connection: Connection, server: str, running: Running) -> Iterator[Finding]:
+    from tablelayer.client import KafkaError, UnsupportedRequest
 
     addresses = connection.kafka.brokers()
+    running.addresses |= set(addresses.values()) | set(parse_bootstrap(connection.bootstrap))
     yield Finding("server", Verdict.OK, f"{server} answers; {len(connection.kafka.list_topics())} topics")
     try:
         databases = len(connection.admin.list_databases())
@@ -307,10 +326,36 @@ def _asked(connection: Connection, server: str) -> Iterator[Finding]:
     if any(each.verdict is not Verdict.OK for each in reached):
         return  # what is asked of each broker cannot be asked
     for node_id, (free, total) in sorted(connection.kafka.log_sizes().disks.items()):
-        if free >= 0 and free < max(_DISK_FAIL_BYTES, total * _DISK_WARN_SHARE):
-            verdict = Verdict.PROBLEM if free < _DISK_FAIL_BYTES else Verdict.WARNING
-            text = f"broker {node_id} has {free / 1e9:.1f} GB of {total / 1e9:.1f} GB left"
-            yield Finding("server's disk", verdict, text, "make room, or lower log.retention.ms")
+        if free >= 0:
+            verdict = disk_verdict(free, total)
+            text = f"broker {node_id} has {size_text(free)} of {size_text(total)} left"
+            advice = "" if verdict is Verdict.OK else "make room, or lower log.retention.ms"
+            yield Finding("server's disk", verdict, text, advice)
+    try:
+        processes = connection.admin.servers()
+    except (UnsupportedRequest, KafkaError):  # an older one, or one that tells administrators only
+        return
+    for each in processes:
+        running.processes[each.process_id] = server
+        yield from process_findings(each)
+
+
+def process_findings(process: ServerProcess) -> Iterator[Finding]:
+    """Whether it is of our version, and how many files it may open."""
+    ours = importlib.metadata.version("headrace")
+    text = f"broker {process.broker_id} is headrace {process.version}, up {span_text(process.uptime_ms)},"
+    text += f" {size_text(process.memory_bytes)} of memory"
+    if process.version == ours:
+        yield Finding("server's process", Verdict.OK, text)
+    else:
+        advice = f"this command is of {ours}: use the same version on both sides"
+        yield Finding("server's process", Verdict.WARNING, text, advice)
+    most = process.open_files_max
+    if 0 <= most < _FILES_WARN:
+        verdict = Verdict.PROBLEM if most < _FILES_FAIL else Verdict.WARNING
+        advice = f"ulimit -Hn {_FILES_WARN} before it is started, or LimitNOFILE={_FILES_WARN} for a service"
+        text = f"broker {process.broker_id} may open {most} files only"
+        yield Finding("server's open files", verdict, text, advice)
 
 
 def advertised(node_id: int, host: str, port: int) -> Finding:

@@ -5,13 +5,13 @@ Usage mistakes (an unknown option) are typer's and exit with 2. A defect of ours
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from tablelayer.cli.options import config_option
+from tablelayer.cli.options import config_option, version_option
+from tablelayer.cli.streams import broken_output
 
 
 class CommandError(Exception):
@@ -24,7 +24,7 @@ class Group(TyperGroup):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.params.append(config_option(of_all=True))
+        self.params.extend((version_option(), config_option(of_all=True)))
         for command in self.commands.values():
             _give_config(command)
 
@@ -33,11 +33,9 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-        except BrokenPipeError:
-            # Somebody's `| head` has seen enough.
-            sys.stderr.close()
-            raise typer.Exit(0) from None
         except Exception as error:
+            if isinstance(error, OSError) and (broken := broken_output()) is not None:
+                raise typer.Exit(0 if isinstance(broken, BrokenPipeError) else 1) from None
             sentence = explain(error)
             if sentence is None:
                 raise
@@ -54,6 +52,9 @@ def _give_config(command: Any) -> None:
 
 def explain(error: Exception) -> str | None:
     """The sentence for an expected error, with the notes it carries; None for a defect."""
+    why = error if isinstance(error, UnicodeEncodeError) else error.__cause__
+    if isinstance(why, UnicodeEncodeError) and why.reason == "surrogates not allowed":
+        return "what was typed has bytes that are no text in this locale: set LC_ALL=C.UTF-8, or another UTF-8 locale"
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
     if not names & _EXPECTED:
         return None

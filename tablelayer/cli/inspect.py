@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -15,19 +14,6 @@ from tablelayer.model.table.partitions import check_partitioned
 
 _EARLIEST = -2
 Row = tuple[Any, ...]
-
-
-def moment_of(text: str) -> int:
-    """Milliseconds: given as such, or as a date and time (UTC if it does not say)."""
-    if text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise CommandError(
-            f"--at {text!r} is no time: write 2024-09-19T12:00:00, or milliseconds since 1970"
-        ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _topics(connection: Connection, table: Table) -> list[str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tablelayer.cli import STARTED
+from tablelayer.cli.configs import configs
 from tablelayer.cli.errors import CommandError, Group
 from tablelayer.cli.groups import groups
 from tablelayer.cli.options import (
@@ -19,9 +23,21 @@ from tablelayer.cli.options import (
     SqlFormat,
     SqlFormatOption,
 )
+from tablelayer.cli.streams import broken_output, finish, prepare
 from tablelayer.cli.tables import tables
 from tablelayer.cli.topics import topics
 from tablelayer.cli.users import users
+
+COMPLETE_VARIABLE = "_HEADRACE_COMPLETE"
+
+
+class Shell(StrEnum):
+    """Those whose completion is known."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
 
 app = typer.Typer(
     name="headrace",
@@ -46,6 +62,7 @@ app = typer.Typer(
 app.add_typer(topics, name="topics")
 app.add_typer(tables, name="tables")
 app.add_typer(groups, name="groups")
+app.add_typer(configs, name="configs")
 app.add_typer(users, name="users")
 
 
@@ -184,15 +201,20 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option("-n", min=1, help="Stop after so many looks.")] = None,
     internal: Annotated[bool, typer.Option(help="Show internal topics too.")] = False,
+    output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
-    """Watch what is written: records a second of every topic and table, busiest first, and how far the lake is behind.
+    """Watch a server: its CPU (100 % is one core) and memory, records a second of every topic and table, busiest first,
+    how far consumer groups are behind, and how far the lake is.
 
-    \b headrace top headrace top --interval 5 -n 3
+    \b
+      headrace top
+      headrace top --interval 5 -n 3
+      headrace top -o json
     """
     from tablelayer.cli.top import watch
 
-    watch(server, interval_s=interval, looks=count, internal=internal)
+    watch(server, interval_s=interval, looks=count, internal=internal, output=output)
 
 
 @app.command()
@@ -268,9 +290,38 @@ def warm_up() -> None:
         typer.echo(f"{name}: {seconds:.1f} s")
 
 
+@app.command()
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="The shell that is to complete commands and names.")],
+) -> None:
+    """Print what makes a shell complete commands, options, and the names of tables, topics and groups.
+
+    \b
+      source <(headrace completion bash)
+      headrace completion zsh > ~/.zfunc/_headrace
+      headrace completion fish > ~/.config/fish/completions/headrace.fish
+    """
+    from typer._completion_shared import get_completion_script
+
+    typer.echo(get_completion_script(prog_name="headrace", complete_var=COMPLETE_VARIABLE, shell=shell.value))
+
+
 def main() -> None:
     """The console script."""
-    app()
+    prepare()
+    if COMPLETE_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
+    code = 1
+    try:
+        app(prog_name="headrace", complete_var=COMPLETE_VARIABLE)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except OSError:
+        if broken_output() is None:
+            raise
+    sys.exit(finish(code))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,27 @@ def config_option(*, of_all: bool = False) -> TyperOption:
     )
 
 
+def version_option() -> TyperOption:
+    """`--version`: of what is installed, by which Python."""
+
+    def show(context: Any, _parameter: Any, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            from importlib.metadata import version
+            from platform import python_version
+
+            typer.echo(f"headrace {version('headrace')} (Python {python_version()})")
+            raise typer.Exit
+
+    return TyperOption(
+        param_decls=["--version", "-V"],
+        is_flag=True,
+        help="Show the version and end.",
+        expose_value=False,
+        is_eager=True,
+        callback=show,
+    )
+
+
 def _server(context: typer.Context, value: str) -> str:
     """What is named nowhere else is the properties' `bootstrap.servers`."""
     source = context.get_parameter_source("server")

@@ -6,7 +6,7 @@ import base64
 import csv
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -28,17 +28,70 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False, soft_wrap=False)
 
 
-def write_arrow(rows: pa.Table, output: Format, *, header: bool = True) -> None:
-    """Write an Arrow table to standard output; `header=False` continues CSV that was begun before."""
+def write_arrow(rows: pa.Table, output: Format) -> None:
+    """Write an Arrow table to standard output."""
+    write_rows(rows.column_names, _python_rows(rows), output, numeric=_numeric(rows.schema))
+
+
+def _numeric(schema: pa.Schema) -> list[bool]:
     import pyarrow as pa
 
-    numeric = [
+    return [
         pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
-        for field in rows.schema
+        for field in schema
     ]
+
+
+def _python_rows(rows: pa.Table) -> Iterable[Sequence[Any]]:
     columns = [_python_values(column) for column in rows.columns]
-    values = zip(*columns, strict=True) if columns else ()
-    write_rows(rows.column_names, values, output, numeric=numeric, header=header)
+    return zip(*columns, strict=True) if columns else ()
+
+
+class RowStream:
+    """Rows that come a few at a time, with one header at the beginning. Columns of a table are as wide as the rows so
+    far needed them."""
+
+    def __init__(self, output: Format) -> None:
+        self._output = output
+        self._widths: list[int] = []
+
+    def write_arrow(self, rows: pa.Table) -> None:
+        """Write them, and what was written before, at once."""
+        self.write(rows.column_names, _python_rows(rows), _numeric(rows.schema))
+
+    def write(self, names: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Sequence[bool]) -> None:
+        """Write them, and what was written before, at once."""
+        begun = bool(self._widths)
+        if self._output is not Format.TABLE:
+            write_rows(names, rows, self._output, header=not begun)
+            self._widths = [0]
+        else:
+            texts = [["NULL" if value is None else plain_text(value) for value in row] for row in rows]
+            before = self._widths if begun else [len(name) for name in names]
+            self._widths = [
+                max(width, *(_cells(row[index]) for row in texts)) if texts else width
+                for index, width in enumerate(before)
+            ]
+            lines = texts if begun else [list(names), ["─" * width for width in self._widths], *texts]
+            for line in lines:
+                sys.stdout.write(self._line(line, numeric) + "\n")
+        sys.stdout.flush()
+
+    def _line(self, texts: Sequence[str], numeric: Sequence[bool]) -> str:
+        cells = []
+        for text, width, right in zip(texts, self._widths, numeric, strict=True):
+            room = " " * (width - _cells(text))
+            cells.append(room + text if right else text + room)
+        return "  ".join(cells).rstrip()
+
+
+def _cells(text: str) -> int:
+    """How wide a text is on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def _python_values(column: pa.ChunkedArray) -> list[Any]:
@@ -78,7 +131,9 @@ def write_rows(
     numeric: Sequence[bool] | None = None,
     header: bool = True,
 ) -> None:
-    """Write rows of plain values. `numeric` says which columns are aligned to the right."""
+    """Write rows of plain values. `numeric` says which columns are aligned to the right; `header=False` goes on with
+    CSV that was begun before.
+    """
     if output is Format.JSON:
         keys = [json.dumps(name, ensure_ascii=False) for name in names]
         for row in rows:
@@ -103,6 +158,22 @@ def write_rows(
             *(Text("NULL", style="dim") if value is None else Text(plain_text(value)) for value in row)
         )
     console().print(table)
+
+
+def write_object(values: Mapping[str, Any]) -> None:
+    """One thing as one JSON object on a line."""
+    sys.stdout.write(json_text(dict(values)) + "\n")
+
+
+def size_text(size_bytes: int) -> str:
+    """A size with one unit, as a person says it; unknown for -1."""
+    if size_bytes < 0:
+        return "unknown"
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size_bytes >= size:
+            number = size_bytes / size
+            return f"{number:.1f} {unit}" if number < 100 else f"{number:.0f} {unit}"
+    return f"{size_bytes} B"
 
 
 def plain_text(value: Any) -> str:

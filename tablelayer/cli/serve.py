@@ -28,6 +28,7 @@ from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
 from tablelayer.cli.options import DEFAULT_SERVER
+from tablelayer.cli.streams import silence
 from tablelayer.model.table.definition import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
 
@@ -177,11 +178,10 @@ async def _run(
         if endpoint is None
         else f", metrics on {endpoint.scheme}://{endpoint.host}:{endpoint.port}/metrics"
     )
-    sys.stdout.write(
+    _say(
         f"headrace is ready on {broker.host}:{broker.port} "
         f"(data {data}, broker id {broker_id}{measured}) in {seconds:.1f} s\n"
     )
-    sys.stdout.flush()
     if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
         _start_warming()
     else:  # a broker without tables does without the compiler's memory
@@ -195,6 +195,16 @@ async def _run(
         await loop.run_in_executor(None, endpoint.close)
     await broker.stop()
     await running
+
+
+def _say(line: str) -> None:
+    """To standard output; a server whose output is closed or full serves all the same."""
+    try:
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    except OSError as error:
+        logging.getLogger("headrace").warning("standard output cannot be written: %s", error.strerror)
+        silence()
 
 
 async def _serve_metrics(broker: Broker, at: tuple[str, int] | None) -> MetricsEndpoint | None:

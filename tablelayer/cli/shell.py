@@ -59,7 +59,7 @@ def run_sql(
         elif file is not None:
             text = _read(file)
         elif not sys.stdin.isatty():
-            text = sys.stdin.read()
+            text = _read(Path("-"))
         elif to is not None or output is SqlFormat.PARQUET:
             raise CommandError("give the statements by -e or by -f to write their rows to a file")
         else:
@@ -124,11 +124,12 @@ def _answers(connection: Connection, session: Session, sql: str) -> Iterator[Ans
 
 
 def _read(file: Path) -> str:
-    if str(file) == "-":
-        return sys.stdin.read()
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        where = "standard input" if str(file) == "-" else str(file)
+        raise CommandError(f"{where} is not UTF-8: {error}") from error
+    except OSError as error:
         raise CommandError(f"{file} cannot be read: {error}") from error
 
 

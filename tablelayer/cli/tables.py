@@ -6,12 +6,18 @@ from typing import Annotated
 
 import typer
 
+from tablelayer.cli.names import table_names
 from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
 
 tables = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and look into tables.")
 
 TableArgument = Annotated[
-    str, typer.Argument(metavar="DATABASE.TABLE", help="The table; without a database, of `default`.")
+    str,
+    typer.Argument(
+        metavar="DATABASE.TABLE",
+        help="The table; without a database, of `default`.",
+        autocompletion=table_names,
+    ),
 ]
 ColumnsOption = Annotated[
     str | None,
@@ -31,7 +37,8 @@ def list_tables(
 ) -> None:
     """List tables with their kind, buckets and rows.
 
-    \b headrace tables list
+    \b
+      headrace tables list
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
@@ -53,7 +60,8 @@ def describe(
 ) -> None:
     """Show a table's columns, keys and options.
 
-    \b headrace tables describe orders
+    \b
+      headrace tables describe orders
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.describe import describe_definition
@@ -72,7 +80,8 @@ def head(
 ) -> None:
     """Show some rows, quickly: of a primary-key table the first by key of each bucket, of a log table the latest.
 
-    \b headrace tables head orders -n 3 --columns id,amount
+    \b
+      headrace tables head orders -n 3 --columns id,amount
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_arrow
@@ -96,23 +105,23 @@ def tail(
 ) -> None:
     """Show the last changes of a table, with their change types: +A +I -U +U -D.
 
-    \b headrace tables tail fruit headrace tables tail fruit --follow --format json
+    \b
+      headrace tables tail fruit
+      headrace tables tail fruit --follow --format json
     """
     from tablelayer.cli.changes import as_changes
     from tablelayer.cli.connect import open_connection
-    from tablelayer.cli.output import write_arrow
+    from tablelayer.cli.output import RowStream, write_arrow
 
     with open_connection(server) as connection:
         table = connection.table(name)
         begin, end = table.offsets("earliest"), table.offsets("latest")
         start = {bucket: max(begin[bucket], end[bucket] - count) for bucket in end}
-        batches, begun = [], False
+        batches, shown = [], RowStream(output)
         with table.scan(_columns(columns), start=start, until=None if follow else end) as scan:
             for batch in scan:
                 if follow:
-                    changes = as_changes([batch], table.arrow_schema, _columns(columns))
-                    write_arrow(changes, output, header=not begun)
-                    begun = True
+                    shown.write_arrow(as_changes([batch], table.arrow_schema, _columns(columns)))
                 else:
                     batches.append(batch)
         if not follow:
@@ -120,15 +129,24 @@ def tail(
 
 
 @tables.command()
-def count(name: TableArgument, server: ServerOption = DEFAULT_SERVER) -> None:
+def count(
+    name: TableArgument, output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER
+) -> None:
     """Print the number of rows, without reading them.
 
-    \b headrace tables count orders
+    \b
+      headrace tables count orders
     """
     from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.output import write_rows
 
     with open_connection(server) as connection:
-        typer.echo(connection.table(name).count())
+        table = connection.table(name)
+        rows = table.count()
+    if output is Format.TABLE:
+        typer.echo(rows)
+    else:
+        write_rows(("table", "rows"), [(str(table.path), rows)], output)
 
 
 @tables.command()
@@ -139,7 +157,8 @@ def partitions(
 
     Partitions are added and dropped by SQL: ALTER TABLE t ADD PARTITION (day = '2024-09-19').
 
-    \b headrace tables partitions daily
+    \b
+      headrace tables partitions daily
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.inspect import partition_rows
@@ -165,11 +184,14 @@ def buckets(
 ) -> None:
     """Show a table's buckets: leader, offsets, the size of the log; of a partitioned table, of each partition.
 
-    \b headrace tables buckets orders headrace tables buckets orders --at 2024-09-19T12:00:00
+    \b
+      headrace tables buckets orders
+      headrace tables buckets orders --at 2024-09-19T12:00:00
     """
     from tablelayer.cli.connect import open_connection
-    from tablelayer.cli.inspect import bucket_rows, moment_of
+    from tablelayer.cli.inspect import bucket_rows
     from tablelayer.cli.output import write_rows
+    from tablelayer.cli.words import moment_of
 
     moment = None if at is None else moment_of(at)
     with open_connection(server) as connection:
@@ -191,7 +213,9 @@ def size(
 ) -> None:
     """Show how many rows tables have and how many bytes their logs take, the largest first.
 
-    \b headrace tables size headrace tables size shop.orders --output json
+    \b
+      headrace tables size
+      headrace tables size shop.orders --output json
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.inspect import size_rows
@@ -220,8 +244,10 @@ def lookup(
 ) -> None:
     """Look rows up by primary key, or by the bucket key if it is the beginning of it. Exit code 1 if none is there.
 
-    \b headrace tables lookup fruit 1 2 headrace tables lookup orders customer=7,number=3 --output json headrace
-    tables lookup orders customer=7
+    \b
+      headrace tables lookup fruit 1 2
+      headrace tables lookup orders customer=7,number=3 --output json
+      headrace tables lookup orders customer=7
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.inspect import looked_up
@@ -252,7 +278,10 @@ def lake(
 ) -> None:
     """Show how far the lake is: snapshot, changes behind, age, the running round, failures.
 
-    \b headrace tables lake headrace tables lake shop.orders headrace tables lake shop.orders --finish
+    \b
+      headrace tables lake
+      headrace tables lake shop.orders
+      headrace tables lake shop.orders --finish
     """
     from tablelayer.cli.errors import CommandError
     from tablelayer.cli.lake import show

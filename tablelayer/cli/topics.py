@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tablelayer.cli.errors import CommandError
+from tablelayer.cli.names import topic_names
 from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from tablelayer.cli.words import DryRunOption, YesOption, confirm, named_values
 
 if TYPE_CHECKING:
     from tablelayer.client import KafkaRecord
 
 topics = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List, create, describe, delete and read Kafka topics."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, create, describe, alter and delete Kafka topics; read and write their records.",
 )
 
+
+class Lines(StrEnum):
+    """What a line of `topics produce` is."""
+
+    VALUE = "value"
+    JSON = "json"
+
+
 _EARLIEST, _LATEST = -2, -1
+_PARTITION_COLUMNS = ("partition", "leader", "first offset", "end offset")
+_PIECE_RECORDS, _PIECE_BYTES = 5_000, 1 << 20
+"""What is read before it is written: a file may be large."""
 
 
 @topics.command("list")
@@ -29,7 +46,8 @@ def list_topics(
 ) -> None:
     """List all topics. A table `db.t` is a topic too.
 
-    \b headrace topics list
+    \b
+      headrace topics list
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
@@ -73,8 +91,9 @@ def import_from_kafka(
 
     Configurations of topics and offsets of groups do not come along: Kafka keeps them elsewhere.
 
-    \b headrace topics import --kafka-data /var/lib/kafka --data ./data headrace topics import --kafka-data
-    /var/lib/kafka --data ./data clicks --set cleanup.policy=compact
+    \b
+      headrace topics import --kafka-data /var/lib/kafka --data ./data
+      headrace topics import --kafka-data /var/lib/kafka --data ./data clicks --set cleanup.policy=compact
     """
     import asyncio
 
@@ -119,16 +138,12 @@ def create(
 ) -> None:
     """Create a topic.
 
-    \b headrace topics create clicks --partitions 4 --set retention.ms=3600000
+    \b
+      headrace topics create clicks --partitions 4 --set retention.ms=3600000
     """
     from tablelayer.cli.connect import open_connection
 
-    configs = {}
-    for text in sets or []:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise CommandError(f"--set {text!r} is not of the form name=value")
-        configs[key] = value
+    configs = named_values(sets or [])
     with open_connection(server) as connection:
         topic = connection.kafka.create_topic(name, partitions=partitions, configs=configs)
     typer.echo(f"topic {name} has {len(topic.leaders)} partition{'s' if len(topic.leaders) != 1 else ''}")
@@ -136,51 +151,197 @@ def create(
 
 @topics.command()
 def describe(
-    name: Annotated[str, typer.Argument(help="Name of the topic.")],
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
     output: FormatOption = Format.TABLE,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Show a topic's partitions, offsets and configuration.
 
-    \b headrace topics describe clicks
+    \b
+      headrace topics describe clicks
     """
     from tablelayer.cli.connect import open_connection
-    from tablelayer.cli.output import write_rows
+    from tablelayer.cli.output import write_object, write_rows
 
     with open_connection(server) as connection:
         topic = connection.kafka.describe_topic(name)
         begin, end = connection.kafka.offsets(name, _EARLIEST), connection.kafka.offsets(name)
     partitions = [(p, topic.leaders[p], begin[p], end[p]) for p in sorted(topic.leaders)]
+    if output is Format.JSON:
+        write_object(
+            {
+                "topic": name,
+                "id": str(topic.topic_id),
+                "is table": topic.is_table,
+                "configs": dict(sorted(topic.configs.items())),
+                "partitions": [dict(zip(_PARTITION_COLUMNS, each, strict=True)) for each in partitions],
+            }
+        )
+        return
     if output is Format.TABLE:
         typer.echo(f"topic {name}, id {topic.topic_id}" + (", a table" if topic.is_table else ""))
         for key, value in sorted(topic.configs.items()):
             typer.echo(f"  {key} = {value}")
         typer.echo("")
-    write_rows(("partition", "leader", "first offset", "end offset"), partitions, output, numeric=(True,) * 4)
+    write_rows(_PARTITION_COLUMNS, partitions, output, numeric=(True,) * 4)
 
 
 @topics.command()
 def delete(
-    name: Annotated[str, typer.Argument(help="Name of the topic.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Delete a topic and its records.
 
-    \b headrace topics delete clicks
+    \b
+      headrace topics delete clicks
     """
     from tablelayer.cli.connect import open_connection
 
-    if not yes:
-        typer.confirm(f"Delete topic {name} and all of its records?", abort=True)
+    confirm(f"Delete topic {name} and all of its records?", yes=yes)
     with open_connection(server) as connection:
         connection.kafka.delete_topic(name)
     typer.echo(f"topic {name} is deleted")
 
 
 @topics.command()
+def alter(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A topic configuration to set; repeatable."),
+    ] = None,
+    unsets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", metavar="NAME", help="A configuration that goes back to its default; repeatable."
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Change a topic's configuration: all that is named, or nothing.
+
+    \b
+      headrace topics alter clicks --set retention.ms=3600000 --unset cleanup.policy
+      headrace topics alter clicks --set segment.bytes=1048576 --dry-run
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.client import ConfigKind
+
+    values, removed = named_values(sets or []), unsets or []
+    if not values and not removed:
+        raise CommandError("nothing is to be changed: name it by --set NAME=VALUE or --unset NAME")
+    with open_connection(server) as connection:
+        connection.kafka.alter_configs(ConfigKind.TOPIC, name, values, removed, validate_only=dry_run)
+    typer.echo(f"topic {name} {'could be' if dry_run else 'is'} altered")
+
+
+@topics.command("add-partitions")
+def add_partitions(
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
+    count: Annotated[
+        int, typer.Option("--to", metavar="COUNT", min=1, help="How many partitions there are then, in all.")
+    ],
+    dry_run: DryRunOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Let a topic have more partitions. Records with a key may go to other partitions than before.
+
+    \b
+      headrace topics add-partitions clicks --to 8
+    """
+    from tablelayer.cli.connect import open_connection
+
+    with open_connection(server) as connection:
+        before = len(connection.kafka.describe_topic(name).leaders)
+        connection.kafka.add_partitions(name, count, validate_only=dry_run)
+    typer.echo(f"topic {name} {'could have' if dry_run else 'has'} {count} partitions instead of {before}")
+
+
+@topics.command()
+def produce(
+    name: Annotated[
+        str, typer.Argument(help="Name of the topic, or of a table.", autocompletion=topic_names)
+    ],
+    value: Annotated[
+        str | None, typer.Option("--value", "-v", help="The value of one record.", show_default=False)
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Its key.", show_default=False)] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records; repeatable."),
+    ] = None,
+    tombstone: Annotated[
+        bool, typer.Option("--tombstone", help="One record with --key and no value: a delete.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Records from a file, a line each; -: standard input."
+        ),
+    ] = None,
+    lines: Annotated[
+        Lines,
+        typer.Option(
+            "--input", "-i", help="What a line is: a value, or an object as `topics tail -o json` writes it."
+        ),
+    ] = Lines.VALUE,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="What stands between key and value."),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option("--partition", "-p", min=0, help="All of them into this one.", show_default=False),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Write records: one from the command line, or the lines of a file or of standard input.
+
+    A record with a key goes to the partition that Kafka's Java producer chooses. What is written is acknowledged by
+    all, and is there once, whatever is lost on the way. Records for a table are checked against it.
+
+    \b
+      headrace topics produce clicks --key ann --value '{"page": 7}' --header trace=4711
+      headrace topics produce clicks --file events.jsonl
+      echo '3:{"id": 3, "name": "fig"}' | headrace topics produce default.fruit --key-separator :
+      headrace topics produce default.fruit --key 3 --tombstone
+      headrace topics tail clicks -n 100 -o json | headrace topics produce copy --input json
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.output import RowStream
+    from tablelayer.cli.records import from_lines, of_words, pieces
+
+    if file is None and (value is not None or tombstone or key is not None):
+        records = iter([of_words(key, value, tombstone=tombstone)])
+    else:
+        if value is not None or tombstone or key is not None:
+            raise CommandError("give one record by --key and --value, or many by --file, not both")
+        records = from_lines(file, key_separator=key_separator, is_json=lines is Lines.JSON)
+    common = [(header, text.encode()) for header, text in named_values(headers or [], "--header").items()]
+    written, shown = 0, RowStream(output)
+    with open_connection(server) as connection:
+        for piece in pieces(records, common, partition, _PIECE_RECORDS, _PIECE_BYTES):
+            try:
+                places = connection.kafka.produce(name, piece)
+            except Exception as error:
+                error.add_note(f"{written} records had been written before")
+                raise
+            written += len(places)
+            if output is not Format.TABLE:
+                rows = [(name, *place) for place in places]
+                shown.write(("topic", "partition", "offset"), rows, (False, True, True))
+    if output is Format.TABLE:
+        where = f" to partition {places[0][0]} at offset {places[0][1]}" if written == 1 else f" to {name}"
+        typer.echo(f"{written} record{'' if written == 1 else 's'} written{where}")
+
+
+@topics.command()
 def tail(
-    name: Annotated[str, typer.Argument(help="Name of the topic.")],
+    name: Annotated[str, typer.Argument(help="Name of the topic.", autocompletion=topic_names)],
     count: Annotated[
         int, typer.Option("-n", min=0, help="Begin with the last so many records of each partition.")
     ] = 10,
@@ -192,7 +353,9 @@ def tail(
 ) -> None:
     """Show the last records of a topic as a Kafka client sees them; of a table, its Kafka face.
 
-    \b headrace topics tail default.orders -n 5 headrace topics tail clicks --follow --format json
+    \b
+      headrace topics tail default.orders -n 5
+      headrace topics tail clicks --follow --format json
     """
     from tablelayer.cli.connect import open_connection
 
@@ -221,16 +384,33 @@ def tail(
 
 
 def _show(records: Sequence[KafkaRecord], output: Format, *, header: bool = True) -> None:
-    from tablelayer.cli.output import write_rows
+    import json
+
+    from tablelayer.cli.output import Json, write_rows
 
     if output is Format.TABLE:
         for record in records:
             key = _readable(record.key)
             shown = "-" if key is None else key
-            typer.echo(f"{record.partition}:{record.offset}  {shown}  {_shown(_readable(record.value))}")
+            named = "".join(f"  {name}={_shown(_readable(value))}" for name, value in record.headers)
+            typer.echo(
+                f"{record.partition}:{record.offset}  {shown}  {_shown(_readable(record.value))}{named}"
+            )
         return
-    rows = [(r.partition, r.offset, r.timestamp_ms, _readable(r.key), _readable(r.value)) for r in records]
-    write_rows(("partition", "offset", "timestamp", "key", "value"), rows, output, header=header)
+    rows = [
+        (
+            record.partition,
+            record.offset,
+            record.timestamp_ms,
+            _readable(record.key),
+            _readable(record.value),
+            Json(json.dumps([[n, _readable(v)] for n, v in record.headers], ensure_ascii=False)),
+        )
+        for record in records
+    ]
+    names = ("partition", "offset", "timestamp", "key", "value", "headers")
+    write_rows(names, rows, output, header=header)
+    sys.stdout.flush()
 
 
 def _shown(value: str | None) -> str:

@@ -33,7 +33,8 @@ users = typer.Typer(
 def list_users(output: FormatOption = Format.TABLE, server: ServerOption = DEFAULT_SERVER) -> None:
     """List all users that have a password here, and the mechanisms that it is good for.
 
-    \b headrace users list
+    \b
+      headrace users list
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import write_rows
@@ -79,7 +80,8 @@ def delete(
 ) -> None:
     """Delete a user. Connections that it has go on until their sessions end; its ACLs stay.
 
-    \b headrace users delete ann
+    \b
+      headrace users delete ann
     """
     from tablelayer.cli.connect import open_connection
 

@@ -22,7 +22,9 @@ no), `DataError` (the data does not fit), `AuthenticationFailed` and `Connection
 from __future__ import annotations
 
 from protocol.errors import KafkaError
+from tablelayer.client.admin.configs import ConfigKind, ConfigListing
 from tablelayer.client.admin.kafka import KafkaRecord
+from tablelayer.client.admin.produce import OutgoingRecord
 from tablelayer.client.blocking import Connection, Scan, Table, TableRef, connect
 from tablelayer.client.config import ClientConfig
 from tablelayer.client.connection import AsyncConnection, connect_async
@@ -57,6 +59,8 @@ __all__ = [
     "ClientConfig",
     "ClientError",
     "ClientMetrics",
+    "ConfigKind",
+    "ConfigListing",
     "Connection",
     "ConnectionFailed",
     "ConnectionLost",
@@ -67,6 +71,7 @@ __all__ = [
     "KafkaRecord",
     "LookupResult",
     "OutcomeUnknown",
+    "OutgoingRecord",
     "RequestMetrics",
     "RequestTimeout",
     "Scan",

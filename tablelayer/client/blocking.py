@@ -446,6 +446,7 @@ class Admin(_Waiting):
     add_partition = _waits(AsyncAdmin.add_partition)
     drop_partition = _waits(AsyncAdmin.drop_partition)
     table_exists = _waits(AsyncAdmin.table_exists)
+    servers = _waits(AsyncAdmin.servers)
 
 
 class SecurityAdmin(_Waiting):
@@ -471,5 +472,13 @@ class KafkaAdmin(_Waiting):
     log_sizes = _waits(AsyncKafkaAdmin.log_sizes)
     brokers = _waits(AsyncKafkaAdmin.brokers)
     read = _waits(AsyncKafkaAdmin.read)
+    add_partitions = _waits(AsyncKafkaAdmin.add_partitions)
+    configs = _waits(AsyncKafkaAdmin.configs)
+    configured = _waits(AsyncKafkaAdmin.configured)
+    alter_configs = _waits(AsyncKafkaAdmin.alter_configs)
+    produce = _waits(AsyncKafkaAdmin.produce)
     list_groups = _waits(AsyncKafkaAdmin.list_groups)
     describe_group = _waits(AsyncKafkaAdmin.describe_group)
+    delete_group = _waits(AsyncKafkaAdmin.delete_group)
+    delete_offsets = _waits(AsyncKafkaAdmin.delete_offsets)
+    commit_offsets = _waits(AsyncKafkaAdmin.commit_offsets)

@@ -14,7 +14,7 @@ from tablelayer.lake.adapter import LakeError, LakeTable
 from tablelayer.lake.coordinator import TOKEN_VARIABLE, LakeStatus, ServerCoordinator
 from tablelayer.lake.reader import LakeReader
 from tablelayer.model.table.definition import TableDefinition, TablePath
-from tablelayer.spark.session import iceberg_catalog_properties
+from tablelayer.spark.sessions import iceberg_catalog_properties
 
 CATALOG_PROPERTY_PREFIX = "datalake.{format}."
 """Of the server's settings for the catalogs of a lake format; what follows is the format's own word."""

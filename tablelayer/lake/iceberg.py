@@ -59,7 +59,7 @@ from tablelayer.model.lake.offsets import Offsets
 from tablelayer.model.options.lake_options import ICEBERG_PREFIX, passed_options
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import TypeKind
-from tablelayer.spark.session import LAKE_CATALOG, attach_catalog
+from tablelayer.spark.sessions import LAKE_CATALOG, attach_catalog
 from tablelayer.spark.splits import DELETED_COLUMN
 from tablelayer.spark.types import spark_schema
 

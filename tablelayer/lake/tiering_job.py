@@ -26,7 +26,7 @@ from tablelayer.model.lake.offsets import Offsets
 from tablelayer.model.lake.topics import TopicLake
 from tablelayer.model.table.definition import TablePath
 from tablelayer.spark.jars import SparkSetupError
-from tablelayer.spark.session import activate, session
+from tablelayer.spark.sessions import activate, session
 
 
 def run_tiering(

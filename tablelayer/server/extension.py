@@ -23,6 +23,7 @@ from tablelayer.model.options.lake_options import ICEBERG_DOC, ICEBERG_PREFIX, P
 from tablelayer.model.options.table_options import DECLARED
 from tablelayer.model.table.definition import DEFINITION_CONFIGS
 from tablelayer.server.api.declarations import TableApis
+from tablelayer.server.api.process import ProcessApi
 from tablelayer.server.api.targets import Targets
 from tablelayer.server.catalog.catalog import MAX_PARTITIONS_CONFIG, Catalog, is_partition, is_table
 from tablelayer.server.catalog.topic_checks import TopicChecks
@@ -110,6 +111,7 @@ class TableExtension:
         """How far the lake is, also for metrics; there from `start` on."""
         self._services: Services | None = None
         self._scans: SnapshotScans | None = None
+        self._process = ProcessApi()
         self._staged: StagedCommits | None = None
         self._staged_expired_at = 0.0
         self._loading = asyncio.Lock()
@@ -138,7 +140,7 @@ class TableExtension:
         return [*definitions, *options, *passed, *topics]
 
     def apis(self) -> Sequence[ApiDeclaration]:
-        return TableApis(self._load_handlers).declarations()
+        return [*TableApis(self._load_handlers).declarations(), *self._process.declarations()]
 
     async def _load_handlers(self) -> Handlers:
         """In a thread: they need much that a broker without tables goes without."""
@@ -191,6 +193,7 @@ class TableExtension:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self, context: BrokerContext) -> None:
+        self._process.broker_id = context.identity.broker_id
         await self.catalog.load(context)
         await self.column_grants.load(context.store)
         limits = self.limits

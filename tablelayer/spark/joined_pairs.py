@@ -1,6 +1,6 @@
 """Pairs of a delta join: which rows of both sides belong together now, and which pairs the changed keys take along.
 
-The worker's side of `tablelayer.spark.delta_join`, by Arrow batches, without Spark. It asks the tables for what they
+The worker's side of `tablelayer.spark.delta_joins`, by Arrow batches, without Spark. It asks the tables for what they
 have now and reads nothing else.
 """
 

@@ -45,10 +45,13 @@ from tablelayer.spark.types import METADATA_FIELDS, spark_schema
 from tablelayer.spark.worker import connection
 
 
+def register(spark: Any) -> None:
+    """Let a session of your own read and write `format("headrace")`; those of `session` do so already."""
+    spark.dataSource.register(HeadraceDataSource)
+
+
 class HeadraceDataSource(DataSource):
-    """Registered by `tablelayer.spark.session`; elsewhere:
-    `spark.dataSource.register(HeadraceDataSource)`.
-    """
+    """What `format("headrace")` is in a session that it is registered in (`register`)."""
 
     @classmethod
     def name(cls) -> str:

@@ -26,7 +26,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark() -> Any:
-    from tablelayer.spark.session import session
+    from tablelayer.spark.sessions import session
     from tablelayer.tests.spark.spark_tables import SHORT_LIVED_JVM
 
     return session("headrace tests", cores=2, memory="1g", extra=SHORT_LIVED_JVM)
@@ -40,7 +40,7 @@ def _close_what_spark_left_open(request: pytest.FixtureRequest) -> Iterator[None
     if "spark" not in request.fixturenames:
         yield
         return
-    from tablelayer.spark.session import activate
+    from tablelayer.spark.sessions import activate
 
     activate(request.getfixturevalue("spark"))
     yield

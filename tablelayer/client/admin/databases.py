@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tablelayer.client.admin.partitions import create_partition, drop_partition, list_partitions
 from tablelayer.client.wire.cluster import Cluster
+from tablelayer.client.wire.retry import Deadline
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.messages.catalog import (
     AlterDatabaseRequest,
@@ -31,6 +32,7 @@ from tablelayer.model.messages.catalog import (
     ListTablesResponse,
     Property,
 )
+from tablelayer.model.messages.process import DescribeServerRequest, DescribeServerResponse
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, changes_to_json
 from tablelayer.model.table.partitions import Partition, matching, name_of_spec, spec_texts
@@ -46,6 +48,23 @@ class DatabaseDescription:
     properties: Mapping[str, str]
     created_at_ms: int | None
     table_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A broker's process. `cpu_ms`: user and system time so far; `memory_bytes`: resident, -1 where that is not known;
+    `open_files_max`: as many as it may have, -1 for any.
+    """
+
+    broker_id: int
+    host: str
+    port: int
+    version: str
+    process_id: int
+    uptime_ms: int
+    cpu_ms: int
+    memory_bytes: int
+    open_files_max: int
 
 
 class AsyncAdmin:
@@ -205,6 +224,33 @@ class AsyncAdmin:
         definition = await self.describe_table(path)
         name = name_of_spec(definition, spec)
         await drop_partition(self._cluster, definition, name, if_exists=if_exists)
+
+    async def servers(self) -> list[ServerProcess]:
+        """The process of each broker: version, age, CPU, memory. UnsupportedRequest where there are no tables."""
+        deadline = Deadline(self._cluster.config.delivery_timeout_ms)
+        found = []
+        for broker in sorted((await self._cluster.metadata([], deadline)).brokers, key=lambda b: b.node_id):
+            said = await self._cluster.call(
+                DescribeServerRequest(),
+                DescribeServerResponse,
+                doing=f"describe broker {broker.node_id}",
+                node_id=broker.node_id,
+                deadline=deadline,
+            )
+            found.append(
+                ServerProcess(
+                    broker.node_id,
+                    broker.host,
+                    broker.port,
+                    said.version,
+                    said.process_id,
+                    said.uptime_ms,
+                    said.cpu_ms,
+                    said.memory_bytes,
+                    said.open_files_max,
+                )
+            )
+        return found
 
     async def table_exists(self, path: TablePath | str) -> bool:
         """Whether there is such a table."""

@@ -11,12 +11,18 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
 from protocol.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -31,7 +37,21 @@ from protocol.messages.describe_log_dirs import (
 )
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from tablelayer.client.read.group_offsets import fetch_offsets
+from protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+)
+from tablelayer.client.admin.configs import (
+    ConfigKind,
+    ConfigListing,
+    alter_configs,
+    describe_configs,
+    list_resources,
+)
+from tablelayer.client.admin.produce import OutgoingRecord, Producer
+from tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
 from tablelayer.client.read.reader import EARLIEST, LATEST, find_coordinator, list_offsets
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, error_of, raise_for, retrying
@@ -101,6 +121,7 @@ class KafkaRecord:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class AsyncKafkaAdmin:
@@ -108,6 +129,7 @@ class AsyncKafkaAdmin:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._producer = Producer(cluster)
 
     def _deadline(self) -> Deadline:
         return Deadline(self._cluster.config.delivery_timeout_ms)
@@ -197,6 +219,50 @@ class AsyncKafkaAdmin:
         }
         leaders = {p.partition_index: p.leader_id for p in topics[0].partitions}
         return TopicDescription(name, topics[0].topic_id, topics[0].is_internal, leaders, explicit)
+
+    async def add_partitions(self, topic: str, count: int, *, validate_only: bool = False) -> None:
+        """Let a topic have `count` partitions, more than it has now. What has a key may go to another partition from
+        then on. KafkaError INVALID_PARTITIONS for fewer or as many, UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        doing = f"add partitions to {topic}"
+        request = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name=topic, count=count, assignments=None)],
+            timeout_ms=self._cluster.config.request_timeout_ms,
+            validate_only=validate_only,
+        )
+        answer = await self._cluster.call(request, CreatePartitionsResponse, doing=doing, repeatable=False)
+        raise_for(answer.results[0].error_code, answer.results[0].error_message, doing=doing)
+        self._cluster.forget_routes(topic)
+
+    async def configs(self, kind: ConfigKind, name: str) -> list[ConfigListing]:
+        """Every configuration of a topic, broker or group, with its value, where that comes from and what it does."""
+        return await describe_configs(self._cluster, kind, name)
+
+    async def configured(self) -> list[tuple[ConfigKind, str]]:
+        """The kind and name of everything that has configurations; the name of all brokers together is empty."""
+        return await list_resources(self._cluster)
+
+    async def alter_configs(
+        self,
+        kind: ConfigKind,
+        name: str,
+        values: Mapping[str, str],
+        delete: Sequence[str] = (),
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set some configurations and put others (`delete`) back to their defaults, all of it or nothing. KafkaError
+        INVALID_CONFIG, INVALID_REQUEST for one that cannot be changed, UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        await alter_configs(self._cluster, kind, name, values, delete, validate_only=validate_only)
+
+    async def produce(self, topic: str, records: Sequence[OutgoingRecord]) -> list[tuple[int, int]]:
+        """Write records, with acks=all, each once whatever is lost on the way; (partition, offset) of each.
+
+        KafkaError INVALID_RECORD, with the record and the reason, for one that does not fit a table: of its partition's
+        batch nothing is written then. MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, ...
+        """
+        return await self._producer.produce(topic, records)
 
     async def offsets(self, topic: str, at: int = LATEST, *, committed: bool = False) -> dict[int, int]:
         """Offsets of all partitions: LATEST (-1, the end), EARLIEST (-2), or the first at or after a time in
@@ -294,16 +360,19 @@ class AsyncKafkaAdmin:
                         if header.is_control:
                             continue
                         columns = decode_records(buffer[position : position + header.size])
-                        for offset, timestamp, key, value in zip(
-                            columns.offsets.tolist(),
-                            columns.timestamps.tolist(),
-                            columns.keys(),
-                            columns.values(),
-                            strict=True,
+                        for index, (offset, timestamp, key, value) in enumerate(
+                            zip(
+                                columns.offsets.tolist(),
+                                columns.timestamps.tolist(),
+                                columns.keys(),
+                                columns.values(),
+                                strict=True,
+                            )
                         ):
                             if offset >= positions[data.partition_index]:
+                                named = tuple(columns.headers(index))
                                 records.append(
-                                    KafkaRecord(data.partition_index, offset, timestamp, key, value)
+                                    KafkaRecord(data.partition_index, offset, timestamp, key, value, named)
                                 )
 
         await retrying(
@@ -368,3 +437,55 @@ class AsyncKafkaAdmin:
         return await retrying(
             attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
         )
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group and its positions. KafkaError NON_EMPTY_GROUP while it has members, GROUP_ID_NOT_FOUND."""
+        doing = f"delete group {group}"
+
+        async def attempt(deadline: Deadline) -> None:
+            node_id = await find_coordinator(self._cluster, group, deadline)
+            answer = await self._cluster.send(
+                DeleteGroupsRequest(groups_names=[group]),
+                DeleteGroupsResponse,
+                node_id=node_id,
+                deadline=deadline,
+            )
+            raise_for(answer.results[0].error_code, None, doing=doing)
+
+        await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=False, changes=True
+        )
+
+    async def delete_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> None:
+        """Forget a group's positions in these partitions. KafkaError GROUP_SUBSCRIBED_TO_TOPIC while a member reads
+        the topic, GROUP_ID_NOT_FOUND.
+        """
+        doing = f"delete offsets of group {group} in {topic}"
+
+        async def attempt(deadline: Deadline) -> None:
+            node_id = await find_coordinator(self._cluster, group, deadline)
+            request = OffsetDeleteRequest(
+                group_id=group,
+                topics=[
+                    OffsetDeleteRequestTopic(
+                        name=topic,
+                        partitions=[OffsetDeleteRequestPartition(partition_index=p) for p in partitions],
+                    )
+                ],
+            )
+            answer = await self._cluster.send(
+                request, OffsetDeleteResponse, node_id=node_id, deadline=deadline
+            )
+            raise_for(answer.error_code, None, doing=doing)
+            for part in (part for found in answer.topics for part in found.partitions):
+                raise_for(part.error_code, None, doing=doing)
+
+        await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True, changes=True
+        )
+
+    async def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set the positions, the next offset to read of each partition, of a group without members. KafkaError
+        UNKNOWN_MEMBER_ID for one that has some.
+        """
+        await commit_offsets(self._cluster, group, topic, offsets)

@@ -19,7 +19,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from protocol.schema import ApiMessage
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.errors import AuthenticationFailed, ConnectionFailed, ConnectionLost
+from tablelayer.client.errors import AuthenticationFailed, ConnectionFailed, ConnectionLost, SettingsError
 from tablelayer.client.metrics import Counters
 from tablelayer.client.security.access import access_of
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
@@ -49,7 +49,7 @@ class _Slot:
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """`"host:port,host:port"` as addresses; the port defaults to 9092. Raises ValueError for anything else."""
+    """`"host:port,host:port"` as addresses; the port defaults to 9092. Raises SettingsError for anything else."""
     addresses = []
     for part in text.split(","):
         part = part.strip()
@@ -58,7 +58,9 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
             host, port = part, str(DEFAULT_PORT)
         host = host.strip("[]")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"{part!r} is not a server address: write host:port, for example 127.0.0.1:9092")
+            raise SettingsError(
+                f"{part!r} is not a server address: write host:port, for example 127.0.0.1:9092"
+            )
         addresses.append((host, int(port)))
     return addresses
 

@@ -16,6 +16,7 @@ from tablelayer.model.messages.answers import *
 from tablelayer.model.messages.catalog import *
 from tablelayer.model.messages.lake import *
 from tablelayer.model.messages.partitions import *
+from tablelayer.model.messages.process import *
 from tablelayer.model.messages.read import *
 from tablelayer.model.messages.rights import *
 from tablelayer.model.messages.staged import *

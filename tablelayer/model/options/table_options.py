@@ -42,6 +42,7 @@ from tablelayer.model.schema.aggregates import is_aggregate_option, parse_option
 
 BUCKET_COUNT = "bucket.num"
 BUCKET_KEY = "bucket.key"
+_OF_STATEMENTS = (BUCKET_COUNT, BUCKET_KEY)
 MAX_BUCKET_COUNT = 4096  # Fluss's max.bucket.num
 DEFAULT_BUCKET_COUNT = 1  # Fluss's default.bucket.number
 
@@ -396,7 +397,11 @@ _NOT_IN_THIS_RELEASE = (
 
 
 def is_table_option(name: str) -> bool:
-    """Whether a name belongs to the table layer rather than to Kafka's topic configurations."""
+    """Whether a name belongs to the table layer rather than to Kafka's topic configurations, of which none begins with
+    `bucket`: what is nearly `bucket.num` is no configuration of a topic.
+    """
+    if name.startswith("bucket"):
+        return name not in _OF_STATEMENTS
     return name.startswith(("table.", "fields.", "auto-increment.", PAIMON_PREFIX, ICEBERG_PREFIX))
 
 
@@ -453,8 +458,9 @@ def find(name: str) -> Option[Any]:
     for prefix, what in _NOT_IN_THIS_RELEASE:
         if name.startswith(prefix):
             raise _invalid(f"option '{name}': {what}: not in this release")
-    near = difflib.get_close_matches(name, DECLARED, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(sorted(DECLARED))}"
+    known = (*DECLARED, *_OF_STATEMENTS)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(sorted(known))}"
     raise _invalid(f"unknown option '{name}'; {hint}")
 
 

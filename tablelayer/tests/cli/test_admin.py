@@ -11,6 +11,7 @@ import pytest
 from tablelayer.cli import doctor
 from tablelayer.cli.doctor import Verdict
 from tablelayer.client import connect
+from tablelayer.client.admin.databases import ServerProcess
 
 _numbers = itertools.count()
 
@@ -137,7 +138,61 @@ def test_the_doctor_finds_a_wrong_advertised_address_and_a_directory_in_use(head
     assert f"127.0.0.1:{port}, where nobody answers" in wrong["what"]
     assert "advertised.listeners" in wrong["what to do"]
     assert any(f"in use by process {served.process.pid}" in each["what"] for each in findings)
-    assert any(each["check"] == "listen" and each["verdict"] == "problem" for each in findings)
+
+
+def test_the_doctor_is_content_with_a_server_that_runs(headrace, serve, tmp_path):
+    """Its directory is in use and its port is taken: by itself."""
+    data = tmp_path / "data"
+    served = serve("--listen", "127.0.0.1:0", "--data", str(data))
+    at = served.address
+    done = headrace("doctor", "-s", at, "--data", str(data), "--listen", at, "-o", "json")
+    findings = {}
+    for each in map(json.loads, done.stdout.splitlines()):
+        findings.setdefault(each["check"], []).append(each)
+    machine = ("java", "pyspark", "open files", "clock", "disk", "server's disk", "server's open files")
+    problems = [
+        each
+        for check, found in findings.items()
+        if check not in machine
+        for each in found
+        if each["verdict"] != "ok"
+    ]
+    assert not problems
+    pid = served.process.pid
+    assert f"in use by process {pid}, the server at {at}" in [e["what"] for e in findings["data directory"]]
+    assert findings["listen"][0]["what"] == f"{at} is where the running server listens"
+    assert "broker 0 is headrace" in findings["server's process"][0]["what"]
+    # ... and not with one that somebody else runs there
+    other = serve("--listen", "127.0.0.1:0", "--data", str(tmp_path / "other"))
+    words = ("--data", str(tmp_path / "other"), "--listen", other.address)
+    done = headrace("doctor", "-s", at, *words, "-o", "json")
+    found = [each for each in map(json.loads, done.stdout.splitlines()) if each["verdict"] != "ok"]
+    assert {each["check"] for each in found} >= {"data directory", "listen"}
+    assert done.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "verdict", "text"),
+    [
+        (450e6, 500e6, Verdict.OK, "450 MB of 500 MB free"),
+        (45e6, 500e6, Verdict.WARNING, "45.0 MB of 500 MB free"),
+        (20e6, 500e6, Verdict.PROBLEM, "20.0 MB of 500 MB free"),
+        (1e9, 1e12, Verdict.PROBLEM, "1.0 GB of 1.0 TB free"),
+    ],
+)
+def test_small_disks_are_judged_by_their_size(monkeypatch, tmp_path, free, total, verdict, text):
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": int(free), "total": int(total)})
+    )
+    (found,) = [each for each in doctor.data_directory(tmp_path) if each.check == "disk"]
+    assert (found.verdict, found.what) == (verdict, text)
+
+
+def test_a_server_of_another_version_or_with_few_files():
+    old = ServerProcess(0, "h", 9092, "0.0.1", 7, 60_000, 100, 50_000_000, 1024)
+    found = {each.check: each for each in doctor.process_findings(old)}
+    assert found["server's process"].verdict is Verdict.WARNING
+    assert found["server's open files"].verdict is Verdict.PROBLEM
 
 
 def test_the_doctor_on_what_is_wrong_with_a_machine(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -125,13 +126,16 @@ def test_tables_are_listed_described_and_looked_into(headrace, fruit):
 def test_groups_and_their_lag(headrace, fruit):
     fruit.commit("pickers", {0: 4})
     assert any(line.startswith("pickers") for line in headrace("groups", "list").stdout.splitlines())
-    described = [
-        json.loads(line)
-        for line in headrace("groups", "describe", "pickers", "-o", "json").stdout.splitlines()
-    ]
-    assert described == [
-        {"topic": "default.fruit", "partition": 0, "committed offset": 4, "end offset": 6, "lag": 2}
-    ]
+    (described,) = json_lines(headrace("groups", "describe", "pickers", "-o", "json"))
+    assert described == {
+        "group": "pickers",
+        "state": "Empty",
+        "assignor": "",
+        "members": [],
+        "partitions": [
+            {"topic": "default.fruit", "partition": 0, "committed offset": 4, "end offset": 6, "lag": 2}
+        ],
+    }
     unknown = headrace("groups", "describe", "nobody")
     assert unknown.exit_code == 1
     assert "nobody" in unknown.stderr
@@ -153,13 +157,28 @@ def test_top_shows_rates(headrace, server):
         writer = threading.Thread(target=write)
         writer.start()
         try:
+            busy.commit("watchers", {0: 0})
             shown = headrace("top", "-n", "1", "--interval", "0.3").stdout
+            told = json_lines(headrace("top", "-n", "2", "--interval", "0.3", "-o", "json"))
         finally:
             stop.set()
             writer.join()
             connection.admin.drop_table("busy")
     row = next(line.split() for line in shown.splitlines() if line.startswith("default.busy"))
     assert float(row[-1].replace(",", "")) > 3
+    assert re.match(r"broker 0, headrace \S+, up .* s: CPU \d+ %, memory [\d.]+ MB\n", shown)
+    (lag,) = [line.split() for line in shown.splitlines() if line.startswith("watchers")]
+    assert (lag[1], lag[4:]) == ("0", ["default.busy", "Empty"])
+    first, second = told
+    (topic,) = [each for each in second["topics"] if each["topic"] == "default.busy"]
+    assert topic["per_second"] > 3
+    (of_group,) = [each for each in second["groups"] if each["group"] == "watchers"]
+    (before,) = [each for each in first["groups"] if each["group"] == "watchers"]
+    assert of_group["lag"] > before["lag"] > 0
+    assert of_group["per_second"] > 3
+    (process,) = second["servers"]
+    assert process["memory_bytes"] > 20e6
+    assert 0 <= process["cpu_percent"] < 1000
 
 
 def test_nobody_to_talk_to():

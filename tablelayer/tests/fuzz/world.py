@@ -476,6 +476,7 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
         database="default", table="keyed", principal="User:ann", columns=["id"]
     ),
     m.ListColumnGrantsRequest: lambda world, rng: m.ListColumnGrantsRequest(database="default", table="keyed"),
+    m.DescribeServerRequest: lambda world, rng: m.DescribeServerRequest(),
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

@@ -27,7 +27,7 @@ from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import BIGINT, DATE, STRING, TINYINT, decimal
-from tablelayer.spark.session import iceberg_catalog_properties
+from tablelayer.spark.sessions import iceberg_catalog_properties
 from tablelayer.spark.splits import last_changes
 
 pytestmark = [

@@ -646,3 +646,11 @@ def test_r20_5_of_the_functions_those_that_keep_a_whole_value_take_a_nested_colu
         return
     with pytest.raises(TableError, match=f"{function} does not take"):
         defined(columns, **{"table.merge-engine": "aggregation", **options})
+
+
+@pytest.mark.parametrize(("name", "meant"), [("bucket.nun", "bucket.num"), ("buckets.key", "bucket.key")])
+def test_nearly_the_options_of_statements(name, meant):
+    with pytest.raises(TableError, match=f"unknown option '{name}'; did you mean '{meant}'"):
+        orders(**{name: "4"})
+    with pytest.raises(TableError, match=f"did you mean '{meant}'"):
+        parse(f"CREATE TABLE t (id INT) WITH ('{name}' = '4')")

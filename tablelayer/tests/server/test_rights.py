@@ -127,6 +127,7 @@ async def test_every_table_api_is_in_one_of_the_lists(tmp_path: Path) -> None:
             m.GrantColumnsRequest,
             m.RevokeColumnsRequest,
             m.ListColumnGrantsRequest,
+            m.DescribeServerRequest,
         }
         assert all_keys - listed == {each.API_KEY for each in others}
 
@@ -353,6 +354,7 @@ async def test_grants_of_columns_are_for_administrators_and_of_columns_that_exis
             wanted,
             m.RevokeColumnsRequest(database="default", table="t", principal="User:ann"),
             m.ListColumnGrantsRequest(),
+            m.DescribeServerRequest(),
         ):
             assert told(await ann.send(request))[0] == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         for principal, columns, expected in (

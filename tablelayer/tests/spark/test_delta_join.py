@@ -18,7 +18,7 @@ from tablelayer.model.errors import TableError
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import BIGINT, INT, STRING
-from tablelayer.spark.delta_join import GroupPartition, check_join, groups_of, read_group
+from tablelayer.spark.delta_joins import GroupPartition, check_join, groups_of, read_group
 from tablelayer.spark.splits import Split
 
 ORDERS = TableDefinition(
@@ -139,7 +139,7 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
         left.present, right.present = min(end[0] + ahead, len(left.log)), min(end[1] + ahead, len(right.log))
         splits = ([Split(0, at[0], end[0])], [Split(0, at[1], end[1])])
         partition = GroupPartition(0, 1, None, None) if first else GroupPartition(0, 1, *splits)
-        with patch("tablelayer.spark.delta_join.open_table", lambda _, definition: tables[definition.path]):
+        with patch("tablelayer.spark.delta_joins.open_table", lambda _, definition: tables[definition.path]):
             for batch in read_group(join, partition, changes=True):
                 for row in batch.to_pylist():
                     names = ["customer", "nr", *(["place"] if width == 2 else [])]
@@ -152,7 +152,7 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
     assert result == expected(left, right, how)
     # A batch gives the same at once.
     tables_now = {ORDERS.path: left, right_definition.path: right}
-    with patch("tablelayer.spark.delta_join.open_table", lambda _, definition: tables_now[definition.path]):
+    with patch("tablelayer.spark.delta_joins.open_table", lambda _, definition: tables_now[definition.path]):
         rows = [
             row
             for batch in read_group(join, GroupPartition(0, 1, None, None), changes=False)

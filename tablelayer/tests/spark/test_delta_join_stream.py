@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablelayer.client import Connection
-from tablelayer.spark.delta_join import DeltaJoinReader, DeltaJoinStreamReader, plan_join
+from tablelayer.spark.delta_joins import DeltaJoinReader, DeltaJoinStreamReader, plan_join
 
 
 def test_partitions_come_and_go_and_a_restart_goes_on(address: str, client: Connection) -> None:

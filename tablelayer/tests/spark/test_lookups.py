@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import BIGINT, STRING
-from tablelayer.spark.lookup_join import BatchLookup, CachedLookups
+from tablelayer.spark.lookups import BatchLookup, CachedLookups
 
 SCHEMA = Schema.of([("a", BIGINT), ("b", BIGINT), ("v", STRING)], ["a", "b"])
 
@@ -71,7 +71,7 @@ def test_batches_come_out_in_order_though_several_are_under_way() -> None:
     definition = TableDefinition(TablePath("db", "t"), schema)
     worker = BatchLookup("x:1", definition, ("k",), ("v",), ("its_v",), False)
     batches = [pa.record_batch({"k": pa.array([n, n + 100], pa.int64())}) for n in range(10)]
-    with patch("tablelayer.spark.lookup_join.open_table", lambda *_: Slow()):
+    with patch("tablelayer.spark.lookups.open_table", lambda *_: Slow()):
         found = [row["its_v"] for batch in worker(iter(batches)) for row in batch.to_pylist()]
     assert found == [str(n) for k in range(10) for n in (k, k + 100)]
 

@@ -15,7 +15,7 @@ from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import union_read
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.text import parse_type
-from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.spark.lookups import lookup_join
 from tablelayer.spark.types import spark_schema
 from tablelayer.tests.spark.spark_tables import create, finish, sink, stream
 

@@ -10,8 +10,8 @@ import pytest
 
 from tablelayer.client import Connection
 from tablelayer.model.types.column_types import BIGINT, STRING
-from tablelayer.spark.delta_join import delta_join
-from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.spark.delta_joins import delta_join
+from tablelayer.spark.lookups import lookup_join
 from tablelayer.tests.spark.spark_tables import create, load, read_available, stream
 
 pytestmark = [

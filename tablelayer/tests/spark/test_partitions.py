@@ -13,7 +13,7 @@ from tablelayer.model.errors import TableError
 from tablelayer.model.table.partitions import Partition
 from tablelayer.spark import table as spark_table
 from tablelayer.spark.batch import HeadraceReader
-from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.spark.lookups import lookup_join
 from tablelayer.spark.options import ReadOptions
 from tablelayer.spark.planning import partitions_needed
 from tablelayer.tests.spark.spark_tables import load

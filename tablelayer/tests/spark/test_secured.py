@@ -15,8 +15,8 @@ from broker.testing.certificates import identity
 from tablelayer.client import ConnectionSettings, connect
 from tablelayer.lake.change_source import TableChanges
 from tablelayer.spark.builder import create_view, table
-from tablelayer.spark.delta_join import delta_join
-from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.spark.delta_joins import delta_join
+from tablelayer.spark.lookups import lookup_join
 from tablelayer.tests.spark.spark_tables import Server
 
 pytestmark = [

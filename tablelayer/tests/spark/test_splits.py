@@ -30,7 +30,7 @@ from tablelayer.model.types.column_types import (
     timestamp,
     timestamp_ltz,
 )
-from tablelayer.spark.lookup_join import BatchLookup, distinct_keys
+from tablelayer.spark.lookups import BatchLookup, distinct_keys
 from tablelayer.spark.options import ReadOptions
 from tablelayer.spark.splits import (
     DELETED_COLUMN,

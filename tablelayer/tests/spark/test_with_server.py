@@ -34,7 +34,7 @@ from tablelayer.model.types.column_types import (
 from tablelayer.model.types.column_types import decimal as decimal_type
 from tablelayer.model.types.column_types import time as time_type
 from tablelayer.spark import table as spark_table
-from tablelayer.spark.lookup_join import lookup_join
+from tablelayer.spark.lookups import lookup_join
 from tablelayer.tests.spark.spark_tables import create, load
 
 pytestmark = [

@@ -1,0 +1,94 @@
+"""Standard streams as a command finds them: closed, on a full disk, read by nobody, in a locale without our characters.
+
+`prepare` comes before everything else of a process and `finish` after it. In between, writing to an output that is
+closed or full raises OSError, as anywhere; `broken_output` tells that such an error was the output's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import TextIOWrapper
+from typing import BinaryIO, TextIO, cast
+
+
+class Output(TextIOWrapper):
+    """Standard output that remembers what went wrong with it."""
+
+    broken: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.broken = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.broken = error
+            raise
+
+
+def prepare() -> None:
+    """Nothing that is opened later becomes standard output by chance. What goes into a file or a pipe is UTF-8; on a
+    terminal a character that it does not have is shown by its number.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)  # writing to the output fails
+    sys.stdin = sys.stdin or _opened(0, "r")
+    sys.stderr = sys.stderr or _opened(2, "w")
+    if isinstance(sys.stdin, TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8")
+    before = sys.stdout or _opened(1, "w")
+    if isinstance(before, TextIOWrapper):
+        on_terminal, unbuffered, encoding = before.isatty(), before.write_through, before.encoding
+        sys.stdout = Output(
+            cast(BinaryIO, before.detach()),
+            encoding=encoding if on_terminal else "utf-8",
+            errors="backslashreplace" if on_terminal else "strict",
+            line_buffering=on_terminal,
+            write_through=unbuffered,
+        )
+
+
+def _opened(number: int, mode: str) -> TextIO:
+    return cast(TextIO, os.fdopen(number, mode, closefd=False))
+
+
+def broken_output() -> OSError | None:
+    """What is wrong with standard output, if what was written has not left, or cannot."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return error
+    return sys.stdout.broken if isinstance(sys.stdout, Output) else None
+
+
+def silence() -> None:
+    """What is written to standard output from now on, and what still waits there, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    if isinstance(sys.stdout, Output):
+        sys.stdout.broken = None
+
+
+def finish(code: int) -> int:
+    """Write what still waits; the exit code of the process, `code` if all is well.
+
+    Nobody reads any more (`| head`): that is no mistake. A closed output or a full disk is one, and is said.
+    """
+    error = broken_output()
+    if error is None:
+        return code
+    silence()
+    if isinstance(error, BrokenPipeError):
+        return code
+    sys.stderr.write(f"the output cannot be written: {error.strerror or error}\n")
+    return code or 1

@@ -1,0 +1,24 @@
+"""The process that answers: for those who look after a server."""
+
+from __future__ import annotations
+
+from protocol.schema import ApiMessage, int32, int64, string
+from tablelayer.model.messages.answers import TableResponse
+
+
+class DescribeServerRequest(ApiMessage, key=10070, kind="request", versions="0", flexible="0+"):
+    """Asks for the figures of the broker that it is sent to."""
+
+
+class DescribeServerResponse(TableResponse, key=10070, kind="response", versions="0", flexible="0+"):
+    """``cpu_ms``: user and system time since the process began; ``memory_bytes``: of it in memory (-1: not known here);
+    ``open_files_max``: as many as it may have, -1 for any.
+    """
+
+    broker_id: int = int32()
+    version: str = string()
+    process_id: int = int32()
+    uptime_ms: int = int64()
+    cpu_ms: int = int64()
+    memory_bytes: int = int64(default=-1)
+    open_files_max: int = int64(default=-1)

@@ -1,0 +1,62 @@
+"""DescribeServer: what the process uses. Answered without anything that tables need."""
+
+from __future__ import annotations
+
+import os
+import resource
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from time import monotonic
+
+from broker.requests.declaration import ApiDeclaration, RequestContext
+from broker.security.requirement import whole
+from broker.security.rights import Operation
+from tablelayer.model import messages as m
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+class ProcessApi:
+    def __init__(self) -> None:
+        self.broker_id = -1
+        self._began = monotonic()
+
+    def declarations(self) -> list[ApiDeclaration]:
+        return [
+            ApiDeclaration(
+                m.DescribeServerRequest,
+                m.DescribeServerResponse,
+                self.describe,
+                whole(Operation.DESCRIBE),
+            )
+        ]
+
+    def describe(self, _: RequestContext, __: m.DescribeServerRequest) -> m.DescribeServerResponse:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return m.DescribeServerResponse(
+            broker_id=self.broker_id,
+            version=_version(),
+            process_id=os.getpid(),
+            uptime_ms=int((monotonic() - self._began) * 1000),
+            cpu_ms=int((used.ru_utime + used.ru_stime) * 1000),
+            memory_bytes=_memory_bytes(),
+            open_files_max=-1 if soft == resource.RLIM_INFINITY else soft,
+        )
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("headrace")
+    except PackageNotFoundError:  # run from a folder that nobody installed
+        return "unknown"
+
+
+def _memory_bytes() -> int:
+    """Resident; Linux says it."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as said:
+            return int(said.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return -1
