@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,13 @@ import pyarrow.compute as pc
 
 from tablelayer.model.errors import RowError
 from tablelayer.model.lake.topic_options import TopicFormat
+from tablelayer.model.options.kafka_formats import DebeziumDecimals, DebeziumTime, OutOfRange
 from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.schema.schema import Schema
+
+if TYPE_CHECKING:
+    from tablelayer.model.json.connect_schema import ConnectSchema
+    from tablelayer.model.json.debezium_values import Conventions
 
 Indices = npt.NDArray[np.int64]
 
@@ -106,44 +112,70 @@ class _Work:
 
     def envelopes(self, places: Indices) -> None:
         """Debezium's: what an envelope says, and what its key says where a delete has no `before`."""
-        from tablelayer.model.json.debezium import Conventions, read_envelopes
+        from tablelayer.model.json.debezium import read_envelopes
         from tablelayer.model.json.rows import JsonTexts, json_to_rows
 
         found = read_envelopes(JsonTexts.of(self.values.take(pa.array(places))))
         if found.error is not None:
             raise found.error
-        make = Conventions().field
         schema, unknown = self.decoder.schema, self.decoder.unknown_fields
-        upserts = _at(
-            found.upserts,
-            lambda: json_to_rows(found.upserted, schema, unknown_fields=unknown, make_field=make),
-        )
-        deletes = _at(found.deletes, lambda: json_to_rows(found.deleted, schema.key_columns, make_field=make))
-        keyed = _at(found.keyed, lambda: self._rows_of_keys(places[found.keyed]))
-        self._put(upserts, places[found.upserts], deleted=False)
-        self._put(deletes, places[found.deletes], deleted=True)
-        self._put(keyed, places[found.keyed], deleted=True)
+        decoded = []
+        for group in found.groups:
+            put = partial(
+                json_to_rows,
+                group.upserted,
+                schema,
+                unknown_fields=unknown,
+                make_field=self._conventions(group.rows_schema()).field,
+            )
+            gone = partial(
+                json_to_rows,
+                group.deleted,
+                schema.key_columns,
+                make_field=self._conventions(group.rows_schema(deleted=True)).field,
+            )
+            keyed = partial(self._rows_of_keys, places[group.keyed])
+            decoded.append((_at(group.upserts, put), _at(group.deletes, gone), _at(group.keyed, keyed)))
+        for group, (upserts, deletes, keyed) in zip(found.groups, decoded, strict=True):
+            self._put(upserts, places[group.upserts], deleted=False)
+            self._put(deletes, places[group.deletes], deleted=True)
+            self._put(keyed, places[group.keyed], deleted=True)
 
     def _rows_of_keys(self, places: Indices) -> pa.RecordBatch:
         """Key columns from records' keys: objects with these fields, or one bare value for a key of one column."""
-        from tablelayer.model.json.debezium import key_payloads
+        from tablelayer.model.json.debezium import key_groups
         from tablelayer.model.json.rows import json_to_rows
 
         keys = self.keys.take(pa.array(places))
         if keys.null_count:
             missing = int(pc.index(pc.is_null(keys), True).as_py())
             raise RowError(missing, None, "its value and its key are null: which row is to be deleted?")
-        keys = key_payloads(keys)
         columns = self.decoder.schema.key_columns
-        if len(columns) == 1:
-            bare = pc.invert(pc.match_substring_regex(keys, pattern=rb"^\s*\{"))
-            front = pa.scalar(b'{"' + columns[0].name.encode() + b'":', keys.type)
-            ends = pa.scalar(b"}", keys.type), pa.scalar(b"", keys.type)
-            keys = pc.if_else(bare, pc.binary_join_element_wise(front, keys, *ends), keys)
-        try:
-            return json_to_rows(keys, columns)
-        except RowError as error:
-            raise RowError(error.index, error.column, f"in the record's key, {error.reason}") from error
+        rows, order = [], []
+        for group in key_groups(keys):
+            part = group.keys
+            if len(columns) == 1:
+                bare = pc.invert(pc.match_substring_regex(part, pattern=rb"^\s*\{"))
+                front = pa.scalar(b'{"' + columns[0].name.encode() + b'":', part.type)
+                ends = pa.scalar(b"}", part.type), pa.scalar(b"", part.type)
+                part = pc.if_else(bare, pc.binary_join_element_wise(front, part, *ends), part)
+            try:
+                rows.append(json_to_rows(part, columns, make_field=self._conventions(group.schema).field))
+            except RowError as error:
+                place, reason = int(group.at[error.index]), f"in the record's key, {error.reason}"
+                raise RowError(place, error.column, reason) from error
+            order.append(group.at)
+        if len(rows) == 1:
+            return rows[0]
+        return pa.concat_batches(rows).take(pa.array(np.argsort(np.concatenate(order))))
+
+    def _conventions(self, schema: ConnectSchema | None) -> Conventions:
+        """How values are written: by a connector, or as the row's own JSON."""
+        from tablelayer.model.json.debezium_values import Conventions
+
+        if self.decoder.value_format is TopicFormat.DEBEZIUM_JSON:
+            return Conventions(schema=schema)
+        return Conventions(DebeziumTime.ISOSTRING, DebeziumDecimals.STRING, OutOfRange.KEEP, schema=schema)
 
     def _put(self, rows: pa.RecordBatch, places: Indices, *, deleted: bool) -> None:
         if not len(places):

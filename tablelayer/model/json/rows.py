@@ -40,19 +40,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.records.gather import gather
-from tablelayer.model.arrays.arrays import binary_array
+from tablelayer.model.arrays.arrays import Mask, binary_array
 from tablelayer.model.errors import RowError
 from tablelayer.model.json import containers as json_containers
 from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json import values as json_values
+from tablelayer.model.json.unavailable import Placeholder
 from tablelayer.model.json.write import rows_to_json
 from tablelayer.model.options.table_options import UnknownFields
 from tablelayer.model.rows.nested import last_of_each_key, make_entries, make_row, owners
 from tablelayer.model.schema.schema import Column, Schema
-from tablelayer.model.types.column_types import INTEGER_BITS, TEXT_KINDS, DataType, TypeKind
+from tablelayer.model.types.column_types import INTEGER_BITS, STRING, TEXT_KINDS, DataType, TypeKind
 from tablelayer.model.types.sizes import RowBytes, RowCost, value_width
 
-__all__ = ["Field", "FoundFields", "JsonTexts", "find_fields", "json_to_rows", "rows_to_json", "warm"]
+__all__ = [
+    "Field",
+    "FoundFields",
+    "FoundRows",
+    "JsonTexts",
+    "Rows",
+    "find_fields",
+    "find_rows",
+    "json_to_rows",
+    "rows_to_json",
+    "warm",
+]
 
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NUMPY_INTEGERS = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -77,17 +89,91 @@ def json_to_rows(
     """
     columns = schema.columns if isinstance(schema, Schema) else tuple(schema)
     texts = values if isinstance(values, JsonTexts) else JsonTexts.of(values)
-    _, arrow_schema = _wanted(columns)
-    fail_unknown = unknown_fields == UnknownFields.FAIL
+    found = find_rows(texts, columns, unknown_fields=unknown_fields)
+    rows = found.rows(columns, require_all=require_all, make_field=make_field)
+    if found.error is not None:
+        raise found.error
+    return rows.rows
+
+
+def find_rows(
+    texts: JsonTexts,
+    columns: Sequence[Column],
+    *,
+    extra: Sequence[str] = (),
+    unknown_fields: UnknownFields = UnknownFields.IGNORE,
+) -> FoundRows:
+    """Find the values of n JSON objects, to be converted in parts. extra: fields that are no columns of theirs."""
     sizes = RowBytes(len(texts))
-    sizes.add(len(texts), RowCost.of(columns).width + _FOUND_BYTES * len(columns))
-    found = find_fields(texts, columns, fail_unknown=fail_unknown)
-    try:
-        reading = _Reading(make_field or Field, fail_unknown, sizes)
-        arrays = _converted(texts.data, found, columns, reading, require_all=require_all)
-    except RowError as error:
-        raise _of_column(error, columns) from None
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+    every = (*columns, *(Column(-1 - index, name, STRING) for index, name in enumerate(extra)))
+    sizes.add(len(texts), RowCost.of(columns).width + _FOUND_BYTES * len(every))
+    fail_unknown = unknown_fields == UnknownFields.FAIL
+    found = find_fields(texts, every, fail_unknown=fail_unknown)
+    return FoundRows(texts.data, found, len(columns), fail_unknown, sizes)
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Converted rows. kept: by column id, bool[n]: values that are not known to who wrote them (null in `rows`)."""
+
+    rows: pa.RecordBatch
+    kept: dict[int, Mask]
+
+
+class FoundRows(msgspec.Struct, frozen=True):
+    """Where the values of JSON objects are, up to the first bad one."""
+
+    data: np.ndarray
+    found: FoundFields
+    column_count: int
+    fail_unknown: bool
+    sizes: RowBytes
+
+    @property
+    def error(self) -> RowError | None:
+        """Of the first bad object; None when all are sound."""
+        return self.found.error
+
+    def __len__(self) -> int:
+        return int(self.found.kinds.shape[1])
+
+    def extra(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(kinds, starts, lengths) of a field besides the columns."""
+        at = self.column_count + index
+        return self.found.kinds[at], self.found.starts[at], self.found.lengths[at]
+
+    def rows(
+        self,
+        columns: Sequence[Column],
+        *,
+        at: np.ndarray | None = None,
+        of: Sequence[int] | None = None,
+        require_all: bool = False,
+        make_field: Callable[..., Field] | None = None,
+        placeholder: Placeholder | None = None,
+        unkept: Sequence[str] = (),
+    ) -> Rows:
+        """The values of these columns. at: of which objects, in order (None: all). of: which of the columns that were
+        looked for they are (None: all). placeholder: what stands for a value that is not known, but in the columns
+        `unkept`. Raises RowError for the first that does not fit, with its place in `at`."""
+        found = self.found
+        positions = range(len(columns)) if of is None else of
+        reading = _Reading(make_field or Field, self.fail_unknown, self.sizes)
+        fields = []
+        for position, column in zip(positions, columns, strict=True):
+            each = (found.starts[position], found.lengths[position], found.kinds[position])
+            if at is not None:
+                each = (each[0][at], each[1][at], each[2][at])
+            field = reading.field(column, self.data, *each)
+            if placeholder is not None and column.name not in unkept:
+                field.leave_out(placeholder.cells(self.data, *each))
+            fields.append(field)
+        try:
+            arrays = _filled(fields, require_all=require_all)
+        except RowError as error:
+            raise _of_column(error, columns) from None
+        _, schema = _wanted(tuple(columns))
+        kept = {field.column.id: field.left_out for field in fields if field.left_out is not None}
+        return Rows(pa.RecordBatch.from_arrays(arrays, schema=schema), kept)
 
 
 class _Reading(msgspec.Struct, frozen=True):
@@ -108,16 +194,23 @@ def _converted(
     found: FoundFields,
     columns: Sequence[Column],
     reading: _Reading,
-    *,
-    require_all: bool = False,
 ) -> list[pa.Array]:
     """The values of the fields found. Raises RowError for the first text that does not fit."""
-    # After a failed scan the rows before it are still converted: one of them may be the first that does not
-    # fit.
     fields = [
         reading.field(column, data, found.starts[i], found.lengths[i], found.kinds[i])
         for i, column in enumerate(columns)
     ]
+    arrays = _filled(fields)
+    if found.error is not None:
+        raise found.error
+    return arrays
+
+
+def _filled(fields: Sequence[Field], *, require_all: bool = False) -> list[pa.Array]:
+    """The values of all columns. Raises RowError for the first row that does not fit.
+
+    After a failed scan the rows before it are still converted: one of them may be the first that does not fit.
+    """
     arrays: list[pa.Array] = []
     worst: RowError | None = None
     for field in fields:
@@ -129,8 +222,6 @@ def _converted(
                 worst = error
     if worst is not None:
         raise worst
-    if found.error is not None:
-        raise found.error
     return arrays
 
 
@@ -292,6 +383,13 @@ class Field:
         self.lengths = lengths
         self.kinds = kinds
         self.failure = np.zeros(1, dtype=np.int64)
+        self.left_out: Mask | None = None
+
+    def leave_out(self, cells: Mask | None) -> None:
+        """Cells whose value is not known to the writer: null, and no fault."""
+        if cells is not None:
+            self.left_out = cells
+            self.kinds = np.where(cells, json_scan.NULL, self.kinds).astype(np.uint8)
 
     def check_presence(self, require_all: bool) -> None:
         absent = None
@@ -301,6 +399,8 @@ class Field:
                 absent = self.kinds == json_scan.NULL
         elif require_all:
             absent = self.kinds == json_scan.MISSING
+        if absent is not None and self.left_out is not None:
+            absent = absent & ~self.left_out
         if absent is None or not absent.any():
             return
         row = int(np.argmax(absent))

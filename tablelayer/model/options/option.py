@@ -7,7 +7,7 @@ Options are class attributes of `options.TableOptions`. Of the class, such an at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 import msgspec
@@ -35,7 +35,7 @@ class Option(Generic[Value]):
     where a table's other options decide it. ``shown_default``: what to say of an option whose default is not a value
     of its own. ``primary_key_only``: semantics R16. ``names_columns``: its value is a list of columns, follows their
     renaming, and they cannot be dropped. ``partitioned_only``: only tables with PARTITIONED BY may have it.
-    ``value_format``: only tables with values of that format may have it.
+    ``value_format``: only tables with values of one of these formats may have it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Option(Generic[Value]):
         primary_key_only: bool = False,
         partitioned_only: bool = False,
         names_columns: bool = False,
-        value_format: KafkaValueFormat | None = None,
+        value_format: Sequence[KafkaValueFormat] | None = None,
     ) -> None:
         self.name = name
         self.value_type = value_type
@@ -104,4 +104,4 @@ def _tables(option: Option[Any]) -> str:
         return "with a primary key"
     if option.partitioned_only:
         return "partitioned"
-    return "all" if option.value_format is None else f"with {option.value_format} values"
+    return "all" if option.value_format is None else f"with {' or '.join(option.value_format)} values"

@@ -19,12 +19,20 @@ from typing import Any, NoReturn
 
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.kafka_formats import (
+    DELETED_FIELD,
+    JSON_FORMATS,
+    UNAVAILABLE,
     AvroSchemaPlace,
     DebeziumDecimals,
     DebeziumTime,
     KafkaValueFormat,
+    OutOfRange,
+    WithoutRow,
+    parse_placeholder,
     parse_registry_url,
+    parse_time_units,
     parse_value_path,
+    render_time_units,
     render_value_path,
 )
 from tablelayer.model.options.lake_options import ICEBERG_PREFIX, PAIMON_PREFIX, find_passed
@@ -36,6 +44,7 @@ from tablelayer.model.options.option_types import (
     DURATION,
     TIME_ZONE,
     one_of,
+    parse_name_list,
     whole_number,
 )
 from tablelayer.model.schema.aggregates import is_aggregate_option, parse_option
@@ -116,6 +125,22 @@ class UnknownFields(StrEnum):
 
 def _delete_behavior(options: Mapping[str, str]) -> DeleteBehavior:
     return DeleteBehavior.IGNORE if TableOptions.merge_engine.name in options else DeleteBehavior.ALLOW
+
+
+def _is_plain_json(options: Mapping[str, str]) -> bool:
+    return options.get(TableOptions.kafka_value_format.name, KafkaValueFormat.JSON) == KafkaValueFormat.JSON
+
+
+def _debezium_time(options: Mapping[str, str]) -> DebeziumTime:
+    return DebeziumTime.ISOSTRING if _is_plain_json(options) else DebeziumTime.ADAPTIVE
+
+
+def _debezium_decimals(options: Mapping[str, str]) -> DebeziumDecimals:
+    return DebeziumDecimals.STRING if _is_plain_json(options) else DebeziumDecimals.AUTO
+
+
+def _out_of_range(options: Mapping[str, str]) -> OutOfRange:
+    return OutOfRange.KEEP if _is_plain_json(options) else OutOfRange.REFUSE
 
 
 class TableOptions:
@@ -310,26 +335,78 @@ class TableOptions:
         None,
         "Where the row is in a JSON value: names of fields separated by dots, such as 'payload.data'. Without it "
         "the value is the row.",
-        value_format=KafkaValueFormat.JSON,
+        value_format=(KafkaValueFormat.JSON,),
     )
     debezium_time = Option(
         "table.kafka.debezium.time-precision-mode",
         one_of(DebeziumTime),
         DebeziumTime.ADAPTIVE,
         "What numbers in DATE, TIME and TIMESTAMP columns count, as the connector's time.precision.mode: "
-        "'adaptive' goes by the column's precision, 'adaptive_time_microseconds' but for TIME, 'connect' is "
-        "milliseconds, 'isostring' refuses numbers. Texts are read in any case.",
+        "'adaptive' goes by the column's precision (and refuses what is hardly meant then), "
+        "'adaptive_time_microseconds' but for TIME, 'connect' is milliseconds, 'isostring' refuses numbers (with "
+        "json values: the default). A schema around the record, and time-units, come first. Texts are always read.",
+        derived=_debezium_time,
         alterable=True,
-        value_format=KafkaValueFormat.DEBEZIUM_JSON,
+        value_format=JSON_FORMATS,
+    )
+    debezium_units = Option(
+        "table.kafka.debezium.time-units",
+        OptionType(parse_time_units, render_time_units),
+        {},
+        "What the numbers of a column count, where the records have no schema around them: 'd', 'ms', 'us' or 'ns', as "
+        "in 'created=ms,changed=us'.",
+        alterable=True,
+        value_format=JSON_FORMATS,
     )
     debezium_decimals = Option(
         "table.kafka.debezium.decimal-handling-mode",
         one_of(DebeziumDecimals),
-        DebeziumDecimals.STRING,
-        "What texts in DECIMAL columns are, as the connector's decimal.handling.mode: 'string' the number, "
-        "'precise' base64 of the unscaled value. Numbers (its 'double') are read in any case.",
+        DebeziumDecimals.AUTO,
+        "What texts in DECIMAL columns are, as the connector's decimal.handling.mode: 'string' the number (with json "
+        "values: the default), 'precise' base64 of the unscaled value; 'auto' tells them apart, and refuses a text "
+        "that may be both. A schema around the record comes first. Numbers (its 'double') are read in any case.",
+        derived=_debezium_decimals,
         alterable=True,
-        value_format=KafkaValueFormat.DEBEZIUM_JSON,
+        value_format=JSON_FORMATS,
+    )
+    debezium_out_of_range = Option(
+        "table.kafka.debezium.out-of-range-times",
+        one_of(OutOfRange),
+        OutOfRange.REFUSE,
+        "What becomes of dates before year 1 and after 9999, and of 'infinity': 'refuse' the batch, 'null', 'clamp' to "
+        "the first or last day, or 'keep' what the column holds (with json values: the default).",
+        derived=_out_of_range,
+        alterable=True,
+        value_format=JSON_FORMATS,
+    )
+    kafka_unavailable = Option(
+        "table.kafka.unavailable-value.placeholder",
+        OptionType(parse_placeholder),
+        UNAVAILABLE,
+        "What stands for a value that the source left out because it is unchanged, as the connector's "
+        "unavailable.value.placeholder: the stored value is kept. Empty: nothing does.",
+        alterable=True,
+        primary_key_only=True,
+        value_format=JSON_FORMATS,
+    )
+    kafka_without_row = Option(
+        "table.kafka.unavailable-value.without-row",
+        one_of(WithoutRow),
+        WithoutRow.REFUSE,
+        "What becomes of such a value where no row is stored: 'refuse' the batch, or 'null'.",
+        alterable=True,
+        primary_key_only=True,
+        value_format=JSON_FORMATS,
+    )
+    kafka_deleted_field = Option(
+        "table.kafka.deleted-field",
+        OptionType(str),
+        DELETED_FIELD,
+        "The field of a flattened event that says 'true' of a deleted row (ExtractNewRecordState with "
+        "delete.tombstone.handling.mode=rewrite). Without effect where it is a column. Empty: there is none.",
+        alterable=True,
+        primary_key_only=True,
+        value_format=(KafkaValueFormat.JSON,),
     )
     avro_schema = Option(
         "table.kafka.avro.schema",
@@ -337,14 +414,14 @@ class TableOptions:
         AvroSchemaPlace.REGISTRY,
         "Where the schema of an Avro value is: 'registry', by an id in front of the value (Confluent's wire "
         "format), or 'record': each value is an Avro object container file.",
-        value_format=KafkaValueFormat.AVRO,
+        value_format=(KafkaValueFormat.AVRO,),
     )
     avro_registry = Option(
         "table.kafka.avro.registry-url",
         OptionType(parse_registry_url),
         None,
         "The schema registry of the table; without it the server's 'schema.registry.url'.",
-        value_format=KafkaValueFormat.AVRO,
+        value_format=(KafkaValueFormat.AVRO,),
     )
     kafka_changelog = Option(
         "table.kafka.changelog",
@@ -411,6 +488,23 @@ def names_columns(name: str) -> bool:
     return option is not None and option.names_columns
 
 
+def columns_named(name: str, value: str) -> tuple[str, ...]:
+    """The columns that the value of an option names."""
+    if names_columns(name):
+        return parse_name_list(value)
+    return tuple(parse_time_units(value)) if name == TableOptions.debezium_units.name else ()
+
+
+def renamed_column(name: str, value: str, old: str, new: str) -> str:
+    """The value of an option when a column is renamed."""
+    if names_columns(name):
+        return ",".join(new if each == old else each for each in parse_name_list(value))
+    if name == TableOptions.debezium_units.name:
+        units = parse_time_units(value)
+        return render_time_units({new if each == old else each: unit for each, unit in units.items()})
+    return value
+
+
 def normalize(options: Mapping[str, str], *, is_primary_key_table: bool) -> dict[str, str]:
     """Options in canonical writing, sorted by name.
 
@@ -470,8 +564,9 @@ def complaint(options: Mapping[str, str]) -> str | None:
     chosen = options.get(values.name, KafkaValueFormat.JSON.value)
     for name, option in DECLARED.items():
         wanted = option.value_format
-        if name in options and wanted is not None and chosen != wanted:
-            return f"option '{name}' is for '{values.name}' = '{wanted}'; this table has '{chosen}'"
+        if name in options and wanted is not None and chosen not in wanted:
+            allowed = " or ".join(f"'{each}'" for each in wanted)
+            return f"option '{name}' is for '{values.name}' = {allowed}; this table has '{chosen}'"
     registry = TableOptions.avro_registry.name
     if registry in options and options.get(place.name) == AvroSchemaPlace.RECORD:
         return f"option '{registry}' is of no use with '{place.name}' = '{AvroSchemaPlace.RECORD}': leave one out"

@@ -413,6 +413,7 @@ def _validate(definition: TableDefinition) -> None:
     _check_row_ttl(definition)
     _check_merge_engine(definition)
     _check_statistics(definition)
+    _check_time_units(definition)
     _check_auto_increment(definition)
     if definition.settings.datalake_enabled:
         _check_lake_names(definition)
@@ -544,6 +545,23 @@ def _check_statistics(definition: TableDefinition) -> None:
         raise _invalid(
             f"option '{TableOptions.statistics_columns.name}': column '{nested[0]}' is nested, and has no statistics"
         )
+
+
+def _check_time_units(definition: TableDefinition) -> None:
+    option = TableOptions.debezium_units.name
+    for name, unit in definition.settings.debezium_units.items():
+        if name not in definition.schema:
+            columns = ", ".join(definition.schema.names)
+            raise _invalid(f"option '{option}': there is no column '{name}'; columns: {columns}")
+        data_type = definition.schema.column(name).type
+        if data_type.is_nested:
+            continue  # of what is inside
+        if data_type.kind not in TIMESTAMP_KINDS | {TypeKind.DATE, TypeKind.TIME}:
+            raise _invalid(
+                f"option '{option}': column '{name}' is {data_type}, which holds no date and no time"
+            )
+        if data_type.kind is TypeKind.TIME and unit == "d":
+            raise _invalid(f"option '{option}': column '{name}' is {data_type}, which holds no days")
 
 
 _TTL_KINDS = TIMESTAMP_KINDS | {TypeKind.BIGINT}

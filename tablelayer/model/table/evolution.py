@@ -337,7 +337,7 @@ class _Work:
         if name in self.bucket_key:
             return f"is in the bucket key ({', '.join(self.bucket_key)})"
         for option, value in self.options.items():
-            if table_options.names_columns(option) and name in parse_name_list(value):
+            if name in table_options.columns_named(option, value):
                 return f"is named by option '{option}'"
         return None
 
@@ -352,9 +352,7 @@ class _Work:
         self.bucket_key = [new if name == old else name for name in self.bucket_key]
         self.partition_keys = [new if name == old else name for name in self.partition_keys]
         for option, value in self.options.items():
-            if table_options.names_columns(option):
-                names = parse_name_list(value)
-                self.options[option] = ",".join(new if name == old else name for name in names)
+            self.options[option] = table_options.renamed_column(option, value, old, new)
 
     def modify(self, change: ModifyColumn) -> None:
         position = self.position(change.name)

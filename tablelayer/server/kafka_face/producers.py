@@ -133,8 +133,9 @@ def decode_produced(definition: TableDefinition, batch: memoryview | AvroBatch) 
     deletes = None if write.change_types is None else write.change_types == ChangeType.DELETE
     if deletes is None:
         return Operations(write.rows)
+    operations = Operations(write.rows, deletes if deletes.any() else None, kept=write.kept)
     try:
-        return admit(definition, Operations(write.rows, deletes if deletes.any() else None))
+        return admit(definition, operations)
     except RowError as error:
         raise refused_record(definition, error) from None
     except TableError as error:

@@ -7,8 +7,10 @@ tombstone; with `table.kafka.changelog=full` every image has its row as value an
 A batch of which nothing is shown becomes an empty batch over the same offsets, so that consumers advance.
 
 In: a record's value is a row, which is appended or upserted; a null value deletes the row of the record's key
-(primary-key tables only). The key of a delete is a JSON object of the key columns or, when the key is one column,
-also that column's bare value; a text need not be quoted. The key of an upsert is not looked at: the row has it.
+(primary-key tables only), and so does the JSON text `null`, and null at the path of the row. The key of a delete is a
+JSON object of the key columns, with or without Connect's schema around it, or, when the key is one column, also that
+column's bare value; a text need not be quoted. The key of an upsert is not looked at: the row has it. A flattened
+event with a field `__deleted` that is true, or `__op` that is `d`, is a delete of the key in it.
 
 Pure: no clock, no log. What does not fit is a `RowError` with the index of the record.
 """
@@ -16,7 +18,7 @@ Pure: no clock, no log. What does not fit is a `RowError` with the index of the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -34,17 +36,21 @@ from tablelayer.model.arrays.arrays import Bytes, Mask, Offsets, binary_array, v
 from tablelayer.model.avro.write import Frame, rows_to_avro
 from tablelayer.model.batches.batch import ArrowBatch, ChangeType
 from tablelayer.model.errors import RowError
+from tablelayer.model.json import scan as json_scan
 from tablelayer.model.json.debezium import (
     CREATED,
     DELETED,
     UPDATED,
-    Conventions,
-    key_payloads,
+    EnvelopeGroup,
+    KeyGroup,
+    key_groups,
     read_envelopes,
     write_envelopes,
 )
+from tablelayer.model.json.debezium_values import Conventions
 from tablelayer.model.json.path import descend, wrap
-from tablelayer.model.json.rows import JsonTexts, json_to_rows, rows_to_json
+from tablelayer.model.json.rows import JsonTexts, Rows, find_rows, json_to_rows, rows_to_json
+from tablelayer.model.json.unavailable import Placeholder
 from tablelayer.model.options.kafka_formats import KafkaValueFormat
 from tablelayer.model.options.table_options import KafkaChangelog, UnknownFields
 from tablelayer.model.schema.schema import Column, Schema
@@ -216,11 +222,12 @@ class KafkaWrite(msgspec.Struct, frozen=True):
     """The rows of a produced batch in the order of its records.
 
     `change_types` is None for a log table, else uint8[n] of UPDATE_AFTER (upsert) and DELETE; a deleted row
-    has its key columns only.
+    has its key columns only. `kept`: by column id, bool[n], values that the source left out because they are unchanged.
     """
 
     rows: pa.RecordBatch
     change_types: npt.NDArray[np.uint8] | None
+    kept: dict[int, Mask] | None = None
 
 
 def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas | None = None) -> KafkaWrite:
@@ -229,8 +236,11 @@ def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas 
     """
     known: Schemas = {} if schemas is None else schemas
     parts = _Parts(len(records))
-    nulls = np.flatnonzero(records.value_length < 0)
-    given = np.flatnonzero(records.value_length >= 0) if len(nulls) else np.arange(len(records))
+    absent = records.value_length < 0
+    if table.settings.kafka_value_format is not KafkaValueFormat.AVRO:
+        absent |= _null_texts(records)
+    nulls = np.flatnonzero(absent)
+    given = np.flatnonzero(~absent) if len(nulls) else np.arange(len(records))
     if len(nulls) and not table.is_primary_key_table:
         what = f"its value is null, and {table.path} is a log table: nothing to delete"
         parts.failures.append(RowError(int(nulls[0]), None, what))
@@ -252,6 +262,19 @@ def from_kafka(records: RecordColumns, table: TableDefinition, schemas: Schemas 
     return parts.write(table)
 
 
+_NULL = np.frombuffer(b"null", np.uint8)
+
+
+def _null_texts(records: RecordColumns) -> Mask:
+    """Which values are the JSON text `null`: what a converter without schemas writes for nothing."""
+    found: Mask = records.value_length == len(_NULL)
+    at = np.flatnonzero(found)
+    if len(at):
+        windows = records.value_start[at].astype(np.int64)[:, None] + np.arange(len(_NULL))
+        found[at] = (records.payload[windows] == _NULL).all(axis=1)
+    return found
+
+
 class _Parts:
     """The records of a batch, decoded in parts. All are before any is reported, so that the error names the first bad
     record of the batch."""
@@ -262,21 +285,33 @@ class _Parts:
         self._rows: list[pa.RecordBatch] = []
         self._at: list[Indices] = []
         self._deletes: list[bool] = []
+        self._kept: dict[int, Mask] = {}
 
-    def add(self, at: Indices, decode: Callable[[], pa.RecordBatch], *, deletes: bool = False) -> None:
+    def add(self, at: Indices, decode: Callable[[], pa.RecordBatch | Rows], *, deletes: bool = False) -> None:
         """The rows of the records `at`. A RowError that `decode` raises has the index of a row of the part."""
         if not len(at):
             return
         try:
-            self._rows.append(decode())
+            rows = decode()
         except RowError as error:
             self.fail(error, at)
-        else:
-            self._at.append(at)
-            self._deletes.append(deletes)
+            return
+        if isinstance(rows, Rows):
+            for column, cells in rows.kept.items():
+                self._kept.setdefault(column, np.zeros(self.count, np.bool_))[at] = cells
+            rows = rows.rows
+        self._rows.append(rows)
+        self._at.append(at)
+        self._deletes.append(deletes)
 
     def fail(self, error: RowError, at: Indices) -> None:
         self.failures.append(RowError(int(at[error.index]), error.column, error.reason))
+
+    def refuse_deletes(self, at: Indices, table: TableDefinition, what: str) -> None:
+        """Of a log table nothing is deleted."""
+        if len(at):
+            reason = f"{what}, and {table.path} is a log table: nothing to delete"
+            self.failures.append(RowError(int(at[0]), None, reason))
 
     def write(self, table: TableDefinition) -> KafkaWrite:
         """All of it in the order of the records. Raises the first RowError."""
@@ -290,7 +325,7 @@ class _Parts:
             order = np.empty(self.count, np.int64)
             order[np.concatenate(self._at)] = np.arange(self.count)
             rows = pa.concat_batches(self._rows).take(pa.array(order))
-        return KafkaWrite(rows, changes if table.is_primary_key_table else None)
+        return KafkaWrite(rows, changes if table.is_primary_key_table else None, self._kept or None)
 
 
 def _texts(records: RecordColumns, at: Indices) -> JsonTexts:
@@ -298,49 +333,130 @@ def _texts(records: RecordColumns, at: Indices) -> JsonTexts:
     return JsonTexts.gathered(records.payload, records.value_start[at], records.value_length[at])
 
 
-def _add_json(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
-    def decode() -> pa.RecordBatch:
-        texts, error = _texts(records, at), None
-        path = table.settings.kafka_value_path
-        if path is not None:
-            texts, error = descend(texts, path)
-        rows = json_to_rows(texts, table.schema, unknown_fields=table.settings.kafka_unknown_fields)
-        if error is not None:
-            raise error
-        return rows
+def _placeholder(table: TableDefinition) -> Placeholder | None:
+    text = table.settings.kafka_unavailable
+    return Placeholder.of(text) if text and table.is_primary_key_table else None
 
-    parts.add(at, decode)
+
+_OP_FIELD = "__op"
+
+
+def _add_json(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
+    """Rows, in envelopes of a converter or not, and events that say that a row was deleted."""
+    settings = table.settings
+    try:
+        found = descend(_texts(records, at), settings.kafka_value_path or ())
+    except RowError as error:
+        return parts.fail(error, at)
+    if found.error is not None:
+        parts.fail(found.error, at)
+    nulls = at[found.nulls]
+    if table.is_primary_key_table:
+        parts.add(nulls, lambda: _deleted_rows(records, nulls, table), deletes=True)
+    else:
+        parts.refuse_deletes(nulls, table, "its row is null")
+    for group in found.groups:
+        _add_rows(parts, at[group.at], group.texts, Conventions.of(settings, group.schema), table)
+    return None
+
+
+def _add_rows(
+    parts: _Parts, at: Indices, texts: JsonTexts, conventions: Conventions, table: TableDefinition
+) -> None:
+    schema, settings = table.schema, table.settings
+    deleted_field = settings.kafka_deleted_field
+    marks = [
+        name
+        for name in (deleted_field, _OP_FIELD if deleted_field else "")
+        if name and table.is_primary_key_table and all(name != column.name for column in schema.columns)
+    ]
+    try:
+        found = find_rows(texts, schema.columns, extra=marks, unknown_fields=settings.kafka_unknown_fields)
+    except RowError as error:
+        return parts.fail(error, at)
+    deleted = np.zeros(len(found), np.bool_)
+    for index, name in enumerate(marks):
+        deleted |= _says(texts.data, found.extra(index), b"d" if name == _OP_FIELD else b"true")
+    if found.error is not None:
+        parts.fail(found.error, at)
+    placeholder = _placeholder(table)
+    for deletes in (False, True):
+        chosen = np.flatnonzero(deleted == deletes)
+        positions = [schema.index(each.name) for each in schema.key_columns] if deletes else None
+        columns = _key_columns(table) if deletes else schema.columns
+
+        def decode(
+            chosen: Indices = chosen,
+            positions: list[int] | None = positions,
+            columns: Sequence[Column] = columns,
+            deletes: bool = deletes,
+        ) -> pa.RecordBatch | Rows:
+            rows = found.rows(
+                columns,
+                at=chosen,
+                of=positions,
+                make_field=conventions.field,
+                placeholder=None if deletes else placeholder,
+                unkept=schema.primary_key,
+            )
+            return _key_rows(rows.rows, schema) if deletes else rows
+
+        parts.add(at[chosen], decode, deletes=deletes)
+    return None
+
+
+def _says(data: npt.NDArray[np.uint8], field: tuple[np.ndarray, np.ndarray, np.ndarray], word: bytes) -> Mask:
+    """Which of the values that a scan has found are this word, as a text or as a literal."""
+    kinds, starts, lengths = field
+    found: Mask = (kinds > json_scan.NULL) & (lengths == len(word))
+    at = np.flatnonzero(found)
+    if len(at):
+        windows = starts[at].astype(np.int64)[:, None] + np.arange(len(word))
+        found[at] = (data[windows] == np.frombuffer(word, np.uint8)).all(axis=1)
+    return found
 
 
 def _add_envelopes(parts: _Parts, records: RecordColumns, at: Indices, table: TableDefinition) -> None:
     """Debezium's: rows to be put, rows to be deleted by what they were, and those to be deleted by the record's key."""
-    schema, settings = table.schema, table.settings
     try:
         found = read_envelopes(_texts(records, at))
     except RowError as error:
         return parts.fail(error, at)
     if found.error is not None:
         parts.fail(found.error, at)
-    field = Conventions(settings.debezium_time, settings.debezium_decimals).field
-    unknown = settings.kafka_unknown_fields
-    parts.add(
-        at[found.upserts],
-        lambda: json_to_rows(found.upserted, schema, unknown_fields=unknown, make_field=field),
-    )
-    deletes, keyed = at[found.deletes], at[found.keyed]
-    if not table.is_primary_key_table:
-        for each in (deletes, keyed):
-            if len(each):
-                what = f"its op is 'd', and {table.path} is a log table: nothing to delete"
-                parts.failures.append(RowError(int(each[0]), None, what))
-        return None
-    parts.add(
-        deletes,
-        lambda: _key_rows(json_to_rows(found.deleted, _key_columns(table), make_field=field), schema),
-        deletes=True,
-    )
-    parts.add(keyed, lambda: _deleted_rows(records, keyed, table), deletes=True)
+    for group in found.groups:
+        _add_envelope_group(parts, records, at, group, table)
     return None
+
+
+def _add_envelope_group(
+    parts: _Parts, records: RecordColumns, at: Indices, group: EnvelopeGroup, table: TableDefinition
+) -> None:
+    schema, settings = table.schema, table.settings
+    unknown, placeholder = settings.kafka_unknown_fields, _placeholder(table)
+
+    def upserts() -> Rows:
+        found = find_rows(group.upserted, schema.columns, unknown_fields=unknown)
+        field = Conventions.of(settings, group.rows_schema()).field
+        rows = found.rows(
+            schema.columns, make_field=field, placeholder=placeholder, unkept=schema.primary_key
+        )
+        if found.error is not None:
+            raise found.error
+        return rows
+
+    def deletes() -> pa.RecordBatch:
+        field = Conventions.of(settings, group.rows_schema(deleted=True)).field
+        return _key_rows(json_to_rows(group.deleted, _key_columns(table), make_field=field), schema)
+
+    parts.add(at[group.upserts], upserts)
+    keyed = at[group.keyed]
+    if not table.is_primary_key_table:
+        parts.refuse_deletes(at[group.deletes], table, "its op is 'd'")
+        parts.refuse_deletes(keyed, table, "its op is 'd'")
+        return
+    parts.add(at[group.deletes], deletes, deletes=True)
+    parts.add(keyed, lambda: _deleted_rows(records, keyed, table), deletes=True)
 
 
 def _key_columns(table: TableDefinition) -> list[Column]:
@@ -399,20 +515,47 @@ def _deleted_rows(records: RecordColumns, at: Indices, table: TableDefinition) -
         value = "null" if records.value_length[at[first]] < 0 else "a delete without 'before'"
         raise RowError(first, None, f"its value is {value} and its key is null: which row is to be deleted?")
     keys = binary_array(*gather(records.payload, records.key_start[at], length))
-    settings = table.settings
-    make_field, wrapped, bare = None, keys, None
+    failures: list[RowError] = []
+    places: list[Indices] = []
+    rows: list[pa.RecordBatch] = []
+    for group in _keys_by_schema(keys, table):
+        try:
+            rows.append(_rows_of_keys(group, table))
+            places.append(group.at)
+        except RowError as error:
+            place = int(group.at[error.index])
+            failures.append(RowError(place, error.column, f"in the record's key, {error.reason}"))
+    if failures:
+        raise min(failures, key=lambda error: error.index)
+    if len(rows) == 1:
+        return rows[0]
+    order = np.empty(len(keys), np.int64)
+    order[np.concatenate(places)] = np.arange(len(keys))
+    return pa.concat_batches(rows).take(pa.array(order))
+
+
+def _keys_by_schema(keys: pa.BinaryArray, table: TableDefinition) -> list[KeyGroup]:
+    """Keys without Connect's schema around them, unless `schema` and `payload` are what the table's own key has."""
+    if {"schema", "payload"} <= set(table.schema.primary_key):
+        return [KeyGroup(None, np.arange(len(keys)), keys)]
     try:
-        if settings.kafka_value_format is KafkaValueFormat.DEBEZIUM_JSON:
-            wrapped = keys = key_payloads(keys)
-            make_field = Conventions(settings.debezium_time, settings.debezium_decimals).field
-        if len(table.schema.primary_key) == 1:
-            wrapped, bare = _wrapped(keys, table)
-        return _key_rows(json_to_rows(wrapped, _key_columns(table), make_field=make_field), table.schema)
+        return key_groups(keys)
+    except RowError as error:
+        raise RowError(error.index, error.column, f"in the record's key, {error.reason}") from error
+
+
+def _rows_of_keys(group: KeyGroup, table: TableDefinition) -> pa.RecordBatch:
+    keys, bare = group.keys, None
+    if len(table.schema.primary_key) == 1:
+        keys, bare = _wrapped(keys, table)
+    field = Conventions.of(table.settings, group.schema).field
+    try:
+        return _key_rows(json_to_rows(keys, _key_columns(table), make_field=field), table.schema)
     except RowError as error:
         if error.column is None and bare is not None and bare[error.index].as_py():
             (column,) = table.schema.key_columns
-            error = _no_value(error.index, keys, column)
-        raise RowError(error.index, error.column, f"in the record's key, {error.reason}") from error
+            error = _no_value(error.index, group.keys, column)
+        raise error
 
 
 def _no_value(row: int, keys: pa.BinaryArray, column: Column) -> RowError:

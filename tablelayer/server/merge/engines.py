@@ -13,7 +13,7 @@ by their position in the table's latest schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import compress
 
 import msgspec
@@ -25,10 +25,12 @@ from msgspec.structs import replace
 
 from tablelayer.model.arrays.arrays import Mask, sealed, validity
 from tablelayer.model.batches.batch import ChangeType
-from tablelayer.model.options.table_options import ChangelogImage, MergeEngine
+from tablelayer.model.errors import RowError
+from tablelayer.model.options.kafka_formats import WithoutRow
+from tablelayer.model.options.table_options import ChangelogImage, MergeEngine, TableOptions
 from tablelayer.model.rows.keys import encode_few_keys, encode_keys
 from tablelayer.model.rows.stored import decode_rows, encode_rows
-from tablelayer.model.schema.schema import Schema
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 
 Indices = npt.NDArray[np.int64]
@@ -44,6 +46,7 @@ class MergeRules(msgspec.Struct, frozen=True):
     version_column: int | None = None
     auto_increment: int | None = None
     full_image: bool = True
+    without_row: WithoutRow = WithoutRow.REFUSE
 
     @classmethod
     def of(cls, definition: TableDefinition) -> MergeRules:
@@ -55,6 +58,7 @@ class MergeRules(msgspec.Struct, frozen=True):
             None if version is None else schema.index(version),
             None if auto is None else schema.index(auto),
             settings.changelog_image is ChangelogImage.FULL,
+            settings.kafka_without_row,
         )
 
 
@@ -67,6 +71,7 @@ class Operations(msgspec.Struct, frozen=True):
     overwrite  past the merge engine: rows replace what is there (R9.10)
     update     only rows that are there are written, none is made (R6.10); there are no deletes then
     sent_as    what number each row had in the writer's batch, for errors; None if it is the same
+    kept       by column id, bool[n]: cells that stay as they are stored, whatever stands in `rows`
     """
 
     rows: pa.RecordBatch
@@ -75,6 +80,7 @@ class Operations(msgspec.Struct, frozen=True):
     overwrite: bool = False
     update: bool = False
     sent_as: Indices | None = None
+    kept: Mapping[int, Mask] | None = None
 
     def select(self, at: Indices) -> Operations:
         """Some of the rows, in this order."""
@@ -82,7 +88,9 @@ class Operations(msgspec.Struct, frozen=True):
         if deletes is not None and not deletes.any():
             deletes = None
         sent_as = at if self.sent_as is None else self.sent_as[at]
-        return replace(self, rows=self.rows.take(pa.array(at)), deletes=deletes, sent_as=sent_as)
+        kept = None if self.kept is None else {column: cells[at] for column, cells in self.kept.items()}
+        rows = self.rows.take(pa.array(at))
+        return replace(self, rows=rows, deletes=deletes, sent_as=sent_as, kept=kept)
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -122,7 +130,7 @@ def merge(
 ) -> Merged:
     """Apply operations in order to what is stored. `read_stored` gets distinct keys in order.
 
-    Raises RowError for a value that cannot be merged (R9.7), and what `take_numbers` raises.
+    Raises RowError for a value that cannot be merged (R9.7) or kept (R17.11), and what `take_numbers` raises.
     """
     schema, rows, deletes, targets = rules.schema, operations.rows, operations.deletes, operations.targets
     count = rows.num_rows
@@ -155,6 +163,8 @@ def merge(
     if groups.previous is not None:
         previous = groups.previous if standing is None else standing[groups.previous]
         old = np.where(groups.previous >= 0, previous, old)
+    if operations.kept:
+        images = _with_kept(rules, engine, images, operations.kept, stored, before, old)
     indices, change_types = _emit(old, updated, inserted, deleted, full_image=rules.full_image)
     if len(indices) == count and inserted.all():
         changelog = images
@@ -390,6 +400,57 @@ def _images(
         else:
             columns.append(pc.if_else(pa.array(deletes), None, rows.column(index)))
     return pa.RecordBatch.from_arrays(columns, schema=schema.arrow())
+
+
+def _with_kept(
+    rules: MergeRules,
+    engine: MergeEngine | None,
+    images: pa.RecordBatch,
+    kept: Mapping[int, Mask],
+    stored: _Stored,
+    before: Mask,
+    old: Indices,
+) -> pa.RecordBatch:
+    """R17.11: cells whose value the writer does not know are those of the row before. `old`: which row that is."""
+    from tablelayer.server.merge.aggregation import taken
+
+    count, columns = images.num_rows, list(images.columns)
+    for index, column in enumerate(rules.schema.columns):
+        cells = kept.get(column.id)
+        if cells is None or not cells.any():
+            continue
+        if engine is MergeEngine.AGGREGATION:
+            what = "the value was not sent, and the merge engine 'aggregation' needs one to merge"
+            raise RowError(int(cells.argmax()), column.name, what)
+        absent = cells & ~before
+        if absent.any():
+            _check_absent(rules, int(absent.argmax()), column)
+        cells = cells & before
+        source = np.where(cells, old, np.arange(count))
+        while True:  # the row before may have kept the cell too: twice as far with each step
+            within = np.where(source < count, source, 0)
+            further = np.where((source < count) & cells[within], source[within], source)
+            if (further == source).all():
+                break
+            source = further
+        columns[index] = taken(columns[index], stored.column(index), source)
+    return pa.RecordBatch.from_arrays(columns, schema=images.schema)
+
+
+def _check_absent(rules: MergeRules, row: int, column: Column) -> None:
+    """Raise RowError for a value that was not sent, of a row that is not there, unless null may stand for it."""
+    option = TableOptions.kafka_without_row.name
+    if rules.without_row is WithoutRow.REFUSE:
+        what = (
+            "the value was left out as unchanged, but no row with this key is stored whose value could be kept; load "
+            f"the table from a snapshot, or let such values be null: '{option}' = '{WithoutRow.NULL}'"
+        )
+        raise RowError(row, column.name, what)
+    if not column.nullable:
+        what = (
+            "the value was left out as unchanged, no row with this key is stored, and the column is NOT NULL"
+        )
+        raise RowError(row, column.name, what)
 
 
 def _others_are_null(schema: Schema, stored: _Stored, targets: frozenset[int]) -> Mask:

@@ -32,7 +32,7 @@ FORMAT, ID = "table.kafka.value-format", 7
 FACES = {
     "json": {},
     "path": {"table.kafka.value-path": "payload.row"},
-    "debezium-json": {FORMAT: "debezium-json"},
+    "debezium-json": {FORMAT: "debezium-json", "table.kafka.debezium.out-of-range-times": "keep"},
     "avro registry": {FORMAT: "avro", "table.kafka.avro.registry-url": "http://registry"},
     "avro record": {FORMAT: "avro", "table.kafka.avro.schema": "record"},
 }

@@ -91,7 +91,7 @@ async def test_r17_9_records_of_few_bytes_that_together_become_too_much_are_refu
     async with tables(tmp_path) as all_tables:
         made = await all_tables.create(f"id INT, PRIMARY KEY (id) NOT ENFORCED, {WIDE}, y BINARY(30000)")
         row = json.dumps({"id": 1}).encode()
-        await refused(made, [row] * 9_000, BATCH_BYTES_MAX // (30_000 + 3_204 + 9 * 402), "fewer at a time")
+        await refused(made, [row] * 9_000, BATCH_BYTES_MAX // (30_000 + 3_204 + 9 * 404), "fewer at a time")
         await refused(made, [None] * 9_000, BATCH_BYTES_MAX // (30_000 + 3_204), "fewer at a time")
 
 
