@@ -364,12 +364,10 @@ def _add_rows(
     parts: _Parts, at: Indices, texts: JsonTexts, conventions: Conventions, table: TableDefinition
 ) -> None:
     schema, settings = table.schema, table.settings
+    marks: list[str] = []
     deleted_field = settings.kafka_deleted_field
-    marks = [
-        name
-        for name in (deleted_field, _OP_FIELD if deleted_field else "")
-        if name and table.is_primary_key_table and all(name != column.name for column in schema.columns)
-    ]
+    if table.is_primary_key_table and deleted_field and deleted_field not in schema:
+        marks = [deleted_field, *(() if _OP_FIELD in schema else (_OP_FIELD,))]
     try:
         found = find_rows(texts, schema.columns, extra=marks, unknown_fields=settings.kafka_unknown_fields)
     except RowError as error:
