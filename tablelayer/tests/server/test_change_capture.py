@@ -203,6 +203,18 @@ def test_r17_10_dates_that_nobody_can_read_are_what_the_table_says(
         assert (None if found is None else str(found)) == (clamped if mode == "clamp" else None)
 
 
+def test_r17_10_far_dates_that_are_kept_are_those_that_the_column_holds() -> None:
+    options = {**DEBEZIUM, "table.kafka.debezium.out-of-range-times": "keep"}
+    definition = table("id BIGINT; v DATE", ("id",), **options)
+    written = from_kafka(
+        records(created({"id": 1, "v": 2_932_897}), created({"id": 2, "v": "-0001-01-01"})), definition
+    )
+    assert written.rows.column("v").cast("int32").to_pylist() == [2_932_897, -719_893]
+    for number in (1 << 31, -(1 << 31) - 1, -2_147_472_692):
+        with pytest.raises(RowError, match="is out of the range of DATE"):
+            from_kafka(records(created({"id": 1, "v": number})), definition)
+
+
 def test_r17_10_a_date_out_of_range_is_not_null_where_null_is_not_allowed() -> None:
     options = {**DEBEZIUM, "table.kafka.debezium.out-of-range-times": "null"}
     definition = table("id BIGINT; v TIMESTAMP_LTZ(3) NOT NULL", ("id",), **options)
