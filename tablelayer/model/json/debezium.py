@@ -161,14 +161,11 @@ def key_groups(keys: pa.Array) -> list[KeyGroup]:
     Raises RowError for invalid UTF-8; what is no object of `schema` and `payload` is given back as it is.
     """
     objects = np.flatnonzero(np.asarray(pc.match_substring_regex(keys, pattern=rb"^\s*\{")))
-    texts = JsonTexts.of(keys)
-    rest = objects
     payloads: dict[int, bytes] = {}
     schemas: list[ConnectSchema | None] = [None] * len(keys)
-    if len(rest):
-        found = find_fields(
-            texts.select(rest), _KEY_ENVELOPE
-        )  # what follows a key that is wrong, stays as it is
+    if len(objects):
+        texts = _objects(keys, objects)
+        found = find_fields(texts, _KEY_ENVELOPE)  # what follows a key that is wrong, stays as it is
         wrapped = np.flatnonzero((found.kinds != json_scan.MISSING).all(axis=0))
         beside = tuple(each[0][wrapped] for each in (found.starts, found.lengths, found.kinds))
         for schema, chosen in connect_schema.groups(texts.data, *beside):
@@ -177,8 +174,8 @@ def key_groups(keys: pa.Array) -> list[KeyGroup]:
                 payload = texts.data[start : start + int(found.lengths[1, index])].tobytes()
                 if found.kinds[1, index] == json_scan.STRING:
                     payload = json.dumps(payload.decode(), ensure_ascii=False).encode()
-                payloads[int(rest[index])] = payload
-                schemas[int(rest[index])] = schema
+                payloads[int(objects[index])] = payload
+                schemas[int(objects[index])] = schema
     if not payloads:
         return [KeyGroup(None, np.arange(len(keys)), keys)]
     values = [payloads.get(index, key) for index, key in enumerate(keys.to_pylist())]
@@ -188,6 +185,13 @@ def key_groups(keys: pa.Array) -> list[KeyGroup]:
         at = np.array([index for index, schema in enumerate(schemas) if id(schema) == each], np.int64)
         groups.append(KeyGroup(schemas[int(at[0])], at, pa.array([values[index] for index in at], keys.type)))
     return groups
+
+
+def _objects(keys: pa.Array, at: Indices) -> JsonTexts:
+    try:
+        return JsonTexts.of(keys.take(pa.array(at)))
+    except RowError as error:
+        raise RowError(int(at[error.index]), error.column, error.reason) from None
 
 
 # -- out ---------------------------------------------------------------------------------------------------
