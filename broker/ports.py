@@ -15,9 +15,11 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
+
+from protocol.errors import ErrorCode, KafkaError
 
 
 class Clock(Protocol):
@@ -412,14 +414,28 @@ class BadVersionError(StoreError):
     pass
 
 
-class StoreUnavailableError(StoreError):
-    """The store cannot be asked now; nothing was done. It may be asked again."""
+class StoreUnavailableError(StoreError, KafkaError):
+    """The store cannot be asked now; nothing was done. It may be asked again.
+
+    For a client: NOT_CONTROLLER, as from a controller of Kafka that has lost its quorum. Clients repeat the request.
+    """
+
+    def __init__(self, message: str) -> None:
+        KafkaError.__init__(self, ErrorCode.NOT_CONTROLLER, message)
 
 
-class StoreOutcomeUnknownError(Exception):
+class StoreOutcomeUnknownError(KafkaError):
     """The store was lost while it may have carried a transaction out: read before anything is decided. No StoreError,
     so that nobody takes it for a refusal.
+
+    For a client: REQUEST_TIMED_OUT, which says the same.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
+
+
+STORE_LOST: Final = (StoreUnavailableError, StoreOutcomeUnknownError)
 
 
 class CoordinationStore(Protocol):

@@ -6,7 +6,7 @@ once per version of the topic image: the one for all topics, and the last few fo
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from broker.cluster.metadata import NewTopic, TopicManager
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import INTERNAL_TOPICS, check_topic_name
 from broker.config import BrokerConfig
+from broker.ports import STORE_LOST
 from broker.requests.answers import ANSWER_BYTES_MAX, AnswerBudget
 from broker.requests.declaration import ApiDeclaration, Encodable, RequestContext
 from broker.security.requirement import within
@@ -179,7 +180,11 @@ class MetadataApi:
         wanted: list[MetadataRequestTopic],
         missing: list[NewTopic],
     ) -> Work[MetadataResponse]:
-        made = await self._metadata.create_topics(missing)
+        made: Sequence[TopicImage | KafkaError]
+        try:
+            made = await self._metadata.create_topics(missing)
+        except STORE_LOST:
+            made = [KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)] * len(missing)  # clients ask again
 
         def answer() -> Work[MetadataResponse]:
             failed: dict[str, ErrorCode] = {}

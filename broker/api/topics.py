@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from broker.api.configs import describe_topic
 from broker.cluster.identity import BrokerIdentity
@@ -16,6 +17,7 @@ from broker.cluster.topic_names import (
     unknown_topic,
 )
 from broker.config import BrokerConfig
+from broker.ports import STORE_LOST
 from broker.requests.answers import AnswerBudget
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.quotas.model import Quota
@@ -107,9 +109,13 @@ class TopicsApi:
                 wanted.append((result, new))
             except KafkaError as error:
                 result.error_code, result.error_message = error.code, error.message
-        made = await self._metadata.create_topics(
-            [new for _, new in wanted], validate_only=request.validate_only
-        )
+        made: Sequence[TopicImage | KafkaError]
+        try:
+            made = await self._metadata.create_topics(
+                [new for _, new in wanted], validate_only=request.validate_only
+            )
+        except STORE_LOST as error:
+            made = [error] * len(wanted)
         described: dict[tuple[tuple[str, str], ...], list[CreatableTopicConfigs]] = {}
         budget = AnswerBudget()
         for (result, _), image in zip(wanted, made, strict=True):

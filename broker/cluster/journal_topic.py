@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from broker.ports import STORE_LOST
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -136,7 +137,10 @@ class JournalTopic:
 
     async def _create(self) -> None:
         if self._metadata.topic(self.name) is None:
-            await self._metadata.create_topic(self.name, self._new_partition_count, TOPIC_CONFIG)
+            try:
+                await self._metadata.create_topic(self.name, self._new_partition_count, TOPIC_CONFIG)
+            except STORE_LOST as error:
+                raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message) from error
         self.partitions = self._metadata.partitions(self.name)
 
     def _created(self, creation: asyncio.Task[None]) -> None:

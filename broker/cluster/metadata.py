@@ -52,7 +52,14 @@ from broker.cluster.topic_names import (
     unknown_topic,
 )
 from broker.config_key import ConfigError
-from broker.ports import CoordinationStore, DeleteNode, Entropy, StoreOutcomeUnknownError
+from broker.ports import (
+    STORE_LOST,
+    CoordinationStore,
+    DeleteNode,
+    Entropy,
+    StoreOutcomeUnknownError,
+    StoreUnavailableError,
+)
 from broker.slices import Slices
 from protocol.errors import ErrorCode, KafkaError
 
@@ -457,8 +464,11 @@ class TopicManager:
         """False if the store was lost meanwhile and does not have it. Raises what it refuses."""
         try:
             await self._store.transact(transaction.operations)
-        except StoreOutcomeUnknownError:
-            there = (await self._read()).topics
+        except StoreOutcomeUnknownError as unknown:
+            try:
+                there = (await self._read()).topics
+            except StoreUnavailableError:
+                raise unknown from None
             return all(there.get(name) == entry for name, entry in transaction.topics.items())
         return True
 
@@ -530,7 +540,12 @@ class TopicManager:
     async def _remove_files(self, image: TopicImage) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.remove_set_aside, image)
-        await modify(self._store, tree.deleted_path(image.topic_id), lambda _: None)
+        try:
+            await modify(self._store, tree.deleted_path(image.topic_id), lambda _: None)
+        except STORE_LOST as error:
+            logger.warning(
+                "topic %s is deleted, which is written down at the next start: %s", image.name, error
+            )
 
     async def _finish_deletions(self) -> None:
         for topic_id in await self._store.children(tree.DELETED):

@@ -20,6 +20,7 @@ from broker.ports import (
     SetNode,
     StoreOperation,
     StoreOutcomeUnknownError,
+    StoreUnavailableError,
 )
 from protocol.errors import ErrorCode, KafkaError
 
@@ -32,10 +33,15 @@ async def modify(
 ) -> bytes | None:
     """Make a node what `change` gives for what it is, None for no node; gives what it is now.
 
-    `change` is called again when somebody else was in between, and refuses by raising.
+    `change` is called again when somebody else was in between, or nobody knows whether the transaction was carried out;
+    it refuses by raising. Raises StoreUnavailableError, StoreOutcomeUnknownError.
     """
+    unknown: StoreOutcomeUnknownError | None = None
     while True:
-        node = await store.get(path)
+        try:
+            node = await store.get(path)
+        except StoreUnavailableError as error:
+            raise unknown or error from None
         old = None if node is None else node.data
         new = change(old)
         if new == old:
@@ -43,6 +49,9 @@ async def modify(
         try:
             await store.transact([_operation(path, node, new)])
         except OUTDATED:
+            continue
+        except StoreOutcomeUnknownError as error:
+            unknown = error
             continue
         return new
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.ports import BadVersionError, CoordinationStore, CreateNode, NodeExistsError, SetNode
+from broker.ports import (
+    BadVersionError,
+    CoordinationStore,
+    CreateNode,
+    NodeExistsError,
+    SetNode,
+    StoreOutcomeUnknownError,
+    StoreUnavailableError,
+)
+from protocol.errors import ErrorCode, KafkaError
 
 BLOCK_SIZE = 1000  # as Kafka's
 _PATH = "/producer_ids"
@@ -22,9 +31,18 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def allocate(self) -> int:
+        """Raises KafkaError(COORDINATOR_LOAD_IN_PROGRESS) while the store is lost, as Kafka does without a controller:
+        every producer waits and asks again. For COORDINATOR_NOT_AVAILABLE Java's would look for the coordinator of a
+        transactional id, which idempotent ones do not have.
+        """
         async with self._lock:
             if self._next == self._end:
-                self._next, self._end = await self._take_block()
+                try:
+                    self._next, self._end = await self._take_block()
+                except StoreUnavailableError as error:
+                    raise KafkaError(
+                        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"no producer ids now: {error.message}"
+                    ) from error
             self._next += 1
             return self._next - 1
 
@@ -38,6 +56,6 @@ class ProducerIds:
                     await self._store.transact([CreateNode(_PATH, end)])
                 else:
                     await self._store.transact([SetNode(_PATH, end, node.version)])
-            except (BadVersionError, NodeExistsError):
-                continue  # another broker took this block
+            except (BadVersionError, NodeExistsError, StoreOutcomeUnknownError):
+                continue  # another broker took this block, or nobody knows who did
             return start, start + BLOCK_SIZE

@@ -19,6 +19,7 @@ from broker.ports import (
     SetNode,
     StoreOperation,
     StoreOutcomeUnknownError,
+    StoreUnavailableError,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +61,15 @@ class Followed(ABC):
     @abstractmethod
     async def _read(self) -> None:
         """Hold what the store has, if the root has another version than is held."""
+
+    async def _read_after(self, refusal: Exception) -> None:
+        """`_read`, after a transaction that was OVERTAKEN. What nobody knows stays unknown if the store is gone."""
+        try:
+            await self._read()
+        except StoreUnavailableError:
+            if isinstance(refusal, StoreOutcomeUnknownError):
+                raise refusal from None
+            raise
 
     def _counted(self) -> StoreOperation:
         """What counts a change: part of its transaction."""

@@ -20,7 +20,7 @@ from broker.cluster.topic import TopicImage
 from broker.config import BrokerConfig
 from broker.extension import Extension
 from broker.net.reply import Peer, Pending
-from broker.ports import Clock
+from broker.ports import Clock, CoordinationStore
 from broker.security.principal import ANONYMOUS, Session
 from broker.server import Broker
 from protocol.headers import (
@@ -183,8 +183,9 @@ async def direct_broker(
     *,
     extensions: Sequence[Extension] = (),
     clock: Clock | None = None,
+    store: CoordinationStore | None = None,
 ) -> AsyncIterator[DirectBroker]:
-    """A broker on `data_dir`, stopped cleanly at the end."""
+    """A broker on `data_dir`, stopped cleanly at the end; `store` instead of its own, which it closes."""
     keys = [key for extension in extensions for key in extension.broker_configs()]
     broker = Broker(
         BrokerConfig({**QUICK, **(config or {})}, keys),
@@ -192,6 +193,7 @@ async def direct_broker(
         port=0,
         extensions=extensions,
         clock=clock,
+        store=store,
     )
     await broker.start()
     try:

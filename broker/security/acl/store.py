@@ -95,8 +95,8 @@ class AclStore(Followed):
         """Whether the change is in the store and in the rules. If not the rules are what the store has now."""
         try:
             await self._store.transact(await self._slices.run(self._operations(new, gone)))
-        except OVERTAKEN:
-            await self._read()
+        except OVERTAKEN as refusal:
+            await self._read_after(refusal)
             return False
         await self._apply(new, gone)
         for pattern in {_pattern(acl) for acl in (*new, *gone)}:

@@ -69,7 +69,8 @@ class QuotaStore(Followed):
             node = DeleteNode(path, version)
         try:
             await self._store.transact([self._counted(), node])
-        except OVERTAKEN:
+        except OVERTAKEN as refusal:
+            await self._read_after(refusal)
             return False
         self._version += 1
         if limits:

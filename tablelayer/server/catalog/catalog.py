@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from broker.cluster.nodes import modify
-from broker.ports import CreateNode
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import (
@@ -173,8 +172,11 @@ class Catalog:
             if name not in self._databases:
                 created = Database(self.context.clock.time_ms(), comment, dict(properties or {}))
                 created.check(name)
-                await self.context.store.transact([CreateNode(f"/databases/{name}", created.to_json())])
-                self._databases[name] = created
+                stored = await modify(
+                    self.context.store, f"/databases/{name}", lambda data: data or created.to_json()
+                )
+                assert stored is not None
+                self._databases[name] = Database.from_json(stored)
             elif not ignore_if_exists:
                 raise TableError(TableErrorCode.DATABASE_EXISTS, f"database '{name}' exists already")
 
@@ -424,7 +426,13 @@ class Catalog:
             self.by_path(path)  # says what is wrong
             return
         self._definitions.pop(topic.topic_id, None)
-        await self.context.metadata.delete_topic(path.topic)
+        try:
+            await self.context.metadata.delete_topic(path.topic)
+        except KafkaError as error:
+            if error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            if not ignore_if_not_exists:
+                raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"table {path} does not exist") from None
         if PARTITIONED_BY_CONFIG in topic.config:
             await self.drop_orphans()
 

@@ -492,20 +492,21 @@ class StagedCommits:
         try:
             await self._nodes.write(name, ledger.to_json())
         except KafkaError as error:
-            if error.code is ErrorCode.NOT_COORDINATOR:
+            if error.code is ErrorCode.NOT_COORDINATOR and not await self._restore(table_id, name):
                 self._ledgers.pop((table_id, ledger.writer), None)
-                await self._restore(table_id, name)
             raise
         self._ledgers[table_id, ledger.writer] = ledger
 
-    async def _restore(self, table_id: UUID, name: str) -> None:
+    async def _restore(self, table_id: UUID, name: str) -> bool:
+        """Whether the store has it."""
         data = await self._nodes.read(name)
         if data is None:
-            return
+            return False
         ledger = Ledger.from_json(data)
         self._ledgers[table_id, ledger.writer] = ledger
         if not ledger.done:
             self._unfinished.add((table_id, ledger.writer))
+        return True
 
 
 def _gone(ledger: Ledger, place: Place, there: int, decided: int) -> TableError:
