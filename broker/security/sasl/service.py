@@ -55,7 +55,9 @@ class SaslService:
         self.mechanisms = {listener: {} for listener in listeners}
         self.refresh()
         self._background.keep(self._follow_users, "users")
-        self._background.keep(self._sweep_tokens, "removal of delegation tokens")
+        if self.tokens.are_enabled:
+            self._background.keep(self.tokens.run, "delegation tokens")
+            self._background.keep(self._sweep_tokens, "removal of delegation tokens")
 
     def refresh(self) -> None:
         """The configuration has changed. Raises ConfigError, having changed nothing."""
@@ -88,6 +90,6 @@ class SaslService:
             unwatch()
 
     async def _sweep_tokens(self) -> None:
-        while self.tokens.are_enabled:
+        while True:
             await asyncio.sleep(self._config["delegation.token.expiry.check.interval.ms"] / 1000)
             await self.tokens.sweep(self._clock.time_ms())

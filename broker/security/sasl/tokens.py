@@ -2,7 +2,8 @@
 
 The secret is HMAC-SHA512 of the id under `delegation.token.secret.key`, so it is not kept: a node
 `/security/tokens/<id>` has whose the token is, its times, and SCRAM credentials whose password is the secret in base
-64. One that was made under another key is not known any more.
+64. One that was made under another key is not known any more. Every change counts at the node above, so all who share
+the store and the key know the same tokens (`security/followed.py`).
 
 Decisions are Kafka's (DelegationTokenControlManager).
 """
@@ -10,7 +11,6 @@ Decisions are Kafka's (DelegationTokenControlManager).
 from __future__ import annotations
 
 import base64
-import contextlib
 import hmac
 import json
 import logging
@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from broker.cluster.nodes import modify
-from broker.ports import CoordinationStore, CreateNode, NodeExistsError
+from broker.ports import CoordinationStore, CreateNode, DeleteNode, SetNode, StoreOperation
+from broker.security.followed import OVERTAKEN, Followed
 from broker.security.principal import Principal
 from broker.security.sasl.scram import (
     BY_NAME,
@@ -39,6 +39,7 @@ logger = logging.getLogger("headrace.security")
 
 ROOT: Final = "/security/tokens"
 _LONG_MAX: Final = (1 << 63) - 1
+_ATTEMPTS: Final = 10
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
@@ -65,8 +66,8 @@ class DelegationToken(msgspec.Struct, frozen=True):
         return principal == self.owner or principal in self.renewers
 
 
-class DelegationTokens:
-    """See the module's contract. `load` before anything else."""
+class DelegationTokens(Followed):
+    """See the module's contract. `load` before anything else, and `run` to follow others."""
 
     def __init__(
         self,
@@ -76,37 +77,18 @@ class DelegationTokens:
         expiry_time_ms: Callable[[], int],
     ) -> None:
         """Without a `secret_key` there are none."""
-        self._store = store
+        super().__init__(store, ROOT)
         self._key = secret_key.encode() if secret_key else None
         self._max_lifetime_ms = max_lifetime_ms
         self._expiry_time_ms = expiry_time_ms
         self._tokens: dict[str, DelegationToken] = {}
+        self._nodes: dict[str, int] = {}
+        """Versions of the tokens' nodes."""
         self._by_secret: dict[bytes, str] = {}
 
     @property
     def are_enabled(self) -> bool:
         return self._key is not None
-
-    async def load(self) -> None:
-        """Read all that is there; also when others may have changed it."""
-        if self._key is None:
-            return
-        if await self._store.get(ROOT) is None:
-            with contextlib.suppress(NodeExistsError):
-                await self._store.transact([CreateNode(ROOT)])
-        tokens, foreign = {}, 0
-        for token_id in await self._store.children(ROOT):
-            node = await self._store.get(f"{ROOT}/{token_id}")
-            token = None if node is None else self._decoded(token_id, node.data)
-            if token is not None:
-                tokens[token_id] = token
-            foreign += node is not None and token is None
-        if foreign:
-            logger.warning(
-                "%d delegation tokens are of another delegation.token.secret.key: unknown", foreign
-            )
-        self._tokens = tokens
-        self._by_secret = {self.secret(token_id): token_id for token_id in tokens}
 
     def secret(self, token_id: str) -> bytes:
         """Its HMAC."""
@@ -147,28 +129,42 @@ class DelegationTokens:
         return DelegationToken(token_id, owner, requester, renewers, now_ms, max_ms, expires_ms, credentials)
 
     async def keep(self, token: DelegationToken) -> None:
-        await self._store.transact([CreateNode(f"{ROOT}/{token.token_id}", self._encoded(token))])
-        self._remember(token)
+        async with self._change:
+            for _ in range(_ATTEMPTS):
+                if self._tokens.get(token.token_id) == token or await self._written(token.token_id, token):
+                    return
+        raise _contended()
 
     async def renew(self, secret: bytes, period_ms: int, principal: Principal, now_ms: int) -> int:
         """Until when it is good from now on. Raises KafkaError."""
-        token = self._renewable(secret, principal, now_ms, expired_first=True)
         period_ms = min(period_ms, self._expiry_time_ms()) if period_ms > 0 else self._expiry_time_ms()
-        return await self._set_expiry(token, min(token.max_ms, now_ms + period_ms))
+        async with self._change:
+            for _ in range(_ATTEMPTS):
+                token = self._renewable(secret, principal, now_ms, expired_first=True)
+                ends_ms = min(token.max_ms, now_ms + period_ms)
+                if await self._written(token.token_id, replace(token, expires_ms=ends_ms)):
+                    return ends_ms
+        raise _contended()
 
     async def expire(self, secret: bytes, period_ms: int, principal: Principal, now_ms: int) -> int:
         """Let it end after `period_ms`, at once if that is negative; when that is. Raises KafkaError."""
-        token = self._renewable(secret, principal, now_ms, expired_first=False, at_once=period_ms < 0)
-        if period_ms < 0:
-            await self._remove(token)
-            return now_ms
-        return await self._set_expiry(token, min(token.max_ms, now_ms + period_ms))
+        at_once = period_ms < 0
+        async with self._change:
+            for _ in range(_ATTEMPTS):
+                token = self._renewable(secret, principal, now_ms, expired_first=False, at_once=at_once)
+                ends_ms = now_ms if at_once else min(token.max_ms, now_ms + period_ms)
+                changed = None if at_once else replace(token, expires_ms=ends_ms)
+                if await self._written(token.token_id, changed):
+                    return ends_ms
+        raise _contended()
 
     async def sweep(self, now_ms: int) -> None:
         """Forget those that have ended."""
-        for token in self.all():
-            if token.ends_ms < now_ms:
-                await self._remove(token)
+        for token_id in list(self._tokens):
+            async with self._change:
+                token = self._tokens.get(token_id)
+                if token is not None and token.ends_ms < now_ms:
+                    await self._written(token_id, None)  # overtaken: the next time
 
     def _renewable(
         self,
@@ -194,30 +190,60 @@ class DelegationTokens:
             raise KafkaError(ErrorCode.DELEGATION_TOKEN_EXPIRED)
         return token
 
-    async def _set_expiry(self, token: DelegationToken, expires_ms: int) -> int:
-        changed = replace(token, expires_ms=expires_ms)
-        stored = await modify(
-            self._store,
-            f"{ROOT}/{token.token_id}",
-            lambda data: None if data is None else self._encoded(changed),
-        )
-        if stored is None:
-            self._forget(token)
-            raise KafkaError(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
-        self._remember(changed)
-        return expires_ms
+    async def _written(self, token_id: str, token: DelegationToken | None) -> bool:
+        """Whether the change is in the store and here; otherwise others came first, and theirs is here."""
+        path, version = f"{ROOT}/{token_id}", self._nodes.get(token_id, -1)
+        node: StoreOperation
+        if token is None:
+            node = DeleteNode(path, version)
+        elif version < 0:
+            node = CreateNode(path, self._encoded(token))
+        else:
+            node = SetNode(path, self._encoded(token), version)
+        try:
+            await self._store.transact([self._counted(), node])
+        except OVERTAKEN as refusal:
+            await self._read_after(refusal)
+            return False
+        self._version += 1
+        if token is None:
+            del self._nodes[token_id], self._tokens[token_id], self._by_secret[self.secret(token_id)]
+        else:
+            self._nodes[token_id] = version + 1
+            self._tokens[token_id] = token
+            self._by_secret[self.secret(token_id)] = token_id
+        return True
 
-    async def _remove(self, token: DelegationToken) -> None:
-        await modify(self._store, f"{ROOT}/{token.token_id}", lambda data: None)
-        self._forget(token)
-
-    def _remember(self, token: DelegationToken) -> None:
-        self._tokens[token.token_id] = token
-        self._by_secret[self.secret(token.token_id)] = token.token_id
-
-    def _forget(self, token: DelegationToken) -> None:
-        self._tokens.pop(token.token_id, None)
-        self._by_secret.pop(self.secret(token.token_id), None)
+    async def _read(self) -> None:
+        """Hold what the store has. Reads again while somebody changes it meanwhile."""
+        while (
+            self.are_enabled
+            and (root := await self._store.get(ROOT)) is not None
+            and root.version != self._version
+        ):
+            tokens: dict[str, DelegationToken] = {}
+            nodes: dict[str, int] = {}
+            by_secret: dict[bytes, str] = {}
+            foreign = 0
+            for token_id in await self._store.children(ROOT):
+                node = await self._store.get(f"{ROOT}/{token_id}")
+                if node is None:
+                    continue
+                token = self._decoded(token_id, node.data)
+                if token is None:
+                    foreign += 1
+                else:
+                    tokens[token_id], nodes[token_id] = token, node.version
+                    by_secret[self.secret(token_id)] = token_id
+            after = await self._store.get(ROOT)
+            if after is None or after.version != root.version:
+                continue
+            if foreign and self._version < 0:
+                logger.warning(
+                    "%d delegation tokens are of another delegation.token.secret.key: unknown", foreign
+                )
+            self._tokens, self._nodes, self._by_secret = tokens, nodes, by_secret
+            self._version = root.version
 
     def _encoded(self, token: DelegationToken) -> bytes:
         return json.dumps(
@@ -262,3 +288,10 @@ class DelegationTokens:
 
 def _pair(principal: Principal) -> tuple[str, str]:
     return principal.type, principal.name
+
+
+def _contended() -> KafkaError:
+    return KafkaError(
+        ErrorCode.REQUEST_TIMED_OUT,
+        f"other changes of delegation tokens came first {_ATTEMPTS} times; try again",
+    )

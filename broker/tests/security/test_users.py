@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from broker.cluster.store import EmbeddedStore
 from broker.ports import CoordinationStore, SystemEntropy
 from broker.security.principal import Principal, Session
 from broker.security.sasl.exchange import AuthenticationError
 from broker.security.sasl.scram import ScramMechanism, salted_password
 from broker.security.sasl.settings import sasl_of_listener
+from broker.security.sasl.tokens import DelegationTokens
 from broker.security.sasl.users import Change, ScramUsers
 from broker.testing.direct import DirectBroker, direct_broker
+from broker.testing.stores import eventually
 from broker.tests.security.sasl_clients import ScramClient, credential
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     ScramCredentialDeletion,
@@ -275,6 +280,62 @@ async def test_a_token_stands_for_its_owner_until_it_ends(tmp_path: Path) -> Non
     async with direct_broker(tmp_path, TOKENS) as broker:
         log_in(broker, "bob")
         assert await tokens_of(broker) == []
+
+
+async def test_a_token_that_somebody_else_has_made_is_known_and_what_becomes_of_it(tmp_path: Path) -> None:
+    """Whoever shares the store and the key: another broker, or this one before."""
+    ann = Principal("User", "ann")
+
+    async def becomes(wanted: Callable[[], bool]) -> None:
+        async def is_so() -> bool:
+            return wanted()
+
+        await eventually(is_so, "the other knows it")
+
+    async with direct_broker(tmp_path, TOKENS) as broker:
+        store, now_ms = broker.context.store, broker.context.clock.time_ms()
+        other = DelegationTokens(store, "of-all-brokers", lambda: 7 * DAY_MS, lambda: DAY_MS)
+        await other.load()
+        following = asyncio.create_task(other.run())
+        salts = dict.fromkeys(ScramMechanism, 7)
+        await other.keep(other.new("theirs", salts, ann, ann, (), -1, now_ms))
+        secret = other.secret("theirs")
+        password = base64.b64encode(secret).decode()
+
+        await becomes(lambda: attempt(broker, SHA_256, "theirs", password) is not None)
+        ends_ms = await other.renew(secret, 1000, ann, now_ms)
+        await becomes(lambda: attempt(broker, SHA_256, "theirs", password) == ("ann", True, ends_ms))
+        log_in(broker, "ann")
+        ours = await create(broker)
+        await becomes(lambda: other.find(ours.token_id) is not None)
+        await other.expire(secret, -1, ann, now_ms)
+        await becomes(lambda: attempt(broker, SHA_256, "theirs", password) is None)
+        assert [each.token_id for each in await tokens_of(broker)] == [ours.token_id]
+        following.cancel()
+
+
+async def test_what_others_do_to_a_token_at_the_same_moment_is_not_lost(tmp_path: Path) -> None:
+    ann = Principal("User", "ann")
+    store = EmbeddedStore(tmp_path / "store")
+    each = [DelegationTokens(store, "k", lambda: 7 * DAY_MS, lambda: DAY_MS) for _ in range(2)]
+    for tokens in each:
+        await tokens.load()
+    salts = dict.fromkeys(ScramMechanism, 7)
+    await asyncio.gather(
+        *(
+            tokens.keep(tokens.new(f"t{number}", salts, ann, ann, (), -1, 0))
+            for number, tokens in enumerate(each)
+        )
+    )
+    secret = each[0].secret("t0")
+    await each[0].expire(secret, -1, ann, 0)
+    with pytest.raises(KafkaError) as refused:
+        await each[1].renew(secret, 1000, ann, 0)
+    assert refused.value.code is ErrorCode.DELEGATION_TOKEN_NOT_FOUND
+    for tokens in each:
+        await tokens.load()
+        assert [token.token_id for token in tokens.all()] == ["t1"]
+    await store.close()
 
 
 def attempt(
