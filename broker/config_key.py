@@ -51,7 +51,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
 
     `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it,
     or None. `choices` lists the legal texts where there are few. A `dynamic` one of the broker may be changed
-    while it runs. `type_of`: of a family of names, the type of each.
+    while it runs. `type_of` and `dynamic_of`: of a family of names, what each of them is.
     """
 
     name: str
@@ -62,10 +62,16 @@ class ConfigKey(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     dynamic: bool = False
     type_of: Callable[[str], ConfigType] | None = None
+    dynamic_of: Callable[[str], bool] | None = None
 
     def named(self, name: str) -> ConfigKey:
         """One of the family that this declares."""
-        return replace(self, name=name, type=self.type if self.type_of is None else self.type_of(name))
+        return replace(
+            self,
+            name=name,
+            type=self.type if self.type_of is None else self.type_of(name),
+            dynamic=self.dynamic if self.dynamic_of is None else self.dynamic_of(name),
+        )
 
     def parse(self, text: str) -> Any:
         """The value of `text`: bool, int, float, str or list[str] by type; raises ConfigError, in Kafka's words."""

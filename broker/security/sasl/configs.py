@@ -14,8 +14,11 @@ OFFERED: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 _INT, _LONG, _STRING, _LIST = ConfigType.INT, ConfigType.LONG, ConfigType.STRING, ConfigType.LIST
 
 
+_JAAS: Final = "sasl.jaas.config"
+
+
 def _type_of(name: str) -> ConfigType:
-    return ConfigType.PASSWORD if name.endswith("sasl.jaas.config") else ConfigType.STRING
+    return ConfigType.PASSWORD if name.endswith(_JAAS) else ConfigType.STRING
 
 
 SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
@@ -78,7 +81,8 @@ SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "sasl.oauthbearer.jwks.endpoint.url",
         _STRING,
         None,
-        "The keys that bearer tokens are signed with, a JWK set: a file:, http: or https: URL.",
+        "The keys that bearer tokens are signed with, a JWK set: a file:, http: or https: URL. Who is trusted there is "
+        "said by ssl.truststore.* in the JAAS configuration; otherwise it is who the system trusts.",
     ),
     ConfigKey(
         "sasl.oauthbearer.jwks.endpoint.refresh.ms",
@@ -129,7 +133,7 @@ SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
             None,
             f"Of {mechanism} alone.",
             type_of=_type_of,
-            dynamic=True,
+            dynamic_of=lambda name: name.endswith(_JAAS),
         )
         for mechanism in OFFERED
     ),

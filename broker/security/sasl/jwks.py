@@ -2,19 +2,21 @@
 
 What was read last counts until something better was: an issuer that cannot be reached, or says nonsense for a while,
 locks nobody out. A token of a key that is not there has them read at once, but not more often than the back-off allows:
-strangers make up keys.
+strangers make up keys. What is read is in no error (CVE-2025-27817), and from https: a redirection leads nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Executor
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -39,15 +41,42 @@ class Pauses(msgspec.Struct, frozen=True):
     """`sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms`; also the least before keys are read for a token."""
 
 
-def read_document(url: str) -> bytes:
-    """What is at a file: or http(s): URL. Blocks. Raises OSError, ValueError."""
+class _SameSchemeAlone(urllib.request.HTTPRedirectHandler):
+    """As Java: nobody is led from https to http, nor to a file."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl).scheme != urlsplit(req.full_url).scheme:
+            fp.close()
+            raise ValueError(f"it redirects from {urlsplit(req.full_url).scheme}: to another kind of URL")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def read_document(url: str, context: Callable[[], ssl.SSLContext] | None = None) -> bytes:
+    """What is at a file: or http(s): URL. `context` makes the TLS of https; otherwise it is the system's. Blocks.
+
+    Raises OSError, ValueError, and what `context` does.
+    """
     parts = urlsplit(url)
     if parts.scheme == "file":
         with Path(unquote(parts.path)).open("rb") as file:
             document = file.read(_DOCUMENT_BYTES_MAX + 1)
     elif parts.scheme in ("http", "https"):
-        with urllib.request.urlopen(url, timeout=_FETCH_SECONDS_MAX) as answer:
-            document = answer.read(_DOCUMENT_BYTES_MAX + 1)
+        tls = context() if context is not None and parts.scheme == "https" else None
+        opener = urllib.request.build_opener(_SameSchemeAlone, urllib.request.HTTPSHandler(context=tls))
+        try:
+            with opener.open(url, timeout=_FETCH_SECONDS_MAX) as answer:
+                document = answer.read(_DOCUMENT_BYTES_MAX + 1)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
     else:
         raise ValueError("not a file:, http: or https: URL")
     if len(document) > _DOCUMENT_BYTES_MAX:
@@ -94,7 +123,7 @@ class JwksSource:
         while True:
             try:
                 self.keys = await loop.run_in_executor(self._executor, lambda: Keys(self._read(self._url)))
-            except (OSError, ValueError, HTTPException) as error:
+            except (OSError, ValueError, HTTPException, ConfigError) as error:
                 logger.warning("the keys of %s cannot be read: %s", self._url, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._pauses.retry_max)

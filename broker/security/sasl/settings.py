@@ -32,6 +32,7 @@ from broker.security.sasl.users import ScramUsers
 if TYPE_CHECKING:
     from broker.security.sasl.jwks import JwksSource, Pauses
     from broker.security.sasl.jwt import Expectations
+    from broker.security.tls.client_tls import ClientTls
 
 _ENABLED: Final = "sasl.enabled.mechanisms"
 _JAAS: Final = "sasl.jaas.config"
@@ -54,7 +55,7 @@ class SaslParts(msgspec.Struct):
     clock: Clock
     entropy: Entropy
     executor: Executor
-    sources: dict[tuple[str, Pauses], JwksSource] = {}
+    sources: dict[tuple[str, Pauses, ClientTls], JwksSource] = {}
 
 
 class _Settings:
@@ -191,7 +192,7 @@ def _oauthbearer(settings: _Settings, parts: SaslParts) -> Mechanism:
     if handler == _UNSECURED:
         validate = _unsecured(expectations, {} if entry is None else entry.options, parts.clock)
     elif handler in ("", _SIGNED):
-        validate = _signed(settings, expectations, parts)
+        validate = _signed(settings, {} if entry is None else entry.options, expectations, parts)
     else:
         raise ConfigError(
             f"{_HANDLER}: {handler} is not offered; these are: {_SIGNED}, {_UNSECURED} (which takes tokens that "
@@ -200,9 +201,12 @@ def _oauthbearer(settings: _Settings, parts: SaslParts) -> Mechanism:
     return _made(settings, partial(OAuthBearerExchange, validate))
 
 
-def _signed(settings: _Settings, expectations: Expectations, parts: SaslParts) -> Validator:
-    from broker.security.sasl.jwks import JwksSource, Pauses
+def _signed(
+    settings: _Settings, options: Mapping[str, str], expectations: Expectations, parts: SaslParts
+) -> Validator:
+    from broker.security.sasl.jwks import JwksSource, Pauses, read_document
     from broker.security.sasl.jwt import SignedValidator
+    from broker.security.tls.client_tls import client_tls
 
     url = settings.text(_JWKS)
     if not url:
@@ -215,9 +219,13 @@ def _signed(settings: _Settings, expectations: Expectations, parts: SaslParts) -
         settings.number("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", 100) / 1000,
         settings.number("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms", 10_000) / 1000,
     )
-    source = parts.sources.get((url, pauses))
+    tls = client_tls(options)
+    source = parts.sources.get((url, pauses, tls))
     if source is None:
-        source = parts.sources[url, pauses] = JwksSource(url, pauses, parts.executor)
+        if url.lower().startswith("https:"):
+            tls.context()  # what cannot be used is said now
+        read = partial(read_document, context=tls.context)
+        source = parts.sources[url, pauses, tls] = JwksSource(url, pauses, parts.executor, read)
     return SignedValidator(source.current, expectations, parts.clock.time_ms, source.expedite)
 
 

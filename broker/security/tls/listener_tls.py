@@ -167,7 +167,7 @@ def _context(settings: TlsSettings, pair: KeyPair) -> ssl.SSLContext:
     if suites.older:
         context.set_ciphers(suites.older)
     try:
-        _load_pair(context, pair)
+        load_pair(context, pair)
     except ssl.SSLError as error:
         raise ConfigError(f"OpenSSL refuses the certificate or its key: {error.reason or error}") from None
     context.verify_mode = _CLIENT_AUTH[settings.client_auth]
@@ -183,7 +183,7 @@ def _context(settings: TlsSettings, pair: KeyPair) -> ssl.SSLContext:
     return context
 
 
-def _load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
+def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     """OpenSSL reads keys from files only, so it gets one for a moment, encrypted for this moment alone."""
     password = secrets.token_hex(16)
     encrypted = pair.key.private_bytes(

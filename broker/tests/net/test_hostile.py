@@ -211,7 +211,9 @@ def bomb_of(kind: type[ApiMessage], version: int, count: int) -> bytes | None:
 
 
 def test_f4_what_a_request_may_allocate_is_bounded_by_its_frame(tmp_path) -> None:
-    """Arrays of the smallest elements, 200,000 of them: at most 24 times the frame and 1 MiB, or closed."""
+    """Arrays of the smallest elements, 200,000 of them: at most 24 times the frame and 1 MiB, or closed
+    (CVE-2026-111108).
+    """
 
     async def test() -> None:
         async with direct_broker(tmp_path) as broker:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from broker.cluster.store import EmbeddedStore
 from broker.config import BrokerConfig
@@ -219,6 +220,29 @@ async def test_what_somebody_else_changes_is_followed(tmp_path: Path) -> None:
     for _ in range(2):
         await changes.get()
     assert len(second.rules) == 0
+    following.cancel()
+    await store.close()
+
+
+async def test_cve_2024_27309_one_acl_that_goes_takes_no_other_along(tmp_path: Path) -> None:
+    """Of several of one resource, denials among them: for who removed it, who follows, and who reads later."""
+    store = EmbeddedStore(tmp_path / "store")
+    first, _ = kept_in(store)
+    second, changes = kept_in(store)
+    of_eve = replace(acl("t"), principal="User:eve", permission=Permission.DENY)
+    others = [replace(acl("t"), principal=f"User:u{number}") for number in range(3)]
+    await first.create([acl("t"), of_eve, *others])
+    await second.load()
+    following = asyncio.create_task(second.run())
+    left = {acl("t"), of_eve, *others}
+    for gone in (acl("t"), others[0]):
+        left.remove(gone)
+        assert await first.delete([AclFilter(TOPIC, LITERAL, "t", gone.principal, None, 1, 1)]) == [[gone]]
+        while set(second.rules) != left:
+            await changes.get()
+        third, _ = kept_in(store)
+        await third.load()
+        assert set(first.rules) == set(third.rules) == left
     following.cancel()
     await store.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hmac
 import json
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +20,12 @@ from joserfc import jwk, jwt
 from joserfc.errors import SecurityWarning
 
 from broker.config_key import ConfigError
+from broker.ports import SystemClock, SystemEntropy
 from broker.security.sasl.exchange import AuthenticationError, Identity
 from broker.security.sasl.jwks import JwksSource, Pauses
 from broker.security.sasl.jwt import Expectations, Keys, SignedValidator, UnsecuredValidator
 from broker.security.sasl.oauthbearer import INVALID_TOKEN, InvalidTokenError, OAuthBearerExchange
+from broker.security.sasl.settings import SaslParts, sasl_of_listener
 
 NOW = 1_700_000_000
 RSA = jwk.RSAKey.generate_key(2048, {"kid": "r1", "use": "sig"})
@@ -223,6 +226,40 @@ def test_unsecured_tokens_are_taken_by_their_own_validator_alone() -> None:
 def test_what_is_no_key_set_is_refused(document: bytes) -> None:
     with pytest.raises(ValueError, match="JWK set"):
         Keys(document)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        unsigned(exp=int(time.time()) + 600, iat=int(time.time())),
+        *(
+            signed(key, algorithm, **{"iat": int(time.time()), "exp": int(time.time()) + 600, **changes})
+            for key, algorithm, changes in (
+                (STRANGER, "RS256", {}),
+                (RSA, "RS256", {"iss": "https://another"}),
+                (RSA, "RS256", {"aud": "another"}),
+                (RSA, "RS256", {"exp": int(time.time()) - 100, "iat": int(time.time()) - 200}),
+            )
+        ),
+    ],
+)
+def test_cve_2026_33557_a_token_is_verified_where_nothing_says_how(tmp_path: Path, token: str) -> None:
+    """By what is taken without a callback handler: signature, issuer, audience, times."""
+    (tmp_path / "keys.json").write_bytes(key_set(RSA))
+    texts = {
+        "sasl.enabled.mechanisms": "OAUTHBEARER",
+        "sasl.oauthbearer.jwks.endpoint.url": f"file://{tmp_path}/keys.json",
+        "sasl.oauthbearer.expected.issuer": "https://issuer",
+        "sasl.oauthbearer.expected.audience": "kafka",
+    }
+    now = int(time.time())
+    with ThreadPoolExecutor(1) as executor:
+        parts = SaslParts(None, None, SystemClock(), SystemEntropy(), executor)  # type: ignore[arg-type]
+        mechanism = sasl_of_listener("L", texts.get, parts)["OAUTHBEARER"]
+        assert mechanism.start().answer(message(signed(iat=now, exp=now + 600))) == b""
+        refused = mechanism.start()
+        assert refused.answer(message(token)) == INVALID_TOKEN.encode()
+        assert refused.identity is None
 
 
 def test_a_key_for_encryption_signs_nothing() -> None:

@@ -254,7 +254,9 @@ async def test_a_session_ends_in_time(tmp_path: Path) -> None:
 
 
 async def test_nothing_secret_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """All that is planted is provoked, and then looked for wherever something is shown or kept."""
+    """All that is planted is provoked, and then looked for wherever something is shown or kept: in answers, on disk,
+    and in the log with everything that is ever logged (CVE-2026-33558).
+    """
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
     async with broker(tmp_path) as (one, connect):
@@ -324,6 +326,43 @@ async def test_nothing_secret_is_shown(tmp_path: Path, caplog: pytest.LogCapture
     }
     assert found == set()
     assert made.hmac.hex() not in "".join(places.values())
+
+
+async def test_cve_2025_27819_no_login_module_but_kafkas_own_is_taken(tmp_path: Path) -> None:
+    """Nor one for LDAP (CVE-2025-27818), nor by who may alter configurations (CVE-2023-25194): nothing is connected to,
+    nothing is loaded by its name.
+    """
+    visitors: list[object] = []
+    lure = await asyncio.start_server(lambda _, writer: visitors.append(writer), "127.0.0.1", 0)
+    port = lure.sockets[0].getsockname()[1]
+    modules = "com.sun.security.auth.module.JndiLoginModule", "com.sun.security.auth.module.LdapLoginModule"
+    async with broker(tmp_path) as (_, connect):
+        admin = await connect("PLAINTEXT")
+        for module in modules:
+            evil = f'{module} required user.provider.url="ldap://127.0.0.1:{port}/x" useFirstPass="true";'
+            for mechanism in ("plain", "scram-sha-256", "oauthbearer"):
+                name = f"listener.name.client.{mechanism}.sasl.jaas.config"
+                with pytest.raises(ConfigError, match="names the login module"):
+                    async with broker(tmp_path / "other", **{name: evil}):
+                        pass
+                config = AlterableConfig(name=name, config_operation=0, value=evil)
+                resource = AlterConfigsResource(resource_type=4, resource_name="0", configs=[config])
+                answer = await admin.send(IncrementalAlterConfigsRequest(resources=[resource]))
+                assert answer.responses[0].error_code == ErrorCode.INVALID_CONFIG
+        assert (await (await connect()).plain("ann", PLAIN)).error_code == ErrorCode.NONE
+    lure.close()
+    assert visitors == []
+
+
+async def test_cve_2024_31141_configurations_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No providers of configurations: what looks like a reference to a file or a variable is text."""
+    monkeypatch.setenv("PLANTED", PLAIN)
+    literal = "${env:PLANTED}"
+    async with broker(tmp_path, **{JAAS: f'{PLAIN_MODULE} required user_ann="{literal}";'}) as (_, connect):
+        assert (await (await connect()).plain("ann", PLAIN)).error_code != ErrorCode.NONE
+        assert (await (await connect()).plain("ann", literal)).error_code == ErrorCode.NONE
 
 
 @pytest.mark.parametrize(

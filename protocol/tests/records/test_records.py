@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import tracemalloc
 import warnings
 from itertools import pairwise
 
@@ -128,8 +129,28 @@ def test_snappy_is_read_raw_and_in_java_framing():
     assert bytes(decompress(Compression.SNAPPY, bytes(cramjam.snappy.compress_raw(data)))) == data
 
 
+@pytest.mark.parametrize("size", [0x7FFFFFFF, 0x7FFFFF00, 0xFFFFFFFF, 0x80000000, 0])
+def test_cve_2023_34455_no_room_is_made_for_what_a_block_of_snappy_only_announces(size):
+    """The length of a block in Java's framing, and that of the data in the block itself."""
+    header = bytes(compress(Compression.SNAPPY, b"x"))[:16]
+    announced = bytes((size >> shift & 0x7F) | 0x80 for shift in (0, 7, 14, 21)) + bytes([size >> 28])
+    tracemalloc.start()
+    try:
+        for data in (
+            header + size.to_bytes(4, "big") + b"x" * 100,
+            announced + b"x" * 100,
+            header + (105).to_bytes(4, "big") + announced + b"x" * 100,
+        ):
+            with pytest.raises(DecodeError):
+                decompress(Compression.SNAPPY, data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_f7_a_decompression_bomb_stops_at_the_bound(codec):
+    """As CVE-2026-111073 has it: that what is compressed is small says nothing."""
     bomb = compress(codec, bytes(8 << 20))
     with pytest.raises(DecodeError, match="more than the allowed 1048576 bytes"):
         decompress(codec, bomb, max_bytes=1 << 20)

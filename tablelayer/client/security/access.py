@@ -86,7 +86,13 @@ def _token_source(given: Mapping[str, str], jaas: Mapping[str, str]) -> TokenSou
             f"{_TOKEN_URL} is asked with sasl.oauthbearer.client.id and sasl.oauthbearer.client.secret: give both, or"
             " clientId and clientSecret in sasl.jaas.config"
         )
-    return ClientCredentials(url, client_id, secret, given.get("sasl.oauthbearer.scope", jaas.get("scope")))
+    scope = given.get("sasl.oauthbearer.scope", jaas.get("scope"))
+    of_tls = {name: value for name, value in jaas.items() if name.startswith("ssl.")}
+    if not of_tls:
+        return ClientCredentials(url, client_id, secret, scope)
+    tls = Tls(of_tls)  # as in Kafka, the server of tokens has properties of its own
+    tls.context()
+    return ClientCredentials(url, client_id, secret, scope, tls.context)
 
 
 def _extensions(given: Mapping[str, str], jaas: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@ and librdkafka's names, files of TLS, and sessions that end."""
 
 import asyncio
 import base64
+import logging
 import pickle
 import ssl
 import subprocess
@@ -70,6 +71,7 @@ def test_scram_is_that_of_rfc_7677() -> None:
     ],
 )
 def test_scram_takes_no_first_answer_that_is_wrong(challenge: bytes, complaint: str) -> None:
+    """Nor one that would keep the client at work for hours (CVE-2026-10143)."""
     with pytest.raises(SaslError, match=complaint):
         scram().answer(challenge)
 
@@ -609,6 +611,113 @@ def test_a_token_is_read_from_a_file_at_each_connection(tmp_path: Path) -> None:
     for token in ("a.b.c", "d.e.f"):
         file.write_text(token + "\n")
         assert f"auth=Bearer {token}\x01".encode() in access.begin().first()
+
+
+def test_cve_2025_27817_a_file_is_sent_to_no_broker_unless_it_is_a_token(tmp_path: Path) -> None:
+    file = tmp_path / "passwd"
+    given = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.token.endpoint.url": file.as_uri(),
+    }
+    begin = access_of(ConnectionSettings.make("h:1", given)).begin
+    assert begin is not None
+    for content in (
+        f"root:{SECRET}:0:0\n",
+        f"{SECRET} {SECRET}",
+        f"{SECRET}\n{SECRET}\n",
+        "",
+        "a.b\x01c",
+        "ä",
+    ):
+        file.write_text(content)
+        with pytest.raises(SettingsError, match="no token can be read") as refused:
+            begin()
+        assert SECRET not in str(refused.value)
+        assert refused.value.__cause__ is None
+
+
+def test_cve_2024_31141_properties_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No providers of configurations: nothing that stands in one reads files or the environment."""
+    monkeypatch.setenv("PLANTED", SECRET)
+    given = {
+        "config.providers": "env",
+        "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "ann",
+        "sasl.password": "${env:PLANTED}",
+    }
+    begin = access_of(ConnectionSettings.make("h:1", given)).begin
+    assert begin is not None
+    assert begin().first() == b"\0ann\0${env:PLANTED}"
+
+
+def test_cve_2026_33558_nothing_secret_is_logged_however_much_is(
+    fake: Any, tools: Any, impatient: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    given = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "ann",
+        "sasl.password": SECRET,
+    }
+
+    async def scenario() -> None:
+        async with fake() as server:
+            server.handlers[SaslHandshakeRequest] = lambda _: SaslHandshakeResponse(mechanisms=["PLAIN"])
+            server.handlers[SaslAuthenticateRequest] = lambda _: SaslAuthenticateResponse(
+                error_code=58, error_message="no"
+            )
+            with pytest.raises(AuthenticationFailed):
+                await connect_async(server.address, impatient, given)
+
+    tools.run(scenario())
+    assert caplog.records, "something is logged"
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_a_server_of_tokens_is_trusted_by_properties_of_its_own(tools: Any, pki: Path, trusts: bool) -> None:
+    """`ssl.*` in the JAAS configuration, as in Kafka: the broker's authority says nothing of it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = next(
+            int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+        )
+        await reader.readexactly(size)
+        body = b'{"access_token": "a.b.c", "expires_in": 300}'
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
+        )
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pki / "server.pem", pki / "server.key")
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+        of_tls = f' ssl.truststore.type="PEM" ssl.truststore.location="{pki}/ca.pem"' if trusts else ""
+        module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+        given = {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(pki / "ca.pem"),
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.token.endpoint.url": f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/token",
+            "sasl.jaas.config": f'{module} required clientId="ann" clientSecret="{SECRET}"{of_tls};',
+        }
+        begin = access_of(ConnectionSettings.make("h:1", given)).begin
+        assert begin is not None
+        if trusts:
+            assert b"auth=Bearer a.b.c\x01" in (await asyncio.to_thread(begin)).first()
+        else:
+            with pytest.raises(ConnectionFailed, match="certificate verify failed"):
+                await asyncio.to_thread(begin)
+        server.close()
+
+    tools.run(scenario())
 
 
 def test_a_token_is_got_for_an_id_and_a_secret(tools: Any) -> None:

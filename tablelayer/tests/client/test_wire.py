@@ -2,10 +2,12 @@
 
 import asyncio
 import struct
+import tracemalloc
 
 import pytest
 
 from protocol.errors import ErrorCode
+from protocol.framing import MAX_FRAME_SIZE
 from protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from tablelayer.client.errors import ConnectionFailed, ConnectionLost, RequestTimeout, UnsupportedRequest
@@ -207,6 +209,31 @@ def test_nobody_there():
                 "127.0.0.1", 1, client_id="t", connect_timeout_ms=1_000, request_timeout_ms=1_000
             )
         )
+
+
+@pytest.mark.parametrize("size", [-1, 3, MAX_FRAME_SIZE + 1, 0x7FFFFFFF, -0x80000000])
+def test_cve_2026_10142_no_room_is_made_for_a_length_that_no_answer_has(tools, size):
+    async def scenario():
+        async def serve(reader, writer):
+            await reader.read(10)
+            writer.write(size.to_bytes(4, "big", signed=True) + b"x" * 100)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        tracemalloc.start()
+        try:
+            with pytest.raises(ConnectionFailed, match=f"an answer of {size} bytes was announced"):
+                await BrokerConnection.open(
+                    "127.0.0.1", port, client_id="t", connect_timeout_ms=5_000, request_timeout_ms=5_000
+                )
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+            server.close()
+            await server.wait_closed()
+
+    tools.run(scenario())
 
 
 @pytest.mark.parametrize(
