@@ -91,7 +91,7 @@ class FetchApi:
         self._sessions: FetchSessions[_Wanted] = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"], entropy.random
         )
-        self._waiting: set[_Fetch] = set()
+        self._waiting: dict[_Fetch, None] = {}  # in the order in which they came
         self._in_session: dict[int, _Fetch] = {}  # the one that waits, by session id
         self._stopping = False
 
@@ -174,7 +174,7 @@ class FetchApi:
         deadline = loop.time() + fetch.request.max_wait_ms / 1000
         try:
             await slices.run(fetch.start_watching())
-            self._waiting.add(fetch)
+            self._waiting[fetch] = None
             if fetch.has_hooks:
                 await fetch.read_with_hooks(slices.pace())
             while not fetch.is_complete and not self._stopping and await fetch.changed(deadline):
@@ -184,7 +184,7 @@ class FetchApi:
                     await slices.run(fetch.read())
             return await slices.run(self._answer(fetch, version))
         finally:
-            self._waiting.discard(fetch)
+            self._waiting.pop(fetch, None)
             self._leave_session(fetch)
             fetch.stop_watching()
 

@@ -48,11 +48,8 @@ class Throttling:
     ) -> None:
         self.quotas = quotas
         self._clock = clock
-        self._forms = {
-            (each.key, version): _form(each, version)
-            for each in declarations
-            for version in range(each.min_version, each.max_version + 1)
-        }
+        self._declarations = {each.key: each for each in declarations}
+        self._forms: dict[tuple[int, int], _Form] = {}
 
     def answer(self, answerer: Answerer, peer: Peer, frame: bytes | memoryview) -> Answer:
         """The answerer's answer, after which the peer may have to wait: `peer.throttle_seconds`."""
@@ -61,7 +58,7 @@ class Throttling:
             return answerer(peer, frame)
         key, version, _, length = _START.unpack_from(frame)
         client_id = bytes(frame[_START.size : _START.size + max(length, 0)]).decode("utf-8", "replace")
-        form = self._forms.get((key, version), _NOTHING)
+        form = self._forms.get((key, version)) or self._form(key, version)
         user, size = session.principal.name, len(frame)
         began = self._clock()
         answer = answerer(peer, frame)
@@ -77,6 +74,14 @@ class Throttling:
             return self._charge(peer, form, user, client_id, size, spent, parts)
 
         return Pending(answer.outcome, finished, answer.may_cancel)
+
+    def _form(self, key: int, version: int) -> _Form:
+        """Worked out when it is asked for first: most never are."""
+        declaration = self._declarations.get(key)
+        if declaration is None or not declaration.min_version <= version <= declaration.max_version:
+            return _NOTHING
+        form = self._forms[key, version] = _form(declaration, version)
+        return form
 
     def _charge(
         self,

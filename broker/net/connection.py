@@ -38,7 +38,7 @@ class Owner(Protocol):
     scratch: memoryview
     sockets: Sockets
     is_draining: bool
-    requests: set[asyncio.Future[Any]]
+    requests: dict[asyncio.Future[Any], None]
 
     def on_rest(self) -> None:
         """The connection has nothing more to do for now; needed while `is_draining` only."""
@@ -223,14 +223,14 @@ class Connection:
         self._exchange.postpone()
         self._pending = future
         self._may_cancel = pending.may_cancel
-        self._network.requests.add(future)
+        self._network.requests[future] = None
         future.add_done_callback(lambda done: self._finish(pending, pooled, done))
 
     def _finish(self, pending: Pending, frame: memoryview | None, outcome: asyncio.Future[Any]) -> None:
         exchange = self._exchange
         self._pending = None
         exchange.is_under_way = False
-        self._network.requests.discard(outcome)
+        self._network.requests.pop(outcome, None)
         if self.closed:
             if not outcome.cancelled() and (error := outcome.exception()) is not None:
                 logger.info("a request of a connection that is gone failed: %s", error)

@@ -79,8 +79,8 @@ class Network:
         self._handshakes: HandshakeQueue[TlsConnection] = HandshakeQueue()
         self._turns: asyncio.TimerHandle | None = None
         self._deadlines: dict[Connection, asyncio.TimerHandle] = {}
-        self._connections: set[Connection] = set()
-        self._outgoing: set[OutgoingConnection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order in which they came
+        self._outgoing: dict[OutgoingConnection, None] = {}
         self._per_address: Counter[str] = Counter()
         self._backlog: Backlog[Connection] = Backlog(limits.unsent_bytes_of_all_max)
         self._next_id = 0
@@ -89,7 +89,7 @@ class Network:
         self.connection_delay: Callable[[str], float] | None = None
         """Asked for each connection, by address: 0, or the seconds after which it is closed instead of being served."""
         self._turned_away: set[Stream] = set()
-        self.requests: set[asyncio.Future[Any]] = set()
+        self.requests: dict[asyncio.Future[Any], None] = {}
         """Requests under way, also those whose connections are gone."""
 
     @property
@@ -199,12 +199,12 @@ class Network:
         peer = Peer(self._next_id, host, port, listening.name, session)
         if listening.encryption is None:
             connection = Connection(self, sock, peer)
-            self._connections.add(connection)
+            self._connections[connection] = None
             if is_stranger:
                 self._expect(connection, limits.authentication_seconds_max, "it has not authenticated itself")
             return
         shaking = TlsConnection(self, sock, peer, listening.encryption, with_sasl=listening.with_sasl)
-        self._connections.add(shaking)
+        self._connections[shaking] = None
         if not self._handshakes.arrive(shaking, host, limits):
             shaking.is_refused("too many handshakes of TLS are under way")
             return
@@ -284,7 +284,7 @@ class Network:
 
     def forget(self, connection: Connection) -> None:
         """Called by a connection that has closed."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._backlog.note(connection, 0)
         self._trust(connection)
         host = connection.peer.host
@@ -299,12 +299,12 @@ class Network:
         """A connection to whoever listens there. Raises OSError; who wants a deadline sets one around it."""
         sock = await self.sockets.connect(host, port)
         connection = OutgoingConnection(self, sock, f"{host}:{port}")
-        self._outgoing.add(connection)
+        self._outgoing[connection] = None
         return connection
 
     def forget_outgoing(self, connection: OutgoingConnection) -> None:
         """Called by one that has closed."""
-        self._outgoing.discard(connection)
+        self._outgoing.pop(connection, None)
 
     # -- idle connections and the end ----------------------------------------------------------------------
 

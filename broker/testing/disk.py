@@ -31,7 +31,6 @@ Any thread may use it. What is not a single step on a real disk is one here: a r
 
 from __future__ import annotations
 
-import copy
 import errno
 import os
 import random
@@ -115,6 +114,32 @@ class _Directory:
             else:
                 arrived.append(entry)
         return arrived
+
+
+def _copied(directory: _Directory, nodes: dict[_Inode | _Directory, _Inode | _Directory]) -> _Directory:
+    """The same again, one for one: `nodes` are those that have been copied."""
+    after = nodes[directory] = _Directory(written_ms=directory.written_ms, changed_ms=directory.changed_ms)
+
+    def node_of(node: _Inode | _Directory) -> _Inode | _Directory:
+        found = nodes.get(node)
+        if found is not None:
+            return found
+        if isinstance(node, _Directory):
+            return _copied(node, nodes)
+        found = nodes[node] = _Inode(
+            node.data[:], node.durable[:], node.pending[:], node.written_ms, node.changed_ms
+        )
+        return found
+
+    entries: dict[_Entry, _Entry] = {}
+    for entry in directory.pending:
+        copied = None if entry.node is None else node_of(entry.node)
+        needs = None if entry.needs is None else entries.get(entry.needs, entry.needs)
+        entries[entry] = _Entry(entry.name, copied, needs)
+    after.pending = list(entries.values())
+    after.entries = {name: node_of(node) for name, node in directory.entries.items()}
+    after.durable = {name: node_of(node) for name, node in directory.durable.items()}
+    return after
 
 
 def _enter(entries: dict[str, _Inode | _Directory], entry: _Entry) -> None:
@@ -271,7 +296,7 @@ class SimulatedDisk:
         )
         with self._lock:
             if tear is Tear.KEPT:
-                after._root = copy.deepcopy(self._root)
+                after._root = _copied(self._root, {})
             else:
                 after._root = self._survivor(self._root, tear, random_, {})
         return after

@@ -32,6 +32,8 @@ OWNER: ContextVar[str] = ContextVar("owner", default="")
 THREAD_SECONDS = 0.002
 """What inline work waits for its turn, at most."""
 BURIAL_SECONDS = 600.0
+TASKS_LOOKED_AT = 100
+"""Those of one owner that are over are forgotten now and then."""
 TURNS_MAX = 50_000
 """Of the loop, at one moment."""
 
@@ -182,8 +184,9 @@ def _remembering_factory(loop: SimulatedLoop) -> Any:
         context = options.get("context")
         owner = OWNER.get() if context is None else context.get(OWNER, "")
         tasks = loop._tasks_by_owner.setdefault(owner, [])
+        if not len(tasks) % TASKS_LOOKED_AT:
+            tasks[:] = [each for each in tasks if not each.done()]
         tasks.append(task)
-        task.add_done_callback(tasks.remove)
         return task
 
     return make
@@ -195,7 +198,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
+        # One is the loop's own, and nobody is in another thread who would wake it.
+        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0) if len(self.get_map()) > 1 else []
         self._loop.turned()
         if ready or timeout == 0:
             return ready

@@ -424,8 +424,9 @@ class SimulatedEnd:
             self._tell()
 
     def was_read(self, count: int) -> None:
+        was_full = self.room <= 0
         self._outstanding -= count
-        if self.poller is not None:
+        if was_full and self.poller is not None:
             self._network.later(self._network.delay(), self._tell)
 
     def _tell(self) -> None:

@@ -326,6 +326,6 @@ class TableExtension:
                 await asyncio.sleep(0)
             try:
                 if not bucket.tend():
-                    restless.discard(bucket)
+                    restless.pop(bucket, None)
             except Exception as error:  # noqa: BLE001 - of one bucket: told
                 context.background.failed(f"looking after {bucket.name}", error)

@@ -159,7 +159,7 @@ class Services:
         """Where key-value stores are: RocksDB has its files by itself, on the system's disk, whatever the broker's."""
         self.release_scans: Callable[[object], Awaitable[None]] = _nothing_open
         """Ends the snapshot scans of a bucket, whose store is about to be closed."""
-        self.restless: set[Tended] = set()
+        self.restless: dict[Tended, None] = {}
         """Buckets that were written to since they were looked after last."""
         self._background: Executor | None = None
         self._opening: Executor | None = None

@@ -121,7 +121,7 @@ class KeyBucket(TableBucket):
         self._tablet = tablet
         self._no_space = None
         self._candidate = log.log_end_offset
-        self.services.restless.add(self)
+        self.services.restless[self] = None
         self.partition.publish_high_watermark(log.log_end_offset)
         if log.log_end_offset:
             logger.info(
@@ -363,7 +363,7 @@ class KeyBucket(TableBucket):
                 if self._no_space is not None:
                     logger.info("%s takes rows again", self.name)
                     self._no_space = None
-                self.services.restless.add(self)
+                self.services.restless[self] = None
                 self.services.budget.release(tablet.stored(count))
                 self.partition.publish_high_watermark(end_offset)
                 if tablet.kv.bytes_since_flush >= self.services.limits.flush_bytes:
