@@ -22,12 +22,12 @@ from broker.security.sasl import plain
 from broker.security.sasl.authentication import Mechanism
 from broker.security.sasl.configs import OFFERED
 from broker.security.sasl.exchange import Identity
-from broker.security.sasl.jaas import JaasEntry, parse_jaas
 from broker.security.sasl.oauthbearer import OAuthBearerExchange, Validator
 from broker.security.sasl.plain import PlainExchange, PlainUsers
 from broker.security.sasl.scram import BY_NAME, ScramExchange, ScramMechanism, Subject
 from broker.security.sasl.tokens import DelegationTokens
 from broker.security.sasl.users import ScramUsers
+from protocol.jaas import JaasEntry, JaasError, parse_jaas
 
 if TYPE_CHECKING:
     from broker.security.sasl.jwks import JwksSource, Pauses
@@ -93,7 +93,7 @@ class _Settings:
         for prefix in (self._own + self._of_mechanism, self._of_mechanism):
             text = self._texts(prefix + _JAAS)
             if text is not None:
-                entry = parse_jaas(prefix + _JAAS, text)
+                entry = _jaas_entry(prefix + _JAAS, text)
                 if entry.module_name != module:
                     raise ConfigError(
                         f"{prefix}{_JAAS} names the login module {entry.module}; {self.mechanism} takes "
@@ -105,6 +105,13 @@ class _Settings:
     def example(self) -> str:
         """The name of the JAAS configuration."""
         return f"{self._own}{self._of_mechanism}{_JAAS}"
+
+
+def _jaas_entry(name: str, text: str) -> JaasEntry:
+    try:
+        return parse_jaas(text)
+    except JaasError as error:
+        raise ConfigError(f"Invalid value [hidden] for configuration {name}: {error}") from None
 
 
 def sasl_of_listener(listener: str, texts: Texts, parts: SaslParts) -> dict[str, Mechanism]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from protocol.jaas import JaasEntry, JaasError, parse_jaas
 from tablelayer.client.errors import SettingsError
-from tablelayer.client.security.jaas import JaasEntry, parse_jaas
 from tablelayer.client.security.sasl import SCRAM_HASHES, OAuthBearer, Plain, SaslClient, Scram
 from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.client.security.tls import Tls
@@ -51,7 +51,7 @@ def _mechanism(given: Mapping[str, str]) -> Callable[[], SaslClient]:
     if name not in _MECHANISMS:
         why = " (Kafka's default)" if name == "GSSAPI" and not given.get("sasl.mechanism") else ""
         raise SettingsError(f"sasl.mechanism is {name!r}{why}: use {', '.join(_MECHANISMS)}")
-    jaas = parse_jaas(given["sasl.jaas.config"]) if given.get("sasl.jaas.config") else JaasEntry("", {})
+    jaas = _jaas_entry(given.get("sasl.jaas.config"))
     if name == "OAUTHBEARER":
         source, extensions = _token_source(given, jaas.options), _extensions(given, jaas.options)
         return lambda: OAuthBearer(source.token(), extensions)
@@ -67,6 +67,17 @@ def _mechanism(given: Mapping[str, str]) -> Callable[[], SaslClient]:
     return lambda: Scram(
         name, user, password, secrets.token_urlsafe(24), {"tokenauth": "true"} if by_token else None
     )
+
+
+def _jaas_entry(text: str | None) -> JaasEntry:
+    if not text:
+        return JaasEntry("", {})
+    try:
+        return parse_jaas(text)
+    except JaasError as error:
+        raise SettingsError(
+            f'sasl.jaas.config is not of the form `CLASS required NAME="VALUE" ...;`: {error}'
+        ) from None
 
 
 def _token_source(given: Mapping[str, str], jaas: Mapping[str, str]) -> TokenSource:

@@ -13,12 +13,13 @@ HEADRACE_CLIENT_SASL_PASSWORD (`sasl.password`) go before what is in it.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from protocol.properties import PropertiesError
+from protocol.properties import read_properties as parse_properties
 from tablelayer.client.errors import SettingsError
 
 CONFIG_VARIABLE: Final = "HEADRACE_CONFIG"
@@ -132,33 +133,7 @@ def read_properties(path: Path) -> dict[str, str]:
         raise SettingsError(f"cannot read the properties in {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is no file of properties: it is not UTF-8") from None
-    return parse_properties(text)
-
-
-_KEY: Final = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
-_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_CONTROLS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-
-def parse_properties(text: str) -> dict[str, str]:
-    """Java's format (`java.util.Properties.load`): `name=value`, comments, lines continued by a backslash, escapes."""
-    found: dict[str, str] = {}
-    lines = iter(text.splitlines())
-    for line in lines:
-        logical = line.lstrip()
-        if not logical or logical[0] in "#!":
-            continue
-        while (len(logical) - len(logical.rstrip("\\"))) % 2:
-            logical = logical[:-1] + next(lines, "").lstrip()
-        match = _KEY.fullmatch(logical)
-        assert match is not None
-        found[_unescaped(match[1])] = _unescaped(match[2]).rstrip()
-    return found
-
-
-def _unescaped(text: str) -> str:
-    def character(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) == 5 else _CONTROLS.get(code, code)
-
-    return _ESCAPE.sub(character, text)
+    try:
+        return parse_properties(text)
+    except PropertiesError as error:
+        raise SettingsError(f"{path}: {error}") from None

@@ -1,4 +1,5 @@
-"""`sasl.jaas.config`: a login module, its control flag and its options, as Kafka's JaasConfig reads them.
+"""`sasl.jaas.config`: a login module, its control flag and its options, as Kafka's JaasConfig reads them, for brokers
+and clients alike.
 
     org.apache.kafka.common.security.plain.PlainLoginModule required
         username="admin" password="..." user_ann="...";
@@ -14,8 +15,6 @@ from typing import Final
 
 import msgspec
 
-from broker.config_key import ConfigError
-
 _FLAGS: Final = ("required", "requisite", "sufficient", "optional")
 _TOKEN: Final = re.compile(
     r"""(?:\s|//[^\n]*(?:\n|$)|/\*.*?\*/|/\*.*$)*
@@ -23,6 +22,10 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+
+
+class JaasError(ValueError):
+    """The text is not of the format; says what is wrong with its form."""
 
 
 class JaasEntry(msgspec.Struct, frozen=True):
@@ -40,24 +43,14 @@ class JaasEntry(msgspec.Struct, frozen=True):
         return f"JaasEntry({self.module!r}, {len(self.options)} options)"
 
 
-def parse_jaas(name: str, text: str) -> JaasEntry:
-    """The one entry of the configuration `name`. Raises ConfigError."""
-    try:
-        entries = list(_entries(_tokens(text)))
-    except _Malformed as error:
-        raise ConfigError(f"Invalid value [hidden] for configuration {name}: {error}") from None
-    if len(entries) != 1:
-        problem = (
-            "Login module not specified in JAAS config"
-            if not entries
-            else "Only one login module can be used"
-        )
-        raise ConfigError(f"Invalid value [hidden] for configuration {name}: {problem}")
+def parse_jaas(text: str) -> JaasEntry:
+    """The one entry of a configuration. Raises JaasError."""
+    entries = list(_entries(_tokens(text)))
+    if not entries:
+        raise JaasError("Login module not specified in JAAS config")
+    if len(entries) > 1:
+        raise JaasError("Only one login module can be used")
     return entries[0]
-
-
-class _Malformed(Exception):  # noqa: N818 - becomes a ConfigError
-    pass
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
@@ -73,7 +66,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
         if kind in ("double", "single"):
             found.append(("text", _unescaped(match[kind])))
         elif kind == "other":
-            raise _Malformed("a quotation that does not end, or a character that must be in one")
+            raise JaasError("a quotation that does not end, or a character that must be in one")
         elif kind is not None:
             found.append((kind, match[kind]))
     return found
@@ -93,20 +86,20 @@ def _entries(tokens: list[tuple[str, str]]) -> Iterator[JaasEntry]:
     left = iter(tokens)
     for kind, module in left:
         if kind == "sign":
-            raise _Malformed("Login module not specified in JAAS config")
+            raise JaasError("Login module not specified in JAAS config")
         _, flag = next(left, ("", ""))
         if not flag:
-            raise _Malformed("Login module control flag not specified in JAAS config")
+            raise JaasError("Login module control flag not specified in JAAS config")
         if flag.lower() not in _FLAGS:
-            raise _Malformed("Invalid login module control flag in JAAS config")
+            raise JaasError("Invalid login module control flag in JAAS config")
         options = {}
         for kind, key in left:
             if (kind, key) == ("sign", ";"):
                 break
             equals, (value_kind, value) = next(left, ("", "")), next(left, ("", ""))
             if kind == "sign" or equals != ("sign", "=") or value_kind not in ("word", "text"):
-                raise _Malformed("Value not specified for a key in JAAS config")
+                raise JaasError("Value not specified for a key in JAAS config")
             options[key] = value
         else:
-            raise _Malformed("JAAS config entry not terminated by semi-colon")
+            raise JaasError("JAAS config entry not terminated by semi-colon")
         yield JaasEntry(module, options)
