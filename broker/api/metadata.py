@@ -1,12 +1,15 @@
 """Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): who leads what.
 
 One broker leads every partition. Clients of large clusters ask the same again and again, so answers are encoded
-once per version of the topic image: the one for all topics, and the last few for some topics that were large.
+once per version of the topic image: those for all topics, one for all who see the same ones, and the last few for some
+topics that were large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Hashable, Sequence
+from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
@@ -51,6 +54,8 @@ KEPT_PARTITIONS_MIN = 50  # below, encoding costs less than comparing what was a
 KEPT_ANSWERS_MAX, KEPT_BYTES_MAX = 32, 1 << 20
 KEPT_TOPICS_MAX = 1000  # above, comparing what was asked takes long itself
 ALL_TOPICS_BYTES_MAX = 1 << 31  # a frame cannot have more; every client asks for all topics sooner or later
+ALL_KEPT_BYTES_MAX = 64 << 20  # of answers for all topics, when more than one is kept
+SEEN_KEPT_MAX = 10_000  # principals of which is known what they see: 3 MB
 _PARTITION_BYTES = 30  # of an answer, nearly
 
 
@@ -66,14 +71,56 @@ class _Encoded:
         return list(self._body)
 
 
+class _Bodies:
+    """Encoded answers for all topics, the latest used ones, of one version of the topic image.
+
+    A body is found by what was asked and what is seen. What somebody sees is found by who it is, so that neither the
+    rights to each topic are looked at again nor the same is encoded for each.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[Hashable, bytes] = {}
+        """By who asks: a digest of what it sees."""
+        self._of_image = -1
+        self._bodies: OrderedDict[Hashable, list[Any]] = OrderedDict()
+        self._size = 0
+
+    def renew(self, image_version: int) -> None:
+        """Forget what is of another image."""
+        if self._of_image != image_version:
+            self._of_image = image_version
+            self.seen.clear()
+            self._bodies.clear()
+            self._size = 0
+
+    def get(self, key: Hashable) -> list[Any] | None:
+        body = self._bodies.get(key)
+        if body is not None:
+            self._bodies.move_to_end(key)
+        return body
+
+    def put(self, image_version: int, whose: Hashable, seen: bytes, key: Hashable, body: list[Any]) -> None:
+        """Of the image that there was when it was begun."""
+        if image_version != self._of_image:
+            return
+        if len(self.seen) >= SEEN_KEPT_MAX:
+            self.seen.clear()
+        self.seen[whose] = seen
+        if key not in self._bodies:
+            self._bodies[key] = body
+            self._size += sum(map(len, body))
+        while self._size > ALL_KEPT_BYTES_MAX and len(self._bodies) > 1:
+            _, oldest = self._bodies.popitem(last=False)
+            self._size -= sum(map(len, oldest))
+
+
 class MetadataApi:
     def __init__(self, config: BrokerConfig, metadata: TopicManager, identity: BrokerIdentity) -> None:
         self._metadata = metadata
         self._identity = identity
         self._auto_create: bool = config["auto.create.topics.enable"]
         self._topics: dict[str, tuple[TopicImage, MetadataResponseTopic]] = {}
-        # by API version and listener: image version and encoded body
-        self._all: dict[tuple[int, str], tuple[int, list[Any]]] = {}
+        self._all = _Bodies()
         self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
         self._some_of = -1
 
@@ -237,28 +284,35 @@ class MetadataApi:
     def _all_topics(
         self, context: RequestContext, request: MetadataRequest
     ) -> Work[MetadataResponse | _Encoded]:
-        """Those that may be seen. What everybody is answered alike is kept."""
-        version = context.api_version
-        key = version, context.listener
-        special = (
-            request.include_topic_authorized_operations
-            or request.include_cluster_authorized_operations
-            or not context.authorizer.is_open
+        """Those that may be seen. What is answered to those who see the same is kept."""
+        version, image_version, kept = context.api_version, self._metadata.version, self._all
+        kept.renew(image_version)
+        with_operations = (
+            request.include_topic_authorized_operations,
+            request.include_cluster_authorized_operations,
         )
-        if not special:
-            known = self._all.get(key)
-            if known is not None and known[0] == self._metadata.version:
-                return _Encoded(known[1])
-        image_version = self._metadata.version
-        response = self._frame(context, request)
+        whose = _whose(context)
+        asked = version, context.listener, with_operations, whose if any(with_operations) else None
+        seen = kept.seen.get(whose)
+        if seen is not None and (known := kept.get((asked, seen))) is not None:
+            return _Encoded(known)
+        digest = blake2b(digest_size=16)
+        images = []
         for image in self._metadata.topics():
             yield
             if context.may(Operation.DESCRIBE, ResourceType.TOPIC, image.name, audited=False):
+                images.append(image)
+                digest.update(image.topic_id.bytes)
+        seen = digest.digest()
+        key = asked, seen
+        body = kept.get(key) if image_version == self._metadata.version else None
+        if body is None:
+            response = self._frame(context, request)
+            for image in images:
+                yield
                 response.topics.append((yield from self._describe(context, request, image)))
-        if special:
-            return response
-        body = yield from response.encode_in_slices(version, ALL_TOPICS_BYTES_MAX)
-        self._all[key] = (image_version, body)
+            body = yield from response.encode_in_slices(version, ALL_TOPICS_BYTES_MAX)
+        kept.put(image_version, whose, seen, key, body)
         return _Encoded(body)
 
     def _frame(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
