@@ -40,6 +40,8 @@ def _check_assignors(names: list[str]) -> str | None:
 
 
 _ANYWHERE: Final = ("", 0)
+UNLIMITED: Final = 2**31 - 1
+"""Kafka's word for no limit."""
 
 _TOPIC_SYNONYMS = {
     "cleanup.policy": "log.cleanup.policy",
@@ -222,7 +224,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "connections.max.idle.ms", _LONG, "600000", "A connection silent for so long is closed.", at_least(1)
     ),
     ConfigKey(
-        "max.connections", _INT, "2147483647", "Most connections at a time.", at_least(1), dynamic=True
+        "max.connections", _INT, str(UNLIMITED), "Most connections at a time.", at_least(1), dynamic=True
     ),
     ConfigKey(
         "max.connections.per.ip",
@@ -230,6 +232,15 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "2147483647",
         "Most connections of one address.",
         at_least(1),
+        dynamic=True,
+    ),
+    ConfigKey(
+        "max.connection.creation.rate",
+        _INT,
+        str(UNLIMITED),
+        "Most connections accepted in a second; who comes beyond waits. For one listener with its prefix, which is all "
+        "that holds for the listener of brokers.",
+        at_least(0),
         dynamic=True,
     ),
     ConfigKey(

@@ -238,7 +238,6 @@ replica.selector.class STRING
 """
 _MISSED: Final = """
 cordoned.log.dirs LIST* ""
-max.connection.creation.rate INT* 2147483647
 max.connections.per.ip.overrides STRING* ""
 metadata.log.dir STRING
 queued.max.request.bytes LONG -1

@@ -155,6 +155,11 @@ def listeners_of(
     return tuple(found.values())
 
 
+def inter_broker_listener(name: str | None, protocol: str) -> str:
+    """The name of the listener that brokers use among themselves, by the two configurations that say it."""
+    return (name or protocol).upper()
+
+
 def _advertised(config: Mapping[str, Any]) -> dict[str | None, tuple[str, int]]:
     addresses: dict[str | None, tuple[str, int]] = {}
     for text in config["advertised.listeners"] or ():

@@ -54,7 +54,7 @@ from broker.cluster.producer_ids import ProducerIds
 from broker.cluster.retention import Retention
 from broker.cluster.store import EmbeddedStore
 from broker.cluster.topic_config import TopicConfigs
-from broker.config import BrokerConfig
+from broker.config import UNLIMITED, BrokerConfig
 from broker.config_key import ConfigError
 from broker.context import BrokerContext
 from broker.extension import Extension
@@ -63,12 +63,13 @@ from broker.groups.group_configs import GroupConfigs
 from broker.groups.handlers import GroupHandlers
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
-from broker.listeners import Listener
+from broker.listeners import Listener, inter_broker_listener
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
 from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
+from broker.net.connection_rates import ConnectionRates
 from broker.net.limits import Limits
 from broker.net.listener import Network
 from broker.net.sockets import SystemSockets
@@ -85,8 +86,9 @@ from broker.ports import (
     Threads,
 )
 from broker.requests.declaration import ApiDeclaration
+from broker.requests.usage import ChargingExecutor
 from broker.security.acl.authorization import Authorization
-from broker.security.quotas.quotas import Quotas
+from broker.security.quotas.quotas import BURST_PART, Quotas
 from broker.security.quotas.store import QuotaStore
 from broker.security.sasl.service import SaslService
 from broker.slices import Slices
@@ -198,7 +200,7 @@ class Broker:
         self._clean_start = self._directory.was_clean
         executor = self._executor
         if executor is None:
-            executor = self._threads.pool(EXECUTOR_THREADS, "broker")
+            executor = ChargingExecutor(self._threads.pool(EXECUTOR_THREADS, "broker"))
             undo.callback(executor.shutdown, wait=True)
         store = self._store
         if store is None:
@@ -210,6 +212,9 @@ class Broker:
         configs = BrokerConfigs(store, config, config["node.id"])
         await configs.load()
         network.limits = self._network_limits()
+        window_seconds = config["quota.window.num"] * config["quota.window.size.seconds"]
+        network.rates = ConnectionRates(window_seconds / BURST_PART, config["quota.window.size.seconds"])
+        self._set_connection_rates()
         if self._certificates is not None:
             await self._certificates.load()
             configs.slow_checks.append(self._certificates.check)
@@ -268,6 +273,7 @@ class Broker:
         if authorization is not None:
             undo.callback(authorization.audit.close)
             authorization.audit.start()
+            self._background.keep(authorization.audit.run, "what the audit log leaves out")
             await authorization.acls.load()
             authorization.authorizer.judged_as = self._judged_as
             self._background.keep(authorization.acls.run, "what others change of the ACLs")
@@ -310,7 +316,7 @@ class Broker:
             store,
             Quotas(
                 self._clock.monotonic,
-                config["quota.window.num"] * config["quota.window.size.seconds"],
+                window_seconds,
                 config["controller.quota.window.num"] * config["controller.quota.window.size.seconds"],
                 config["quota.window.size.seconds"],
             ),
@@ -431,6 +437,22 @@ class Broker:
         if self._certificates is not None:
             await self._certificates.reload()
 
+    def _set_connection_rates(self) -> None:
+        config, name = self.config, "max.connection.creation.rate"
+        rate = config[name]
+        own = inter_broker_listener(
+            config["inter.broker.listener.name"], config["security.inter.broker.protocol"]
+        )
+        self._network.set_rates(
+            None if rate == UNLIMITED else rate,
+            {
+                listener: config.of_listener(listener, name)
+                for listener in self.listeners
+                if config.is_set_for(listener, name)
+            },
+            own if len(self.listeners) > 1 else None,
+        )
+
     def _network_limits(self) -> Limits:
         config = self.config
         return Limits(
@@ -457,6 +479,7 @@ class Broker:
         """Those that are not read where they are used."""
         config = self.config
         self._network.limits = self._network_limits()
+        self._set_connection_rates()
         self.sasl.refresh()
         await self._metadata.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 

@@ -24,6 +24,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from broker.requests.usage import USAGE, Usage
+
 Result = TypeVar("Result")
 
 Work = Generator[None, None, Result]
@@ -90,7 +92,7 @@ class Slices:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._queue: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
+        self._queue: deque[tuple[Work[Any], asyncio.Future[Any], Usage | None]] = deque()
         self.collector = CollectorRest(lambda: bool(self._queue))
 
     def start(self, work: Work[Result]) -> tuple[bool, Result | asyncio.Future[Result]]:
@@ -121,7 +123,7 @@ class Slices:
     def _enqueue(self, work: Work[Result]) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-        self._queue.append((work, future))
+        self._queue.append((work, future, USAGE.get()))
         if len(self._queue) == 1:
             self.collector.begin()
             loop.call_soon(self._turn)
@@ -129,22 +131,25 @@ class Slices:
 
     def _turn(self) -> None:
         """One slice of whatever has waited longest."""
-        work, future = self._queue[0]
+        work, future, usage = self._queue[0]
         if future.done():  # cancelled
             work.close()
         else:
             clock = self._clock
-            until = clock() + SLICE_SECONDS
+            began = clock()
+            until = began + SLICE_SECONDS
             try:
                 while True:
                     next(work)
                     if clock() >= until:
-                        self._queue.append((work, future))
+                        self._queue.append((work, future, usage))
                         break
             except StopIteration as end:
                 future.set_result(end.value)
             except Exception as error:  # noqa: BLE001 - told to whoever waits
                 future.set_exception(error)
+            if usage is not None:
+                usage.add(clock() - began)
         self._queue.popleft()
         if self._queue:
             asyncio.get_running_loop().call_soon(self._turn)

@@ -40,6 +40,7 @@ from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
 from broker.ports import SystemClock
 from broker.requests.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.requests.declaration import ApiDeclaration, Encodable, Handler, RequestContext
+from broker.requests.usage import charged
 from broker.security.audit import AuditLog
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.quotas.quotas import Quotas
@@ -95,7 +96,7 @@ class Dispatcher:
         self._audit = audit
         declarations = tuple(declarations)
         self._quotas = quotas
-        clock = clock or SystemClock().monotonic
+        self._clock = clock = clock or SystemClock().monotonic
         self._throttling = Throttling(quotas or Quotas(clock), declarations, clock)
         self._charged = partial(self.__call__, is_charged=True)
         self._declarations: dict[int, ApiDeclaration] = {}
@@ -156,7 +157,7 @@ class Dispatcher:
                 work = route.request.decode_in_slices(frame, version, budget, position, ignore_rest=True)
                 is_decoded, decoded = self._slices.start(work)
                 if not is_decoded:
-                    return _pending(route, self._decoded_later(route, context, decoded))
+                    return _pending(route, charged(self._decoded_later(route, context, decoded), self._clock))
                 request = cast("ApiMessage", decoded)
         except DecodeError as error:
             raise CloseConnection(f"a request cannot be decoded: {error}") from None
@@ -170,11 +171,15 @@ class Dispatcher:
                 is_encoded, parts = self._slices.start(_encoding(route, context, response))
                 if is_encoded:
                     return cast("list[Part] | None", parts)
-                return _pending(route, self._encoded_later(route, context, request, parts))
+                return _pending(
+                    route, charged(self._encoded_later(route, context, request, parts), self._clock)
+                )
         except Exception as error:  # noqa: BLE001 - the boundary: see the table in the module's docstring
             is_told, told = self._slices.start(self._failing(route, context, request, error))
             return cast("list[Part]", told) if is_told else _pending(route, cast("Awaitable[Any]", told))
-        later = asyncio.ensure_future(self._answered_later(route, context, request, response))
+        later = asyncio.ensure_future(
+            charged(self._answered_later(route, context, request, response), self._clock)
+        )
         if isinstance(response, Coroutine):
             # Cancelled before it has begun, `later` would leave behind a coroutine that nobody has awaited.
             later.add_done_callback(lambda _: response.close())

@@ -14,6 +14,7 @@ import logging
 from struct import Struct
 from typing import Final
 
+from broker.net.faults import Fault
 from broker.net.reply import CloseConnection, Part
 from broker.requests.declaration import Repeat
 from broker.security.principal import Session
@@ -58,7 +59,7 @@ class Repeats:
                 return None  # nothing was changed; the handler will say what is wrong
             except Exception as error:
                 logger.error("a repeated request failed", exc_info=error)
-                raise CloseConnection("the broker failed; its log says how") from None
+                raise CloseConnection("the broker failed; its log says how", fault=Fault.SERVER) from None
             if numbers is None:
                 return None
             return [response.encode(correlation_id, numbers)]

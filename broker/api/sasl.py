@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Any, Final, NoReturn
 
+from broker.net.faults import Fault
 from broker.net.reply import Answer, Answerer, CloseConnection, Part, Peer, Pending
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import public
@@ -70,7 +71,9 @@ class SaslDoor:
             now = self._time()
             if not (_key(frame) == _HANDSHAKE and authentication.may_begin(now)):
                 if now >= session.expires:
-                    raise CloseConnection("its session has ended and it does not authenticate again")
+                    raise CloseConnection(
+                        "its session has ended and it does not authenticate again", fault=Fault.SESSION
+                    )
                 return self.inner(peer, frame)
         try:
             if state is State.RAW:
@@ -80,7 +83,7 @@ class SaslDoor:
             raise
         except Exception:
             logger.exception("an authentication on the listener %s failed in the server", peer.listener)
-            raise CloseConnection("its authentication failed in the server") from None
+            raise CloseConnection("its authentication failed in the server", fault=Fault.SERVER) from None
 
     def _raw(self, peer: Peer, authentication: Authentication, message: bytes) -> Answer:
         try:
@@ -113,7 +116,7 @@ class SaslDoor:
 
     def _refused(self, refusal: Refusal, answer: list[Part] | None) -> Pending:
         def hang_up(outcome: asyncio.Future[Any]) -> NoReturn:
-            raise CloseConnection(str(refusal), answer)
+            raise CloseConnection(str(refusal), answer, Fault.AUTHENTICATION)
 
         return Pending(asyncio.sleep(self._delay_seconds()), hang_up, may_cancel=True)
 

@@ -5,7 +5,8 @@ is read from the connection until the time is over, whether its client waits by 
 into the encoded answer, so that those of repeated requests, which are made from templates, are told as well.
 
 Bytes are those of whole requests and answers of APIs that declare themselves as `charged`. The time of a request is
-that in which it has the event loop's thread to itself. Who is not authenticated yet has no quotas.
+that in which it has the event loop's thread to itself, and what it has threads do (`broker.requests.usage`). Who is not
+authenticated yet has no quotas.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 
 from broker.net.reply import Answer, Answerer, Part, Peer, Pending
 from broker.requests.declaration import ApiDeclaration
+from broker.requests.usage import USAGE, Usage
 from broker.security.quotas.model import Quota
 from broker.security.quotas.quotas import Quotas
 from protocol.fields import FORMATS
@@ -60,8 +62,15 @@ class Throttling:
         client_id = bytes(frame[_START.size : _START.size + max(length, 0)]).decode("utf-8", "replace")
         form = self._forms.get((key, version)) or self._form(key, version)
         user, size = session.principal.name, len(frame)
+        usage = Usage()
+        before = USAGE.set(usage)
         began = self._clock()
-        answer = answerer(peer, frame)
+        try:
+            answer = answerer(peer, frame)
+            if isinstance(answer, Pending):
+                answer.outcome = asyncio.ensure_future(answer.outcome)  # while it is known whose it is
+        finally:
+            USAGE.reset(before)
         busy = self._clock() - began
         if not isinstance(answer, Pending):
             return self._charge(peer, form, user, client_id, size, busy, answer)
@@ -70,7 +79,7 @@ class Throttling:
         def finished(outcome: asyncio.Future[Any]) -> list[Part] | None:
             began = self._clock()
             parts = finish(outcome)
-            spent = busy + self._clock() - began
+            spent = busy + usage.seconds + self._clock() - began
             return self._charge(peer, form, user, client_id, size, spent, parts)
 
         return Pending(answer.outcome, finished, answer.may_cancel)

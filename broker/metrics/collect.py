@@ -26,6 +26,19 @@ GROUP_LAGS_MAX: Final = 500
 
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 CONNECTIONS = Metric("headrace_connections", _GAUGE, "Open connections of clients.")
+CONNECTIONS_ACCEPTED = Metric(
+    "headrace_connections_accepted_total",
+    _COUNTER,
+    "Connections that were accepted since the server started; those that are refused at once are among them.",
+    ("listener",),
+)
+FAULTS = Metric(
+    "headrace_connection_faults_total",
+    _COUNTER,
+    "Connections that were refused or closed for what the peer did, by what it was; the log says more, of so many a"
+    " minute.",
+    ("fault",),
+)
 HANDSHAKES = Metric(
     "headrace_tls_handshakes_pending",
     _GAUGE,
@@ -82,7 +95,8 @@ TRANSACTIONS_ENDED = Metric(
     "headrace_transactions_ended_total", _COUNTER, "Transactions that were ended, by how.", ("result",)
 )
 BROKER_METRICS: Final = (
-    CONNECTIONS, HANDSHAKES, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
+    CONNECTIONS, CONNECTIONS_ACCEPTED, FAULTS,
+    HANDSHAKES, BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT, LOG_SIZE, TOPICS, PARTITIONS, OFFLINE,
     GROUPS, GROUP_LAG, TRANSACTIONS, TRANSACTIONS_ENDED, BACKGROUND_FAILURES,
 )  # fmt: skip
 _TRAFFIC: Final = (BYTES_IN, RECORDS_IN, BYTES_OUT, RECORDS_OUT)
@@ -116,6 +130,10 @@ class BrokerCollector:
 
     async def collect(self, gathering: Gathering) -> None:
         gathering.put(CONNECTIONS, self._network.connection_count)
+        for listening in self._network.listeners:
+            gathering.put(CONNECTIONS_ACCEPTED, listening.accepted, listening.name)
+        for fault, count in self._network.faults.items():
+            gathering.put(FAULTS, count, fault.value)
         gathering.put(HANDSHAKES, self._network.pending_handshakes)
         gathering.put(BACKGROUND_FAILURES, self._background.failures)
         await self._collect_topics(gathering)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from typing import Any, Protocol
 
 from broker.net.exchange import Exchange
+from broker.net.faults import LEVELS, Fault
 from broker.net.limits import Limits
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, CloseConnection, Part, Peer, Pending
@@ -38,6 +40,7 @@ class Owner(Protocol):
     scratch: memoryview
     sockets: Sockets
     is_draining: bool
+    faults: Counter[Fault]
     requests: dict[asyncio.Future[Any], None]
 
     def on_rest(self) -> None:
@@ -123,10 +126,10 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            self.close(f"the connection broke: {error.strerror}")
             return
         if count == 0:
-            self.close("closed by the peer", logging.DEBUG)
+            self.close("closed by the peer")
             return
         self.last_active = self._network.loop.time()
         try:
@@ -269,7 +272,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
-            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            self.close(f"the connection broke: {error.strerror}")
             return
         if sent < len(data):
             self._exchange.unsent.put(memoryview(data)[sent:])
@@ -295,7 +298,7 @@ class Connection:
             self._watch_writable(True)
             return
         except OSError as error:
-            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            self.close(f"the connection broke: {error.strerror}")
             return
         self._watch_writable(False)
 
@@ -323,23 +326,29 @@ class Connection:
     def _end_by(self, error: Exception) -> None:
         """Close for a reason; or because an answer is missing, and those to later requests would be taken for it."""
         if isinstance(error, CloseConnection):
-            self.close(str(error), logging.WARNING)
+            self.close(str(error), error.fault)
             return
         logger.error("a request of %r could not be answered", self, exc_info=error)
-        self.close("the server failed at a request of it, as its log says", logging.WARNING)
+        self.close("the server failed at a request of it, as its log says", Fault.SERVER)
 
-    def close(self, reason: str, level: int = logging.INFO) -> None:
-        """End the connection at once: unsent answers are lost, a request that only waits is cancelled."""
+    def close(self, reason: str, fault: Fault | None = None) -> None:
+        """End the connection at once: unsent answers are lost, a request that only waits is cancelled. Without a fault
+        it is nothing to tell of.
+        """
         if self.closed:
             return
         self.closed = True
+        peer = self.peer
+        if fault is not None:
+            self._network.faults[fault] += 1
         logger.log(
-            level,
+            logging.DEBUG if fault is None else LEVELS[fault],
             "connection %d of %s:%d: %s",
-            self.peer.connection_id,
-            self.peer.host,
-            self.peer.port,
+            peer.connection_id,
+            peer.host,
+            peer.port,
             reason,
+            extra={"kind": fault},
         )
         self._network.poller.remove(self._fd)
         self._sock.close()

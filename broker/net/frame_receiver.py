@@ -11,6 +11,7 @@ import struct
 from collections import deque
 
 from broker.invariants import invariant
+from broker.net.faults import Fault
 from broker.net.pool import SMALLEST, FramePool
 from broker.net.reply import CloseConnection
 
@@ -64,7 +65,7 @@ class FrameReceiver:
         whatever comes after it; the frames before it are in `frames`.
         """
         if self._refused:
-            raise CloseConnection("more came after a frame that is not accepted")
+            raise CloseConnection("more came after a frame that is not accepted", fault=Fault.FRAME)
         if self._assembling is not None:
             self._fill(self._assembling, count)
             return
@@ -79,7 +80,7 @@ class FrameReceiver:
             (size,) = _LENGTH.unpack_from(scratch, position)
             if not 0 < size <= self.size_max:
                 self._refused = True
-                raise CloseConnection(_refusal(size, self.size_max))
+                raise CloseConnection(_refusal(size, self.size_max), fault=Fault.FRAME)
             position += 4
             end = position + size
             if end <= count:

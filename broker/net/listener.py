@@ -11,7 +11,7 @@ import asyncio
 import errno
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -20,6 +20,8 @@ import msgspec
 
 from broker.net.backlog import Backlog
 from broker.net.connection import Connection
+from broker.net.connection_rates import ConnectionRates
+from broker.net.faults import LEVELS, Fault
 from broker.net.handshakes import HandshakeQueue
 from broker.net.limits import Limits
 from broker.net.outgoing import OutgoingConnection
@@ -50,6 +52,10 @@ class Listening(msgspec.Struct, eq=False):
     encryption: Encryption | None = None
     with_sasl: bool = False
     is_accepting: bool = False
+    accepted: int = 0
+    """Connections since it listens."""
+    pause: asyncio.TimerHandle | None = None
+    """Nothing is accepted until then."""
 
 
 class Network:
@@ -88,6 +94,10 @@ class Network:
         self.is_draining = False
         self.connection_delay: Callable[[str], float] | None = None
         """Asked for each connection, by address: 0, or the seconds after which it is closed instead of being served."""
+        self.rates = ConnectionRates()
+        """How fast listeners accept; changed by `set_rates`."""
+        self.faults: Counter[Fault] = Counter()
+        """How many connections were refused or closed, for what."""
         self._turned_away: set[Stream] = set()
         self.requests: dict[asyncio.Future[Any], None] = {}
         """Requests under way, also those whose connections are gone."""
@@ -137,11 +147,18 @@ class Network:
     def stop_listening(self) -> None:
         for listening in self.listeners:
             listening.is_accepting = False
+            if listening.pause is not None:
+                listening.pause.cancel()
+                listening.pause = None
             listening.sock.close()
 
     def _on_acceptable(self, listening: Listening) -> None:
         for _ in range(self.limits.accepts_per_wakeup):
             if not listening.is_accepting:
+                return
+            wait = self.rates.wait_seconds(listening.name, self.loop.time())
+            if wait > 0.0:
+                self._pause(listening, wait)
                 return
             try:
                 sock, host, port = listening.sock.accept(send_buffer_bytes=self.limits.send_buffer_bytes)
@@ -151,40 +168,59 @@ class Network:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
                 # The waiting connection stays readable: without a pause this would be a busy loop.
-                logger.error("cannot accept connections: %s", error.strerror)
-                self._pause(listening)
+                self._complain(Fault.ACCEPT, "cannot accept connections: %s", error.strerror)
+                self._pause(listening, self.limits.accept_pause_seconds)
                 return
             if sock.fileno() >= self.limits.descriptors_max:
                 sock.close()
-                logger.error(
+                self._complain(
+                    Fault.ACCEPT,
                     "cannot accept connections: %d are open, and the other file descriptors are for files; "
                     "raise the limit (ulimit -n)",
                     len(self._connections),
                 )
-                self._pause(listening)
+                self._pause(listening, self.limits.accept_pause_seconds)
                 return
             self._admit(listening, sock, host, port)
 
-    def _pause(self, listening: Listening) -> None:
+    def _pause(self, listening: Listening, seconds: float) -> None:
         if listening.is_accepting:
             listening.sock.pause()
-            self.loop.call_later(self.limits.accept_pause_seconds, self._accept_again, listening)
+            listening.pause = self.loop.call_later(seconds, self._accept_again, listening)
+
+    def set_rates(
+        self, of_all: float | None, of_listeners: Mapping[str, float], exempt: str | None = None
+    ) -> None:
+        """As `ConnectionRates.set`; who waits by the rates of before is looked at again."""
+        self.rates.set(of_all, of_listeners, exempt)
+        for listening in self.listeners:
+            if listening.pause is not None:
+                listening.pause.cancel()
+                self._accept_again(listening)
 
     def _accept_again(self, listening: Listening) -> None:
+        listening.pause = None
         if listening.is_accepting:
             listening.sock.resume()
 
     def _admit(self, listening: Listening, sock: Stream, host: str, port: int) -> None:
         limits = self.limits
         if self.connection_delay is not None and (delay := self.connection_delay(host)):
+            self._complain(
+                Fault.THROTTLED, "%s:%d is closed: it exceeds its connection_creation_rate", host, port
+            )
             self._turn_away(sock, delay)
             return
+        self.rates.accepted(listening.name, self.loop.time())
+        listening.accepted += 1
         if len(self._connections) >= limits.connections_max:
-            logger.warning("refused %s:%d: max.connections=%d are open", host, port, limits.connections_max)
+            text = "refused %s:%d: max.connections=%d are open"
+            self._complain(Fault.REFUSED, text, host, port, limits.connections_max)
             sock.close()
             return
         if self._per_address[host] >= limits.connections_per_address_max:
-            logger.warning(
+            self._complain(
+                Fault.REFUSED,
                 "refused %s:%d: max.connections.per.ip=%d are open",
                 host,
                 port,
@@ -211,6 +247,10 @@ class Network:
         self._expect(shaking, limits.handshake_seconds_max, "it has not completed the handshake of TLS")
         self._begin_handshakes()
 
+    def _complain(self, fault: Fault, text: str, *values: object) -> None:
+        self.faults[fault] += 1
+        logger.log(LEVELS[fault], text, *values, extra={"kind": fault})
+
     def _turn_away(self, sock: Stream, delay: float) -> None:
         """As Kafka does with who comes too often (KIP-612): it learns of it late, so that it does not come at once."""
         if len(self._turned_away) >= _TURNED_AWAY_MAX:
@@ -234,7 +274,7 @@ class Network:
     def _is_late(self, connection: Connection, seconds: float, fault: str) -> None:
         del self._deadlines[connection]
         if connection.peer.session is None:
-            connection.close(f"{fault} in {seconds:g} s", logging.WARNING)
+            connection.close(f"{fault} in {seconds:g} s", Fault.LATE)
 
     def _trust(self, connection: Connection) -> None:
         deadline = self._deadlines.pop(connection, None)
@@ -278,7 +318,7 @@ class Network:
             slowest.close(
                 f"it does not read its answers: {slowest.unsent_bytes} bytes wait for it, and {backlog.size} for all, "
                 f"of {self.limits.unsent_bytes_of_all_max}",
-                logging.WARNING,
+                Fault.SLOW,
             )
             backlog.note(slowest, 0)
 
@@ -320,9 +360,9 @@ class Network:
             # Whoever waits for us (a long poll, a join) is not idle; whoever does not read answers is.
             if connection.is_waiting_for_handler:
                 if connection.has_hung_up_unheard():
-                    connection.close("closed by the peer", logging.DEBUG)
+                    connection.close("closed by the peer")
             elif connection.last_active < deadline:
-                connection.close("idle for too long")
+                connection.close("idle for too long", Fault.IDLE)
 
     async def drain(self, seconds: float) -> None:
         """Wait until nothing is under way and every answer has left, but not longer than `seconds`."""
@@ -358,7 +398,7 @@ class Network:
         for sock in self._turned_away:
             sock.close()
         for connection in tuple(self._connections):
-            connection.close("the broker stops", logging.DEBUG)
+            connection.close("the broker stops")
         for outgoing in tuple(self._outgoing):
             outgoing.close("the broker stops")
         if self._turns is not None:

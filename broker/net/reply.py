@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from broker.net.faults import Fault
 from broker.ports import Region
 from broker.security.principal import Session
 from protocol.one_line import one_line
@@ -33,9 +34,10 @@ class CloseConnection(Exception):  # noqa: N818 - a decision, not an error of ou
     The connection is closed: without an answer, or after `answer` has gone out, if the socket takes it at once.
     """
 
-    def __init__(self, reason: str, answer: list[Part] | None = None) -> None:
+    def __init__(self, reason: str, answer: list[Part] | None = None, fault: Fault = Fault.REQUEST) -> None:
         super().__init__(one_line(reason, _REASON_LENGTH_MAX))
         self.answer = answer
+        self.fault = fault
 
 
 class Peer(msgspec.Struct):

@@ -15,6 +15,7 @@ import ssl
 from typing import Protocol
 
 from broker.net.connection import Connection, Owner
+from broker.net.faults import Fault
 from broker.net.reply import Peer
 from broker.net.tls import TlsError, TlsStream
 from broker.ports import Stream
@@ -110,7 +111,7 @@ class TlsConnection(Connection):
             return
         except Exception:
             logger.exception("a handshake of TLS failed in the server")
-            self.close("a handshake of TLS failed in the server", logging.ERROR)
+            self.close("a handshake of TLS failed in the server", Fault.SERVER)
             return
         self._send()
         if principal is not None and not self.closed:
@@ -129,7 +130,7 @@ class TlsConnection(Connection):
     def is_refused(self, reason: str) -> None:
         """It gets no turn, and is not in the queue."""
         self._is_shaking = False
-        self.close(reason, logging.WARNING)
+        self.close(reason, Fault.HANDSHAKE)
 
     def _end_handshake(self) -> None:
         if self._is_shaking:
@@ -141,7 +142,7 @@ class TlsConnection(Connection):
         if not self.closed and self._tls is not None and not self._sealed:
             with contextlib.suppress(OSError):
                 self._sock.send(self._tls.outgoing())
-        self.close(reason, logging.WARNING)
+        self.close(reason, Fault.HANDSHAKE)
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -170,10 +171,10 @@ class TlsConnection(Connection):
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
-            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            self.close(f"the connection broke: {error.strerror}")
             return False
         if count == 0:
-            self.close(end, logging.DEBUG)
+            self.close(end)
             return False
         tls.received(scratch[:count])
         return True
@@ -195,7 +196,7 @@ class TlsConnection(Connection):
             self._end_by(error)
         else:
             if tls.is_closed:
-                self.close("closed by the peer", logging.DEBUG)
+                self.close("closed by the peer")
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -229,10 +230,10 @@ class TlsConnection(Connection):
             self._watch_writable(True)
             return
         except OSError as error:
-            self.close(f"the connection broke: {error.strerror}", logging.DEBUG)
+            self.close(f"the connection broke: {error.strerror}")
             return
         except TlsError as error:
-            self.close(str(error), logging.WARNING)
+            self.close(str(error), Fault.HANDSHAKE)
             return
         self._watch_writable(False)
 
@@ -263,13 +264,13 @@ class TlsConnection(Connection):
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def close(self, reason: str, level: int = logging.INFO) -> None:
+    def close(self, reason: str, fault: Fault | None = None) -> None:
         if self.closed:
             return
         if self._is_open and self._tls is not None and not self._sealed:
             with contextlib.suppress(OSError):
                 self._tls.close()
                 self._sock.send(self._tls.outgoing())
-        super().close(reason, level)
+        super().close(reason, fault)
         self._sealed = memoryview(b"")
         self._end_handshake()

@@ -7,6 +7,11 @@
 One for each resource of a request that was refused. What is merely left out of a listing, and what a client only asks
 whether it might, is not written down. Nothing that clients send is in it but names.
 
+Refusals cost nothing but asking, so who is refused is bounded in what it can have written: LINES_MAX lines a minute of
+a principal from one host, and ALL_LINES_MAX of all. What is beyond is counted, and told when the minute is over:
+`{"time": ..., "principal": "User:ann", "host": "10.0.0.7", "left_out": 4711}`, without a principal where there were
+too many of all. What was allowed is always written.
+
 The event loop hands lines to a thread, which writes them to a file that is rotated by size, or gives them to the logger
 `headrace.audit`. When the thread falls behind by QUEUED_MAX lines, more are counted and dropped, and a line says how
 many: `{"dropped": 17}`.
@@ -14,8 +19,10 @@ many: `{"dropped": 17}`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from logging.handlers import QueueListener, RotatingFileHandler
@@ -32,6 +39,13 @@ if TYPE_CHECKING:
 LOGGER: Final = "headrace.audit"
 QUEUED_MAX: Final = 10_000
 """Lines that wait for the disk: 3 MB."""
+LINES_MAX: Final = 100
+"""Refusals of a principal from one host that are written in a minute: a client that is set up wrongly is refused a few
+times."""
+ALL_LINES_MAX: Final = 2000
+"""The same of all: 600 kB a minute; the files of the defaults, 110 MB, hold three hours of it."""
+_MINUTE_MS: Final = 60_000
+_LOOK_SECONDS: Final = 15.0
 _TEXT_LENGTH_MAX: Final = 1000  # of what clients name: longer ones are cut
 _ADMINISTRATIVE: Final = frozenset(
     {
@@ -71,6 +85,11 @@ class AuditLog:
         self._time_ms = time_ms
         self._with_administration = with_administration
         self._dropped = 0
+        self._minute = 0
+        self._written: Counter[tuple[str, str]] = Counter()
+        """Refusals in that minute, by principal and host."""
+        self._written_count = 0
+        self._left_out: Counter[tuple[str, str] | None] = Counter()
         self._queue: queue.Queue[Any] = queue.Queue(QUEUED_MAX)
         self._handler: logging.Handler = (
             _ToLogger()
@@ -84,20 +103,30 @@ class AuditLog:
 
     def close(self) -> None:
         """Write what is left. Waits for the thread."""
+        self._end_minute()
         self._listener.stop()
         self._handler.close()
+
+    async def run(self) -> None:
+        """Tell of what was left out when a minute is over, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._time_ms() // _MINUTE_MS != self._minute:
+                self._end_minute()
 
     def note(
         self, asked: Asked, operation: Operation, resource_type: ResourceType, name: str, *, allowed: bool
     ) -> None:
         if allowed and not (self._with_administration and operation in _ADMINISTRATIVE):
             return
-        seconds, ms = divmod(self._time_ms(), 1000)
         session = asked.session
+        principal = str(session.principal)
+        if not allowed and not self._is_written(principal, asked.client_host):
+            return
         self._put(
             {
-                "time": f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z",
-                "principal": str(session.principal),
+                "time": self._now(),
+                "principal": principal,
                 "host": asked.client_host,
                 "listener": asked.listener,
                 "mechanism": session.mechanism,
@@ -109,6 +138,35 @@ class AuditLog:
                 "allowed": allowed,
             }
         )
+
+    def _is_written(self, principal: str, host: str) -> bool:
+        """Whether a refusal is within the bounds; it counts."""
+        minute = self._time_ms() // _MINUTE_MS
+        if minute != self._minute:
+            self._end_minute()
+            self._minute = minute
+        whose = principal, host
+        if self._written[whose] >= LINES_MAX:
+            self._left_out[whose] += 1
+            return False
+        if self._written_count >= ALL_LINES_MAX:
+            self._left_out[None] += 1
+            return False
+        self._written[whose] += 1
+        self._written_count += 1
+        return True
+
+    def _end_minute(self) -> None:
+        for whose, count in self._left_out.items():
+            who = {} if whose is None else {"principal": whose[0], "host": whose[1]}
+            self._put({"time": self._now(), **who, "left_out": count})
+        self._left_out.clear()
+        self._written.clear()
+        self._written_count = 0
+
+    def _now(self) -> str:
+        seconds, ms = divmod(self._time_ms(), 1000)
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
 
     def _put(self, fields: Mapping[str, Any]) -> None:
         try:

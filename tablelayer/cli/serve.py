@@ -1,7 +1,8 @@
 """`headrace serve`: the broker with tables in this process, until a signal.
 
 Logging: warnings and errors on stderr (`-v`: information too); everything from information up also in
-DIR/headrace.log, which is rotated at 10 MB, five files kept. What is logged before the data directory is ours
+DIR/headrace.log, which is rotated at 10 MB, five files kept. Of what others can have written, so many lines a minute
+of each kind are (`broker/limited_lines.py`). What is logged before the data directory is ours
 is kept in memory until then, so that nothing is written into a directory that another process uses.
 """
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.disk_errors import SECONDS_BETWEEN_LINES
+from broker.limited_lines import LimitedLines
 from broker.listeners import parse_listener
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
@@ -129,14 +131,14 @@ def serve(
     extension = TableExtension()
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
     host, port = address_of(listen, config)
-    held = _set_up_logging(verbose)
+    lines, held = _set_up_logging(verbose)
     broker_made = False
     try:
         broker = Broker(
             config, data_dir=data, host=host, port=port, extensions=[extension], measured=metrics is not None
         )
         broker_made = True
-        run_server(_run(broker, extension, data, metrics_at, held, started))
+        run_server(_run(broker, extension, data, metrics_at, lines, held, started))
     except ConfigError:
         raise
     except BaseException:
@@ -152,6 +154,7 @@ async def _run(
     extension: TableExtension,
     data: Path,
     metrics_at: tuple[str, int] | None,
+    lines: LimitedLines,
     held: logging.handlers.MemoryHandler,
     started: float,
 ) -> None:
@@ -169,7 +172,7 @@ async def _run(
             task.add_done_callback(reloads.discard)
 
         loop.add_signal_handler(signal.SIGHUP, reload)
-    _write_log_file(data, held)
+    _write_log_file(data, lines, held)
     endpoint = await _serve_metrics(broker, metrics_at)
     seconds = perf_counter() - started
     broker_id = broker.context.identity.broker_id
@@ -187,6 +190,7 @@ async def _run(
     else:  # a broker without tables does without the compiler's memory
         loop = asyncio.get_running_loop()
         extension.on_first_table = lambda: loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
+    summing_up = asyncio.ensure_future(lines.run())
     running = asyncio.ensure_future(broker.run_forever())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -195,6 +199,8 @@ async def _run(
         await loop.run_in_executor(None, endpoint.close)
     await broker.stop()
     await running
+    summing_up.cancel()
+    lines.sum_up(whole=True)
 
 
 def _say(line: str) -> None:
@@ -220,7 +226,7 @@ async def _serve_metrics(broker: Broker, at: tuple[str, int] | None) -> MetricsE
         raise
 
 
-def _set_up_logging(verbose: bool) -> logging.handlers.MemoryHandler:
+def _set_up_logging(verbose: bool) -> tuple[LimitedLines, logging.handlers.MemoryHandler]:
     formatter = logging.Formatter(_FORMAT)
     console = logging.StreamHandler(sys.stderr)
     console.setLevel(logging.INFO if verbose else logging.WARNING)
@@ -229,22 +235,23 @@ def _set_up_logging(verbose: bool) -> logging.handlers.MemoryHandler:
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
     logging.getLogger("headrace").setLevel(logging.INFO)
-    root.handlers[:] = [console, held]
-    return held
+    lines = LimitedLines([console, held], monotonic)
+    root.handlers[:] = [lines]
+    return lines, held
 
 
-def _write_log_file(data: Path, held: logging.handlers.MemoryHandler) -> None:
+def _write_log_file(data: Path, lines: LimitedLines, held: logging.handlers.MemoryHandler) -> None:
     try:
         file = LogFile(data / LOG_FILE, maxBytes=_LOG_SIZE, backupCount=_LOG_FILES, encoding="utf-8")
     except OSError as error:
         logging.getLogger("headrace").warning("no log file can be written: %s", error)
-        logging.getLogger().removeHandler(held)
+        lines.targets.remove(held)
         return
     file.setFormatter(logging.Formatter(_FORMAT))
     held.setTarget(file)
     held.flush()
-    logging.getLogger().handlers.remove(held)
-    logging.getLogger().addHandler(file)
+    lines.targets.remove(held)
+    lines.targets.append(file)
 
 
 def _start_warming() -> None:

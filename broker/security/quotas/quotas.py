@@ -15,7 +15,9 @@ from broker.security.quotas.model import DEFAULT, Entity, Limits, Quota, same_ad
 
 _BUCKETS_MAX: Final = 10_000
 """Beyond so many, those that are full are dropped: they are as good as new ones."""
-_BURST_PART: Final = 5
+_SWEEP_SECONDS: Final = 1.0
+"""How often they are looked for at most: who makes up names would have all looked at for each."""
+BURST_PART: Final = 5
 """Two seconds' worth by default: 7 % of half a minute, which leaves room for the request that goes beyond it."""
 
 _Scope = tuple[str | None, str | None]
@@ -41,13 +43,14 @@ class Quotas:
         self._now = now
         self._wait_seconds_max = wait_seconds_max
         self._burst_seconds = {
-            quota: controller_window_seconds if quota is Quota.MUTATION else window_seconds / _BURST_PART
+            quota: controller_window_seconds if quota is Quota.MUTATION else window_seconds / BURST_PART
             for quota in Quota
         }
         self._limits: dict[Entity, Limits] = {}
         self._by_quota: dict[Quota, dict[_Scope, float]] = {quota: {} for quota in Quota}
         self._addresses: dict[str, float] = {}
         self._buckets: dict[_Key, TokenBucket] = {}
+        self._swept_at = -_SWEEP_SECONDS
 
     # -- limits --------------------------------------------------------------------------------------------
 
@@ -152,7 +155,8 @@ class Quotas:
         buckets = self._buckets
         bucket = buckets.get(key)
         if bucket is None:
-            if len(buckets) >= _BUCKETS_MAX:
+            if len(buckets) >= _BUCKETS_MAX and now - self._swept_at >= _SWEEP_SECONDS:
+                self._swept_at = now
                 self._forget_unused(now)
             bucket = buckets[key] = TokenBucket(limit, self._burst_seconds[key[0]], now)
         return bucket

@@ -89,7 +89,7 @@ replica.lag.time.max.ms=10000
         ),
         ("create.topic.policy.class.name", "com.example.Policy", "what it is, not set"),
         ("remote.log.storage.system.enable", "true", "Leave it at false"),
-        ("max.connection.creation.rate", "10", "Leave it at 2147483647"),
+        ("queued.max.request.bytes", "10", "Leave it at -1"),
         ("group.coordinator.rebalance.protocols", "classic", "Leave it at 'classic,consumer'"),
         ("log.dirs", "/var/lib/kafka", "--data"),
         ("num.io.threads", "many", "Not a number of type INT"),

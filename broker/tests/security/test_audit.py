@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from broker.config_key import ConfigError
-from broker.security.audit import LOGGER, AuditLog
+from broker.security.audit import ALL_LINES_MAX, LINES_MAX, LOGGER, AuditLog
 from broker.security.principal import Principal, Session
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.testing.direct import direct_broker
@@ -114,3 +114,54 @@ def test_how_many_were_dropped_is_said(tmp_path: Path, monkeypatch) -> None:
     audit.close()
     found = lines(tmp_path / "audit.jsonl")
     assert [line.get("resource", line.get("dropped")) for line in found] == ["2", "3", 3, "8"]
+
+
+class Minutes:
+    def __init__(self) -> None:
+        self.ms = 60_000 * 7
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+def refused(audit: AuditLog, name: str, host: str, resource: str) -> None:
+    who = asked()
+    who.session, who.client_host = Session(Principal("User", name), "SASL", "PLAIN"), host
+    audit.note(who, Operation.READ, ResourceType.TOPIC, resource, allowed=False)
+
+
+def test_who_is_refused_again_and_again_hides_nobody_and_is_summed_up(tmp_path: Path) -> None:
+    time = Minutes()
+    audit = AuditLog(time, tmp_path / "audit.jsonl", with_administration=True)
+    audit.start()
+    for number in range(3 * LINES_MAX):
+        refused(audit, "eve", "10.0.0.9", f"t{number}")
+    refused(audit, "eve", "10.0.0.8", "other host")
+    refused(audit, "ann", "10.0.0.9", "other principal")
+    for _ in range(2 * LINES_MAX):
+        audit.note(asked(), Operation.ALTER, ResourceType.TOPIC, "allowed", allowed=True)
+    time.ms += 60_000
+    refused(audit, "eve", "10.0.0.9", "next minute")
+    audit.close()
+    found = lines(tmp_path / "audit.jsonl")
+    resources = [line.get("resource") for line in found]
+    assert resources[:LINES_MAX] == [f"t{number}" for number in range(LINES_MAX)]
+    assert resources[LINES_MAX : LINES_MAX + 2] == ["other host", "other principal"]
+    assert resources.count("allowed") == 2 * LINES_MAX
+    summary = found[-2]
+    assert summary.pop("time")
+    assert summary == {"principal": "User:eve", "host": "10.0.0.9", "left_out": 2 * LINES_MAX}
+    assert resources[-1] == "next minute"
+
+
+def test_of_all_together_there_are_only_so_many_lines_a_minute(tmp_path: Path) -> None:
+    audit = AuditLog(Minutes(), tmp_path / "audit.jsonl")
+    audit.start()
+    for number in range(ALL_LINES_MAX + 500):
+        refused(audit, "eve", f"fe80::{number:x}", "t")
+    assert len(audit._written) <= ALL_LINES_MAX, "nor is more of them remembered"
+    audit.close()
+    found = lines(tmp_path / "audit.jsonl")
+    assert len(found) == ALL_LINES_MAX + 1
+    assert found[-1]["left_out"] == 500
+    assert "principal" not in found[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 
 from broker.api.throttling import Throttling
 from broker.cluster.store import EmbeddedStore
-from broker.net.reply import Peer
+from broker.net.reply import Peer, Pending
+from broker.requests.usage import USAGE, ChargingExecutor, Usage, charged
 from broker.security.principal import Principal, Session
 from broker.security.quotas.model import Entity, Quota, changed
 from broker.security.quotas.quotas import Quotas
 from broker.security.quotas.store import ROOT, QuotaStore
+from broker.slices import Slices, Work
 from broker.testing.direct import direct_broker
 from protocol.errors import ErrorCode, KafkaError
 from protocol.headers import RequestHeader, encode_request_header, encode_response_header
@@ -473,3 +476,83 @@ async def test_who_is_not_authenticated_has_no_quota(tmp_path: Path) -> None:
     frame = encode_request_header(RequestHeader(ProduceRequest.API_KEY, 9, 1, "c"), 2)
     assert throttling.answer(lambda peer, frame: [b"x"], peer, frame) == [b"x"]
     assert peer.throttle_seconds == 0.0
+
+
+# -- what threads do ---------------------------------------------------------------------------------------
+
+
+async def test_what_a_request_has_threads_do_counts_as_its_time() -> None:
+    """In threads, in steps of a coroutine and in slices; in the name of the one that asked, and of no other."""
+    time, threads = Time(), Time()
+    quotas = Quotas(time)
+    quotas.set(Entity(user=""), {Quota.REQUEST: 1})
+    slices = Slices(time)
+
+    def thread_work() -> None:
+        threads.now += 0.5
+
+    def sliced() -> Work[None]:
+        for _ in range(5):
+            time.now += 0.25
+            yield
+
+    async def answered() -> list[bytes]:
+        time.now += 1  # a step
+        await asyncio.get_running_loop().run_in_executor(pool, thread_work)
+        await slices.run(sliced())
+        time.now += 2  # another step
+        return [b"answer"]
+
+    def answerer(peer: Peer, frame: bytes | memoryview) -> Pending:
+        time.now += 4  # the call itself
+        return Pending(charged(answered(), time), lambda outcome: outcome.result())
+
+    throttling = Throttling(quotas, (), time)
+    used: list[tuple[str, float]] = []
+
+    def note(quota: Quota, user: str, client_id: str, amount: float) -> float:
+        used.append((user, amount))
+        return 0.0
+
+    quotas.used = note  # type: ignore[method-assign]
+    frame = encode_request_header(RequestHeader(ProduceRequest.API_KEY, 9, 1, "c"), 2)
+    with ThreadPoolExecutor(2) as inner:
+        pool = ChargingExecutor(inner, threads)
+        for name in ("ann", "bob"):
+            peer = Peer(1, "h", 1, "L", Session(Principal("User", name), "L"))
+            answer = throttling.answer(answerer, peer, frame)
+            assert isinstance(answer, Pending)
+            future = asyncio.ensure_future(answer.outcome)
+            time.now += 100  # others are served
+            await future
+            assert answer.finish(future) == [b"answer"]
+        assert USAGE.get() is None
+        await asyncio.get_running_loop().run_in_executor(pool, thread_work)
+    assert used == [("ann", 100 * 8.75), ("bob", 100 * 8.75)]
+
+
+async def test_a_request_that_is_cancelled_before_it_begins_leaves_nothing_behind() -> None:
+    async def never() -> None:
+        raise AssertionError
+
+    USAGE.set(Usage())
+    task = asyncio.ensure_future(charged(never(), Time()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    USAGE.set(None)
+
+
+async def test_batches_that_are_opened_in_threads_count(tmp_path: Path) -> None:
+    """Through a whole broker: a topic of the other compression has each batch opened and closed again."""
+    async with direct_broker(tmp_path) as broker:
+        await limit(broker, {"client-id": "test"}, request_percentage=1e9)
+        used = []
+        broker.broker.dispatcher._quotas.used = lambda quota, user, client, amount: used.append(amount) or 0.0
+        await broker.create_topic("opened", compression_type="gzip")
+        executor = broker.context.executor
+        assert isinstance(executor, ChargingExecutor)
+        seconds = iter(range(0, 10**6, 50))
+        executor._thread_time = lambda: float(next(seconds))
+        await broker.produce("opened", [b"x" * 100_000])
+        assert used[-1] >= 50 * 100

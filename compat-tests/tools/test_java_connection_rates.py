@@ -1,0 +1,94 @@
+"""`kafka-configs` limits how fast connections come (KIP-612), of a listener and of addresses, while clients use it."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from java_tools import JavaTools
+
+from conftest import ServerProcess, _free_port
+
+pytestmark = pytest.mark.timeout(300)
+CONFIGS = "kafka.admin.ConfigCommand"
+RATE = "max.connection.creation.rate"
+BURST = 4
+"""Of a rate of one: 2.2 seconds' worth, and those two that find something left."""
+
+
+@pytest.fixture
+def server(tmp_path):
+    inside, outside = _free_port(), _free_port()
+    settings = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{inside},OUTSIDE://127.0.0.1:{outside}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OUTSIDE:PLAINTEXT",
+    }
+    process = ServerProcess(tmp_path, **settings)
+    process.port, process.outside = inside, outside
+    process.start()
+    yield process
+    assert process.stop() == 0
+    assert "Traceback" not in process.log()
+
+
+def ask(port: int) -> None:
+    """A client that connects, asks, and goes."""
+    client = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
+    assert client.list_topics(timeout=60).brokers
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server hangs up instead of waiting for a request."""
+    connection.settimeout(2)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    finally:
+        connection.close()
+
+
+def test_a_listener_is_limited_and_the_others_are_not(server) -> None:
+    java, at = JavaTools(), ("--bootstrap-server", server.address)
+    own = f"listener.name.outside.{RATE}"
+    broker = (*at, "--entity-type", "brokers", "--entity-name", "0")
+    java.run(CONFIGS, *broker, "--alter", "--add-config", f"{own}=1,{RATE}=1000")
+    described = java.run(CONFIGS, *broker, "--describe")
+    assert f"{own}=1 " in described
+    assert f"{RATE}=1000 " in described
+    for _ in range(BURST):
+        ask(server.outside)
+    began = time.monotonic()
+    for _ in range(4):
+        ask(server.outside)
+    assert time.monotonic() - began > 2, "one a second, and a client makes one connection at least"
+    for _ in range(10):
+        ask(server.port)
+    refused = java.try_run(CONFIGS, *broker, "--alter", "--add-config", f"{RATE}=-1")
+    assert refused.code != 0
+    assert "Value must be at least 0" in refused.output
+    java.run(CONFIGS, *broker, "--alter", "--delete-config", f"{own},{RATE}")
+    for _ in range(3 * BURST):
+        ask(server.outside)
+    assert RATE not in java.run(CONFIGS, *broker, "--describe")
+
+
+def test_an_address_that_connects_too_often_is_closed(server) -> None:
+    java, at = JavaTools(), ("--bootstrap-server", server.address)
+    anybody = (*at, "--entity-type", "ips", "--entity-default")
+    java.run(CONFIGS, *anybody, "--alter", "--add-config", "connection_creation_rate=1")
+    crowd = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(30)]
+    closed = sum(map(is_closed, crowd))
+    assert 20 <= closed < 30
+    time.sleep(3)  # for the tool's own
+    mine = (*at, "--entity-type", "ips", "--entity-name", "127.0.0.1")
+    java.run(CONFIGS, *mine, "--alter", "--add-config", "connection_creation_rate=1000")
+    described = java.run(CONFIGS, *at, "--entity-type", "ips", "--describe")
+    assert "the default ip are connection_creation_rate=1.0" in described
+    assert "ip '127.0.0.1' are connection_creation_rate=1000.0" in described
+    crowd = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(30)]
+    for each in crowd:
+        each.close()
+    ask(server.port)
