@@ -86,7 +86,6 @@ from broker.ports import (
     Threads,
 )
 from broker.requests.declaration import ApiDeclaration
-from broker.requests.usage import ChargingExecutor
 from broker.security.acl.authorization import Authorization
 from broker.security.quotas.quotas import BURST_PART, Quotas
 from broker.security.quotas.store import QuotaStore
@@ -94,6 +93,7 @@ from broker.security.sasl.service import SaslService
 from broker.slices import Slices
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.handlers import TransactionHandlers
+from broker.usage import ChargingExecutor
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:

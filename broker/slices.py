@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from broker.requests.usage import USAGE, Usage
+from broker.usage import USAGE, Usage
 
 Result = TypeVar("Result")
 

@@ -40,12 +40,12 @@ from broker.net.reply import Answer, CloseConnection, Part, Peer, Pending
 from broker.ports import SystemClock
 from broker.requests.answers import ANSWER_BYTES_MAX, answer_too_large
 from broker.requests.declaration import ApiDeclaration, Encodable, Handler, RequestContext
-from broker.requests.usage import charged
 from broker.security.audit import AuditLog
 from broker.security.principal import ANONYMOUS, Session
 from broker.security.quotas.quotas import Quotas
 from broker.security.rights import CLUSTER_NAME, OPEN, Authorizer, ResourceType
 from broker.slices import Slices, Work
+from broker.usage import charged
 from protocol.budget import DecodeBudget
 from protocol.errors import DecodeError, EncodeError, EncodeTooLarge, ErrorCode, KafkaError
 from protocol.headers import decode_request_header, encode_response_header, peek_request

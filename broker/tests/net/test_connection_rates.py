@@ -99,9 +99,10 @@ async def test_who_comes_too_fast_waits_and_is_served_when_the_rate_is_raised() 
             assert await reader.readexactly(5) == b"\0\0\0\1x"
         assert (clients.accepted, brokers.accepted) == (4, 8)
         net.set_rates(None, {})
-        for reader, writer in crowd:
-            writer.write(b"\0\0\0\1y")
-            assert await reader.readexactly(5) == b"\0\0\0\1y"
+        async with asyncio.timeout(20):
+            for reader, writer in crowd:
+                writer.write(b"\0\0\0\1y")
+                assert await reader.readexactly(5) == b"\0\0\0\1y"
         assert clients.accepted == 8
         for _, writer in crowd + others:
             writer.close()

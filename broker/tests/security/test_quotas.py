@@ -14,13 +14,13 @@ import pytest
 from broker.api.throttling import Throttling
 from broker.cluster.store import EmbeddedStore
 from broker.net.reply import Peer, Pending
-from broker.requests.usage import USAGE, ChargingExecutor, Usage, charged
 from broker.security.principal import Principal, Session
 from broker.security.quotas.model import Entity, Quota, changed
 from broker.security.quotas.quotas import Quotas
 from broker.security.quotas.store import ROOT, QuotaStore
 from broker.slices import Slices, Work
 from broker.testing.direct import direct_broker
+from broker.usage import USAGE, ChargingExecutor, Usage, charged
 from protocol.errors import ErrorCode, KafkaError
 from protocol.headers import RequestHeader, encode_request_header, encode_response_header
 from protocol.messages.alter_client_quotas import (
