@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tablelayer.cli.options import client_config
+from tablelayer.cli.process import loaded
 from tablelayer.client import ClientConfig, Connection, ConnectionSettings, connect
 from tablelayer.client.security.settings import environment
 
@@ -19,5 +20,6 @@ def open_connection(server: str) -> Connection:
     """Connect to `server`. Raises ConnectionFailed at once if nobody answers there, AuthenticationFailed if one side
     does not accept the other.
     """
+    loaded()
     config = ClientConfig(client_id="headrace-cli", delivery_timeout_ms=PATIENCE_MS)
     return connect(settings_of(server), config)

@@ -23,6 +23,7 @@ from tablelayer.cli.options import (
     SqlFormat,
     SqlFormatOption,
 )
+from tablelayer.cli.process import begin
 from tablelayer.cli.streams import broken_output, finish, prepare
 from tablelayer.cli.tables import tables
 from tablelayer.cli.topics import topics
@@ -308,6 +309,7 @@ def completion(
 
 def main() -> None:
     """The console script."""
+    begin()
     prepare()
     if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init

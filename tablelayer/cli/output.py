@@ -1,14 +1,21 @@
-"""Rows for people and for pipes: a rich table, CSV, or JSON lines. Exact: a decimal keeps its digits in all three."""
+"""Rows for people and for pipes: a table, CSV, or JSON lines. Exact: a decimal keeps its digits in all three.
+
+A table that is wider than the terminal becomes a line per column, with the names whole; into a pipe it is as wide as it
+is. Control characters in a table's texts are escaped, so that no value can speak to the terminal.
+"""
 
 from __future__ import annotations
 
 import base64
 import csv
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from tablelayer.cli.options import Format
@@ -30,7 +37,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def write_arrow(rows: pa.Table, output: Format) -> None:
     """Write an Arrow table to standard output."""
-    write_rows(rows.column_names, _python_rows(rows), output, numeric=_numeric(rows.schema))
+    write_rows(rows.column_names, _python_rows(rows, output), output, numeric=_numeric(rows.schema))
 
 
 def _numeric(schema: pa.Schema) -> list[bool]:
@@ -42,8 +49,8 @@ def _numeric(schema: pa.Schema) -> list[bool]:
     ]
 
 
-def _python_rows(rows: pa.Table) -> Iterable[Sequence[Any]]:
-    columns = [_python_values(column) for column in rows.columns]
+def _python_rows(rows: pa.Table, output: Format) -> Iterable[Sequence[Any]]:
+    columns = [_python_values(column, output) for column in rows.columns]
     return zip(*columns, strict=True) if columns else ()
 
 
@@ -57,7 +64,7 @@ class RowStream:
 
     def write_arrow(self, rows: pa.Table) -> None:
         """Write them, and what was written before, at once."""
-        self.write(rows.column_names, _python_rows(rows), _numeric(rows.schema))
+        self.write(rows.column_names, _python_rows(rows, self._output), _numeric(rows.schema))
 
     def write(self, names: Sequence[str], rows: Iterable[Sequence[Any]], numeric: Sequence[bool]) -> None:
         """Write them, and what was written before, at once."""
@@ -66,10 +73,12 @@ class RowStream:
             write_rows(names, rows, self._output, header=not begun)
             self._widths = [0]
         else:
-            texts = [["NULL" if value is None else plain_text(value) for value in row] for row in rows]
+            texts = [
+                ["NULL" if value is None else _visible(plain_text(value)) for value in row] for row in rows
+            ]
             before = self._widths if begun else [len(name) for name in names]
             self._widths = [
-                max(width, *(_cells(row[index]) for row in texts)) if texts else width
+                max(width, *(_width(row[index]) for row in texts)) if texts else width
                 for index, width in enumerate(before)
             ]
             lines = texts if begun else [list(names), ["─" * width for width in self._widths], *texts]
@@ -80,29 +89,29 @@ class RowStream:
     def _line(self, texts: Sequence[str], numeric: Sequence[bool]) -> str:
         cells = []
         for text, width, right in zip(texts, self._widths, numeric, strict=True):
-            room = " " * (width - _cells(text))
+            room = " " * (width - _width(text))
             cells.append(room + text if right else text + room)
         return "  ".join(cells).rstrip()
 
 
-def _cells(text: str) -> int:
-    """How wide a text is on a terminal."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
-def _python_values(column: pa.ChunkedArray) -> list[Any]:
-    """Nested values as the text of their JSON, which is that of the Kafka face."""
+def _python_values(column: pa.ChunkedArray, output: Format) -> list[Any]:
+    """Nested values as the text of their JSON, which is that of the Kafka face; moments that Python does not have as
+    texts that look like those it has.
+    """
     import pyarrow as pa
 
     from tablelayer.model.json.python_values import python_values
     from tablelayer.model.rows.nested import is_nested
 
     if not is_nested(column.type):
-        return python_values(column)
+        values = python_values(column)
+        if not pa.types.is_timestamp(column.type):
+            return values
+        between = "T" if output is Format.JSON else " "
+        return [
+            value.replace("T", between).replace("Z", "+00:00") if isinstance(value, str) else value
+            for value in values
+        ]
     from tablelayer.model.json.rows import rows_to_json
 
     texts: list[Any] = []
@@ -146,18 +155,72 @@ def write_rows(
             writer.writerow(names)
         writer.writerows([["" if value is None else plain_text(value) for value in row] for row in rows])
         return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    is_terminal = sys.stdout.isatty()
+    sys.stdout.writelines(
+        _table(list(map(_visible, names)), columns, numeric or [False] * len(names),
+               get_terminal_size().columns if is_terminal else None)
+    )  # fmt: skip
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, name in enumerate(names):
-        table.add_column(Text(name), justify="right" if numeric is not None and numeric[index] else "left")
-    for row in rows:
-        table.add_row(
-            *(Text("NULL", style="dim") if value is None else Text(plain_text(value)) for value in row)
-        )
-    console().print(table)
+
+def _table(
+    names: Sequence[str], columns: Sequence[Sequence[Any]], numeric: Sequence[bool], room: int | None
+) -> Iterator[str]:
+    """Lines. `room`: columns of the terminal, None for a pipe."""
+    texts = [
+        ["NULL" if value is None else _visible(plain_text(value)) for value in column] for column in columns
+    ]
+    widths = [max(map(_width, (name, *column))) for name, column in zip(names, texts, strict=True)]
+    if room is not None:
+        texts = [
+            [f"\x1b[2m{text}\x1b[0m" if value is None else text for text, value in zip(*both, strict=True)]
+            for both in zip(texts, columns, strict=True)
+        ]
+    total = sum(widths) + 2 * (len(widths) - 1)
+    if room is not None and total > room:
+        margin = max(map(_width, names))
+        for number, row in enumerate(zip(*texts, strict=True), 1):
+            yield f"─ row {number} ".ljust(margin + 2, "─") + "\n"
+            yield from (
+                f"{_padded(name, margin, False)}  {text}\n" for name, text in zip(names, row, strict=True)
+            )
+        return
+    padded = [
+        [_padded(text, width, right) for text in (name, *column)]
+        for name, column, width, right in zip(names, texts, widths, numeric, strict=True)
+    ]
+    lines = ("  ".join(row).rstrip() + "\n" for row in zip(*padded, strict=True))
+    yield next(lines)
+    yield "─" * total + "\n"
+    yield from lines
+
+
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    9: "\\t",
+    10: "\\n",
+    13: "\\r",
+}
+_STYLE = re.compile(r"\x1b\[[0-9]m")
+
+
+def _visible(text: str) -> str:
+    return text if text.isprintable() else text.translate(_ESCAPED)
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal (Unicode Standard Annex 11; marks that combine take none)."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1
+        for each in text
+    )
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    shown = _STYLE.sub("", text) if text.startswith("\x1b") else text
+    blanks = " " * (width - _width(shown))
+    return blanks + text if right else text + blanks
 
 
 def write_object(values: Mapping[str, Any]) -> None:

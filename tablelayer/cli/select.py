@@ -67,6 +67,8 @@ def _of_extremes(table: Table, select: Select) -> pa.Table | None:
     """
     import duckdb
 
+    from tablelayer.model.ddl.select import to_duckdb
+
     schema: Any = table.definition.schema
     by_name = {column.name.lower(): column for column in schema.columns}
     asked = [by_name.get(name.lower()) for _, name in select.aggregates if name is not None]
@@ -84,7 +86,7 @@ def _of_extremes(table: Table, select: Select) -> pa.Table | None:
         database.execute("SET TimeZone = 'UTC'")
         database.register("extremes", found.rows)
         answer = database.sql(
-            select.to_duckdb({select.tables[0]: "extremes"}, every_row=True)
+            to_duckdb(select, {select.tables[0]: "extremes"}, every_row=True)
         ).to_arrow_table()
     for index, (function, name) in enumerate(select.aggregates):
         if function == "COUNT":
@@ -143,6 +145,8 @@ def _first(rows: pa.Table, limit: int | None) -> pa.Table:
 def _in_duckdb(connection: Connection, select: Select) -> pa.Table:
     import duckdb
 
+    from tablelayer.model.ddl.select import to_duckdb
+
     with duckdb.connect() as database, contextlib.ExitStack() as stack:
         database.execute("SET TimeZone = 'UTC'")
         names = {}
@@ -161,7 +165,7 @@ def _in_duckdb(connection: Connection, select: Select) -> pa.Table:
                 raise CommandError(f"{name} cannot be read from the lake: {error}") from error
             database.unregister("arriving")
         try:
-            return database.sql(select.to_duckdb(names)).to_arrow_table()
+            return database.sql(to_duckdb(select, names)).to_arrow_table()
         except duckdb.Error as error:
             text = str(error)
             for table, name in names.items():

@@ -30,6 +30,7 @@ from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
 from broker.server import Broker
 from tablelayer.cli.options import DEFAULT_SERVER
+from tablelayer.cli.process import leave_pandas_out
 from tablelayer.cli.streams import silence
 from tablelayer.model.table.definition import SCHEMA_CONFIG
 from tablelayer.server.extension import TableExtension
@@ -43,16 +44,6 @@ _LOG_FILES = 5
 _WARM_DELAY_SECONDS = 0.3
 """After the first table was made: whoever made it has the answer by then."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class _WithoutPandas:
-    """pyarrow loads pandas, where it is installed, at the first array made from a list: half a second and 60 MB
-    that a server has no use for. In this process it is as if it were not installed.
-    """
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("pandas is not loaded into the server", name=name)
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
@@ -124,7 +115,7 @@ def serve(
 
     `started`: `perf_counter()` when the process began, for the ready line.
     """
-    sys.meta_path.insert(0, _WithoutPandas())
+    leave_pandas_out()
     raise_open_files_limit()
     keep_freed_memory()
     metrics_at = None if metrics is None else parse_listener(metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Sequence
 
@@ -27,6 +28,7 @@ def run(
     from tablelayer.cli.connect import settings_of
     from tablelayer.lake.tiering_job import run_tiering
 
+    gc.enable()  # it goes on for days
     # Ended by a signal, the job gives its round back: nobody has to wait for its lease to run out.
     signal.signal(signal.SIGTERM, _interrupt)
     code = run_tiering(

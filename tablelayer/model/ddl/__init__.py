@@ -10,8 +10,8 @@ tables and columns they need, and whether a lookup, a count or a limit scan answ
 
 from tablelayer.model.ddl.clauses import parse_columns
 from tablelayer.model.ddl.parser import parse
+from tablelayer.model.ddl.query import Select
 from tablelayer.model.ddl.render import create_database_sql, create_table_sql
-from tablelayer.model.ddl.select import Select
 from tablelayer.model.ddl.statements import (
     AddPartition,
     AlterDatabase,

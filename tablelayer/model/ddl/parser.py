@@ -15,7 +15,6 @@ from tablelayer.model.ddl.alter import AlterReader
 from tablelayer.model.ddl.clauses import ClauseReader
 from tablelayer.model.ddl.literals import read_literal
 from tablelayer.model.ddl.rights import RightsReader
-from tablelayer.model.ddl.select import analyze
 from tablelayer.model.ddl.statements import (
     AlterDatabase,
     AlterTable,
@@ -362,4 +361,6 @@ class Parser(ClauseReader):
         while self.stream.token is not None and not self.stream.is_kind(TokenType.SEMICOLON):
             last = self.stream.token
             self.stream.position += 1
+        from tablelayer.model.ddl.select import analyze  # DuckDB's dialect: only a query waits for it
+
         return analyze(self.stream.sql, first.start, last.end + 1, self.database)

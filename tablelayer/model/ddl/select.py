@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-import msgspec
 import sqlglot
 from msgspec.structs import replace
 from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
 
+from tablelayer.model.ddl.query import Bounds, PastTable, Select
 from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.types.column_types import DATE, timestamp
 from tablelayer.model.types.values import Value, negated, number, typed
@@ -37,80 +37,27 @@ class _Queries(DuckDB):
         }
 
 
-class Bounds(msgspec.Struct, frozen=True):
-    """What a column is between, by AND; None: no bound on that side."""
-
-    lower: Value = None
-    upper: Value = None
-    include_lower: bool = True
-    include_upper: bool = True
-
-
-class PastTable(msgspec.Struct, frozen=True):
-    """A table as of a time (``FOR SYSTEM_TIME AS OF``, milliseconds or a datetime) or at offsets by bucket (``FOR
-    VERSION AS OF``)."""
-
-    table: str
-    moment: int | datetime | Mapping[int, int]
-
-
-class Select(msgspec.Struct, frozen=True):
-    """One query.
-
-    ``tables``: what it reads, ``database.table`` each, with suffixes such as ``$changelog`` as they are written. Of a
-    simple query: ``columns`` in order (None: all), ``equals`` the literals that columns must equal, ``limit``,
-    ``is_count`` for COUNT(*). ``alias`` names of columns are DuckDB's business: such a query is not simple.
-    """
-
-    sql: str
-    tables: tuple[str, ...]
-    is_simple: bool = False
-    columns: tuple[str, ...] | None = None
-    equals: Mapping[str, Value] = msgspec.field(default_factory=dict)
-    limit: int | None = None
-    is_count: bool = False
-    bounds: Mapping[str, Bounds] = msgspec.field(default_factory=dict)
-    """Of a query over one table: what its condition says about columns (lower case) that must hold in any case."""
-    moments: Mapping[str, PastTable] = msgspec.field(default_factory=dict)
-    """Those of ``tables`` that are read as they were."""
-    columns_read: Mapping[str, frozenset[str] | None] = msgspec.field(default_factory=dict)
-    """Per table the names that may be columns of it (a superset; lower case), or None for all columns."""
-    conditions: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    """Per table, conditions in DuckDB's SQL over its columns, unqualified: rows that do not meet all of them are of
-    no use. A condition may name things that are no columns of the table."""
-    counts: str | None = None
-    """The table of a query that is COUNT(*) with WHERE, all of it in ``conditions``, and nothing else."""
-    aggregates: tuple[tuple[str, str | None], ...] = ()
-    """Of a query over one table that gives nothing but MIN, MAX and COUNT of plain columns and COUNT(*), all of its
-    WHERE in ``conditions``: (function in capitals, column or None for ``*``), for each column of the answer."""
-    _database: str = "default"
-
-    @property
-    def table(self) -> str | None:
-        """The only table of a simple query."""
-        return self.tables[0] if self.is_simple else None
-
-    def to_duckdb(self, names: Mapping[str, str], *, every_row: bool = False) -> str:
-        """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without
-        its WHERE."""
-        tree = _parse_one(self.sql)
-        if every_row:
-            tree.set("where", None)
-        for table in _base_tables(tree):
-            name = _qualified(table, self._database)
-            if not table.alias:
-                table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
-            table.set("this", exp.to_identifier(names[name], quoted=True))
-            table.set("db", None)
-            table.set("version", None)
-        aliases = {table.alias_or_name.lower() for table in _base_tables(tree)}
-        for column in tree.find_all(exp.Column):
-            # A database's name goes; a table's stays, also where fields of a column come after it.
-            if column.table.lower() in aliases:
-                column.set("db", None)
-            elif column.db.lower() in aliases:
-                column.set("catalog", None)
-        return tree.sql(dialect=DuckDB)
+def to_duckdb(select: Select, names: Mapping[str, str], *, every_row: bool = False) -> str:
+    """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without its
+    WHERE."""
+    tree = _parse_one(select.sql)
+    if every_row:
+        tree.set("where", None)
+    for table in _base_tables(tree):
+        name = _qualified(table, select.database)
+        if not table.alias:
+            table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
+        table.set("this", exp.to_identifier(names[name], quoted=True))
+        table.set("db", None)
+        table.set("version", None)
+    aliases = {table.alias_or_name.lower() for table in _base_tables(tree)}
+    for column in tree.find_all(exp.Column):
+        # A database's name goes; a table's stays, also where fields of a column come after it.
+        if column.table.lower() in aliases:
+            column.set("db", None)
+        elif column.db.lower() in aliases:
+            column.set("catalog", None)
+    return tree.sql(dialect=DuckDB)
 
 
 def analyze(sql: str, start: int, end: int, database: str) -> Select:
@@ -143,7 +90,7 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
         "conditions": conditions,
         "counts": tables[0] if not moments and _counts_rows(tree, base_tables, conditions) else None,
         "aggregates": () if moments else _aggregates(tree, base_tables, conditions),
-        "_database": database,
+        "database": database,
     }
     if simple is None:
         return Select(text, tables, **common)

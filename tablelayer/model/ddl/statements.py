@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tablelayer.model.ddl.select import Select
+from tablelayer.model.ddl.query import Select
 from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.errors import TableError
 from tablelayer.model.table.definition import TableDefinition, TablePath

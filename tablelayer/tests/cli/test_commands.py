@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tablelayer.cli import output, process
 from tablelayer.client import connect
 
 ROOT = Path(__file__).parents[3]
@@ -59,6 +60,43 @@ def test_help_shows_examples(headrace):
 
 def test_the_client_starts_without_the_compiler():
     assert loaded("tablelayer.client", "numba", "sqlglot", "duckdb", "pandas") == "[]"
+
+
+def test_a_short_command_loads_what_it_needs_and_collects_garbage_from_then_on(server):
+    code = (
+        "import gc, sys\nfrom tablelayer.cli.main import main\n"
+        f"sys.argv = ['headrace', 'sql', '-s', '{server}', '-e', 'SHOW DATABASES']\n"
+        "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code\n"
+        "heavy = ('pandas', 'duckdb', 'rich', 'numba', 'sqlglot.dialects.duckdb')\n"
+        "print([name for name in heavy if name in sys.modules], gc.isenabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "[] True"
+    assert "\ndefault\n" in done.stdout
+
+
+def test_a_program_that_calls_a_command_keeps_its_pandas(headrace, fruit):
+    assert headrace("sql", "-e", "SELECT name FROM fruit WHERE id = 1").exit_code == 0
+    assert not any(isinstance(each, process._WithoutPandas) for each in sys.meta_path)
+    assert fruit.to_pandas().columns.tolist() == ["id", "name", "price"]
+
+
+def test_a_table_too_wide_for_the_terminal_has_a_line_per_column():
+    names, columns = ["id", "ein Name", "日本"], [(1, 22), ("x" * 9, None), ("ü\x1b[31m", "本")]
+    right = [True, False, False]
+    assert "".join(output._table(names, columns, right, None)).splitlines() == [
+        "id  ein Name   日本",
+        "────────────────────────",
+        " 1  xxxxxxxxx  ü\\x1b[31m",
+        "22  NULL       本",
+    ]
+    assert (
+        "".join(output._table(names, columns, right, 24)).splitlines()[3] == "22  \x1b[2mNULL\x1b[0m       本"
+    )
+    assert "".join(output._table(names, columns, right, 20)).splitlines() == [
+        "─ row 1 ──", "id        1", "ein Name  xxxxxxxxx", "日本      ü\\x1b[31m",
+        "─ row 2 ──", "id        22", "ein Name  \x1b[2mNULL\x1b[0m", "日本      本",
+    ]  # fmt: skip
 
 
 def test_topics_are_created_listed_described_tailed_and_deleted(headrace):

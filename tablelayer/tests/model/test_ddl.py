@@ -29,6 +29,7 @@ from tablelayer.model.ddl import (
     parse,
     parse_columns,
 )
+from tablelayer.model.ddl.select import to_duckdb
 from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.table.definition import TablePath
 from tablelayer.model.types import column_types as t
@@ -352,5 +353,5 @@ def test_query_runs_in_duckdb_under_other_names():
             "SELECT `groups`.name, count(*) AS n FROM shop.items JOIN shop.groups USING (g) "
             "WHERE shop.items.k > 1 GROUP BY ALL ORDER BY items.name".replace("items.name", "name")
         )
-        text = query.to_duckdb({"shop.items": "v0", "shop.groups": "v1"})
+        text = to_duckdb(query, {"shop.items": "v0", "shop.groups": "v1"})
         assert connection.execute(text).fetchall() == [("g0", 2), ("g1", 2), ("g2", 3)]
