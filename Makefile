@@ -37,7 +37,7 @@ test: setup  ## all tests that take minutes, not hours
 	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 quick: setup  ## the tests that take seconds
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer mutants
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer mutants docsite
 
 soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign clients, the mutants (hours)
 	@$(BIN)/python -m pytest -m soak --timeout 0
@@ -49,11 +49,15 @@ mutants: setup  ## break each promise in a copy of the source: its tests must fa
 compat: setup  ## clients of other languages, Spark's Kafka options; writes compat-tests/COMPATIBILITY.md
 	@HEADRACE_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -p no:randomly -m soak compat-tests/foreign compat-tests/spark/test_kafka_options.py
 
-check: setup  ## format, lint, types, layers, container files
+docs: setup  ## the documentation as a site, into build/site
+	@$(BIN)/python -m docsite
+
+check: setup  ## format, lint, types, layers, links and pages of the documentation, container files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m docsite > /dev/null
 	@$(BIN)/hadolint docker/Dockerfile
 	@$(BIN)/yamllint -s docker/compose.yaml
 
@@ -67,4 +71,4 @@ format: setup  ## write the format that `make check` asks for
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo demo-wide test quick soak mutants compat check bench format clean
+.PHONY: help setup demo demo-wide test quick soak mutants compat docs check bench format clean

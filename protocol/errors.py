@@ -218,6 +218,7 @@ class KafkaError(Exception):
 
     @property
     def retriable(self) -> bool:
+        """Whether Kafka's clients repeat a request that was answered so."""
         return self.code.retriable
 
     def __str__(self) -> str:

@@ -242,10 +242,12 @@ class Table(_Waiting):
 
     @property
     def definition(self) -> TableDefinition:
+        """Columns, keys and options, as this handle knows them."""
         return self._inner.definition
 
     @property
     def path(self) -> TablePath:
+        """Its database and name."""
         return self._inner.path
 
     @property

@@ -79,6 +79,7 @@ class TableError(Exception):
 
     @property
     def retriable(self) -> bool:
+        """Whether the same request may succeed later without anybody changing it."""
         return self.code.retriable
 
 

@@ -64,6 +64,7 @@ class ScanBatch:
 
     @property
     def row_count(self) -> int:
+        """Of `batch`, and of what stands beside it."""
         return int(self.batch.num_rows)
 
 

@@ -75,6 +75,7 @@ class AsyncTable:
 
     @property
     def path(self) -> TablePath:
+        """Its database and name."""
         return self.definition.path
 
     @property

@@ -83,6 +83,7 @@ class ChangeType(IntEnum):
 
     @property
     def short(self) -> str:
+        """As people write it: `+A`, `+I`, `-U`, `+U`, `-D`."""
         return ("+A", "+I", "-U", "+U", "-D")[self]
 
 

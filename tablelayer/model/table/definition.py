@@ -196,6 +196,7 @@ class TableDefinition:
 
     @property
     def is_primary_key_table(self) -> bool:
+        """Whether rows have a key: upsert, delete, lookup; else it is a log table."""
         return bool(self.schema.primary_key)
 
     @property

@@ -1,0 +1,70 @@
+"""Dead links between the Markdown files of the repository: files that are not there, headings that nobody wrote."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from docsite.pages import DOCS, READMES, ROOT
+from docsite.references import PAGES
+
+_FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+
+
+def markdown_files() -> list[Path]:
+    """All that git knows, or would take in."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading has, on GitHub and in the site."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
+    return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    found: dict[str, int] = {}
+    names = set()
+    for heading in _HEADING.findall(_text(path)):
+        name = slug(heading)
+        count = found.get(name, 0)
+        found[name] = count + 1
+        names.add(name if not count else f"{name}-{count}")
+    return frozenset(names)
+
+
+@cache
+def _text(path: Path) -> str:
+    """Without code, in which brackets are no links."""
+    made = PAGES.get(path.relative_to(DOCS).as_posix()) if path.is_relative_to(DOCS) else None
+    text = path.read_text(encoding="utf-8") if made is None else made()
+    return _FENCE.sub("", text)
+
+
+def dead_links(path: Path) -> Iterator[str]:
+    """A line for each."""
+    for link in _LINK.findall(re.sub(r"`[^`\n]*`", "", _text(path))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        to = path if not file else (path.parent / file).resolve()
+        where = path.relative_to(ROOT)
+        in_site = to.relative_to(DOCS).as_posix() if to.is_relative_to(DOCS) else ""
+        if in_site in READMES:
+            to = ROOT / READMES[in_site]
+        if in_site not in PAGES and not to.exists():
+            yield f"{where}: {link}: there is no such file"
+        elif path.is_relative_to(DOCS) and not in_site:
+            yield f"{where}: {link}: outside of the site"
+        elif anchor and to.suffix == ".md" and anchor not in anchors(to):
+            yield f"{where}: {link}: there is no such heading"

@@ -1,0 +1,65 @@
+"""What the site consists of, and the folder that it is built from."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from docsite.references import PAGES
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+READMES = {
+    "internals/broker.md": "broker/README.md",
+    "internals/protocol.md": "protocol/README.md",
+    "internals/tables.md": "tablelayer/README.md",
+    "internals/semantics.md": "tablelayer/SEMANTICS.md",
+    "internals/benchmarks.md": "bench/README.md",
+    "internals/mutants.md": "mutants/README.md",
+    "compatibility.md": "compat-tests/COMPATIBILITY.md",
+    "findings.md": "compat-tests/FINDINGS.md",
+}
+"""Pages that live beside what they tell of, by their place in the site."""
+_LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:`[^`]*`)?[^\]\n]*)\]\(([^)\s]+)\)")
+
+
+def written() -> Iterator[Path]:
+    """The pages of `docs/`, relative to it."""
+    for path in sorted(DOCS.rglob("*.md")):
+        yield path.relative_to(DOCS)
+
+
+def assemble(target: Path) -> None:
+    """Make the folder that the site is built from; what was there is replaced."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(DOCS, target)
+    for name, make in PAGES.items():
+        (target / name).write_text(make(), encoding="utf-8")
+    for name, source in READMES.items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(moved(source, name), encoding="utf-8")
+
+
+def moved(source: str, name: str) -> str:
+    """A README as a page: links to other pages lead to these, links to files of the repository become their names."""
+    places = {of: page for page, of in READMES.items()}
+    here = ROOT / source
+
+    def relink(found: re.Match[str]) -> str:
+        text, link = found.groups()
+        if "://" in link or link.startswith("#"):
+            return found.group()
+        file, _, anchor = link.partition("#")
+        to = (here.parent / file).resolve().relative_to(ROOT).as_posix()
+        page = places.get(to) or (to.removeprefix("docs/") if to.startswith("docs/") else None)
+        if to in ("tablelayer/OPTIONS.md", "tablelayer/METRICS.md"):
+            page = {"OPTIONS.md": "table-options.md", "METRICS.md": "metrics.md"}[Path(to).name]
+        if page is None:
+            return f"{text} (`{to}`)" if to not in text else text
+        up = "../" * name.count("/")
+        return f"[{text}]({up}{page}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(relink, here.read_text(encoding="utf-8"))

@@ -1,0 +1,221 @@
+"""The site: no dead links, every reference complete, pictures as drawn, and every block that is marked runs."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import headrace
+from broker.config import BrokerConfig
+from broker.groups.group_configs import GROUP_CONFIGS
+from broker.log.topic_configs import TOPIC_CONFIGS
+from broker.metrics.collect import BROKER_METRICS
+from docsite import pictures, references
+from docsite.blocks import Block, blocks_of, is_like
+from docsite.links import dead_links, markdown_files, slug
+from docsite.pages import DOCS, ROOT, assemble, written
+from tablelayer.client import blocking
+from tablelayer.model.options.table_options import DECLARED
+from tablelayer.server.extension import TableExtension
+from tablelayer.server.metrics import TABLE_METRICS
+
+PAGES = [path.as_posix() for path in written() if blocks_of((DOCS / path).read_text())]
+
+
+def test_no_link_is_dead():
+    dead = [line for path in markdown_files() for line in dead_links(path)]
+    assert not dead, "\n".join(dead)
+
+
+def test_a_dead_link_is_found(tmp_path, monkeypatch):
+    page = DOCS / "no-such-page-of-a-test.md"
+    page.write_text(
+        "[a](nowhere.md) [b](concepts.md#nowhere) [c](../README.md) [d](concepts.md#changelog) [e](cli.md)\n"
+        "[f](#heading-of-it) [g](#none)\n\n# Heading of `it`\n\n```text\n[h](nowhere.md)\n```\n"
+    )
+    try:
+        found = [line.split(": ", 2)[1] for line in dead_links(page)]
+    finally:
+        page.unlink()
+    assert found == ["nowhere.md", "concepts.md#nowhere", "../README.md", "#none"]
+    assert slug("headrace topics add-partitions") == "headrace-topics-add-partitions"
+
+
+def test_the_site_has_every_page_that_its_menu_names(tmp_path):
+    assemble(tmp_path / "source")
+    menu = set(re.findall(r'"([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text()))
+    there = {path.relative_to(tmp_path / "source").as_posix() for path in (tmp_path / "source").rglob("*.md")}
+    assert menu == there
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_pictures_are_those_that_are_drawn(name):
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.svg(pictures.PICTURES[name]())
+
+
+# -- references
+
+
+def rows_of(page):
+    return set(re.findall(r"^\| `([^`]+)`", references.PAGES[page](), re.MULTILINE))
+
+
+def test_every_configuration_is_in_the_reference():
+    extension = TableExtension()
+    declared = {
+        *BrokerConfig({}, extension.broker_configs()).keys,
+        *(key.name for key in extension.broker_configs()),
+        *TOPIC_CONFIGS,
+        *GROUP_CONFIGS,
+        *(key.name for key in extension.topic_configs()),
+    } - set(DECLARED)
+    assert rows_of("configuration.md") == declared
+    assert rows_of("table-options.md") == set(DECLARED)
+
+
+def test_every_metric_is_in_the_reference():
+    assert rows_of("metrics.md") == {each.name for each in (*BROKER_METRICS, *TABLE_METRICS)} | {
+        "headrace_request_duration_seconds"
+    }
+
+
+def test_every_command_and_option_is_in_the_reference():
+    page = references.command_line()
+    for words, command in references.commands():
+        assert f"# headrace {' '.join(words)}".rstrip() in page
+        section = page.partition(f"# headrace {' '.join(words)}".rstrip() + "\n")[2].partition("\n#")[0]
+        for parameter in command.params:
+            for option in parameter.opts if parameter.param_type_name == "option" else ():
+                assert option in section, (words, option)
+    assert {words for words, _ in references.commands()} >= {
+        (),
+        ("serve",),
+        ("topics", "produce"),
+        ("configs", "set"),
+    }
+
+
+def test_the_client_reference_has_everything_public_and_everything_public_has_words():
+    page = references.client()
+    for name in headrace.__all__:
+        assert name == "spark" or re.search(rf"^#+ .*\b{name}\b", page, re.MULTILINE), name
+    for owner in ("Connection", "Table", "Scan", "Admin", "KafkaAdmin", "SecurityAdmin"):
+        for name, member in references.public_members(getattr(blocking, owner)):
+            assert f"### {owner}.{name}\n" in page
+            assert references.doc_of(owner, name, member), f"{owner}.{name} has no docstring"
+    for name in headrace.__all__:
+        each = getattr(headrace, name)
+        if isinstance(each, type):
+            silent = [
+                m for m, member in references.public_members(each) if not references.doc_of(name, m, member)
+            ]
+            assert not silent, f"{name}: no docstring: {silent}"
+
+
+# -- blocks
+
+
+def test_blocks_are_found_with_what_they_print():
+    text = (
+        "a\n<!-- run -->\n```sh\nls\n```\n\n<!-- prints -->\n```text\nx\n...\n```\n"
+        "```sh\nnot this\n```\n<!-- run: spark -->\n```python\np\n```\n"
+    )
+    assert blocks_of(text) == [Block("sh", "ls\n", "", 2, "x\n...\n"), Block("python", "p\n", "spark", 15)]
+    assert is_like("x\ny \nz\n", "x\n...\n")
+    assert is_like("x\n", "x\n")
+    assert not is_like("x\ny\n", "x\n")
+    assert not is_like("y\n", "x\n...\n")
+
+
+class Newcomer:
+    """Types the blocks of a page into one folder, against one server on a port that is free."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.servers: list[subprocess.Popen[str]] = []
+        commands = folder / "bin"
+        commands.mkdir()
+        for name, module in (("headrace", "-m tablelayer.cli.main"), ("python", "")):
+            command = commands / name
+            command.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+            command.chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HEADRACE_SERVER": f"127.0.0.1:{self.port}",
+            "COLUMNS": "200",
+        }
+
+    def type(self, block: Block) -> str:
+        code = block.code.replace("127.0.0.1:9092", f"127.0.0.1:{self.port}")
+        if block.how == "server":
+            self._serve(code)
+            return ""
+        command = {
+            "sh": ["bash", "-e", "-c", code],
+            "python": ["python", "-c", code],
+            "sql": ["headrace", "sql"],
+        }
+        done = subprocess.run(
+            command[block.language],
+            input=code if block.language == "sql" else None,
+            capture_output=True, text=True, timeout=100, cwd=self.folder, env=self.environment,
+        )  # fmt: skip
+        assert done.returncode == 0, f"line {block.line}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _serve(self, code: str) -> None:
+        command = " \\\n".join(
+            [f"exec {code.strip()}", *(() if "listeners=" in code else (f"--listen 127.0.0.1:{self.port}",))]
+        )
+        served = subprocess.Popen(
+            ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=self.folder, env=self.environment,
+        )  # fmt: skip
+        self.servers.append(served)
+        ready = served.stdout.readline()
+        assert "is ready" in ready, served.communicate(timeout=10)
+
+    def leave(self) -> None:
+        for each in self.servers:
+            each.terminate()
+            each.communicate(timeout=30)
+        time.sleep(0)
+
+
+def follow(page: str, folder: Path, spark: bool) -> None:
+    newcomer = Newcomer(folder)
+    try:
+        for block in blocks_of((DOCS / page).read_text()):
+            if block.how == "spark" and not spark:
+                continue
+            printed = newcomer.type(block)
+            if block.prints is not None:
+                assert is_like(printed, block.prints), f"{page}, line {block.line} prints:\n{printed}"
+    finally:
+        newcomer.leave()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "<!-- run: spark" not in (DOCS / page).read_text()]
+)
+def test_what_a_page_says_works(page, tmp_path):
+    follow(page, tmp_path, spark=False)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- run: spark" in (DOCS / page).read_text()])
+def test_what_a_page_says_works_in_spark(page, tmp_path):
+    follow(page, tmp_path, spark=True)
