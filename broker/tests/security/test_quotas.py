@@ -185,6 +185,18 @@ def test_there_are_only_so_many_buckets(monkeypatch: pytest.MonkeyPatch) -> None
     assert quotas.used(Quota.PRODUCER, "ann", "debtor", 1) > 0, "what is owed is not forgotten"
 
 
+def test_names_that_are_made_up_cost_no_search_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.security.quotas.quotas._BUCKETS_MAX", 10)
+    time, searches = Time(), []
+    quotas = Quotas(time)
+    monkeypatch.setattr(quotas, "_forget_unused", searches.append)
+    quotas.set(Entity(client_id=""), {Quota.PRODUCER: 100})
+    for number in range(1000):
+        quotas.used(Quota.PRODUCER, "ann", f"c{number}", 10_000)
+        time.now += 0.01
+    assert 8 <= len(searches) <= 11
+
+
 # -- what may be set ---------------------------------------------------------------------------------------
 
 
