@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -30,6 +31,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from foreign.programs import PROGRAMS, ToolMissingError, command
 from java_tools import JavaTools
 from joserfc import jwk, jwt
+
+from tablelayer import client as headrace
 
 ROOT = Path(__file__).resolve().parents[2]
 SECURITY = "org.apache.kafka.common.security"
@@ -299,7 +302,9 @@ def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
 
 
 @pytest.mark.parametrize("mechanism", USERS)
-@pytest.mark.parametrize("name", ["franz-go", "kafkajs", "platformatic"])
+@pytest.mark.parametrize(
+    "name", ["java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platformatic"]
+)
 def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechanism) -> None:
     program = next(each for each in PROGRAMS if each.name == name)
     try:
@@ -330,6 +335,111 @@ def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechan
     user = USERS[mechanism]
     assert [produces(protocol, user, PASSWORDS[user]) for protocol in PROTOCOLS] == [True, True]
     assert not produces("SASL_PLAINTEXT", user, "a wrong one", 6)
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("mechanism", USERS)
+def test_kcat_gets_in_and_is_refused(secured, mechanism, protocol) -> None:
+    def run(password: str, *arguments: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        settings = {
+            "bootstrap.servers": secured.address(protocol),
+            "security.protocol": protocol,
+            "sasl.mechanism": mechanism,
+            "sasl.username": USERS[mechanism],
+            "sasl.password": password,
+            "ssl.ca.location": f"{secured.directory}/ca.pem",
+            "message.timeout.ms": "8000",
+        }
+        options = [option for name, value in settings.items() for option in ("-X", f"{name}={value}")]
+        return subprocess.run(
+            ["kcat", *arguments, *options], input=said, capture_output=True, timeout=60, check=False
+        )
+
+    topic = f"kcat-{mechanism}-{protocol}".lower()
+    password = PASSWORDS[USERS[mechanism]]
+    made = run(password, "-P", "-t", topic, said=b"one\ntwo\n")
+    assert made.returncode == 0, made.stderr
+    read = run(password, "-C", "-e", "-q", "-t", topic, "-o", "beginning")
+    assert read.stdout == b"one\ntwo\n", read.stderr
+    refused = run("a wrong one", "-L", "-m", "5")
+    assert refused.returncode != 0
+    assert b"uthentication failed" in refused.stderr
+
+
+def ours(secured: Secured, protocol: str, mechanism: str, **more: str) -> dict[str, str]:
+    """What Headrace's own client is configured with; names with `_` for dots."""
+    properties = {"security.protocol": protocol, "sasl.mechanism": mechanism}
+    if protocol == "SASL_SSL":
+        properties["ssl.ca.location"] = f"{secured.directory}/ca.pem"
+    return {**properties, **{name.replace("_", "."): value for name, value in more.items()}}
+
+
+def gets_in(secured: Secured, properties: dict[str, str]) -> None:
+    """Through `connect`, and through a command with a file of the same properties."""
+    address = secured.address(properties["security.protocol"])
+    with headrace.connect(address, properties=properties) as connection:
+        assert "default" in connection.admin.list_databases()
+    file = secured.directory / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    assert_command_succeeds(["--config", str(file), "topics", "list", "--server", address])
+
+
+def run_headrace(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tablelayer.cli.main", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def assert_command_succeeds(arguments: list[str]) -> None:
+    done = run_headrace(arguments)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_our_own_client_gets_in_with_a_bearer_token(secured, protocol) -> None:
+    url = f"file://{secured.directory}/token"
+    gets_in(secured, ours(secured, protocol, "OAUTHBEARER", sasl_oauthbearer_token_endpoint_url=url))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_our_own_client_gets_in_with_a_delegation_token(secured, protocol) -> None:
+    carl = secured.java_properties(
+        "SASL_SSL", "SCRAM-SHA-256", jaas("SCRAM-SHA-256", "carl", PASSWORDS["carl"])
+    )
+    made = secured.java.run(
+        "DelegationTokenCommand",
+        *("--bootstrap-server", secured.address("SASL_SSL"), "--command-config", carl),
+        *("--create", "--max-life-time-period", "-1"),
+    )
+    token_id, secret = re.search(r"^([0-9a-f]{32}) +(\S+) +User:carl ", made, re.MULTILINE).groups()
+    by_token = jaas("SCRAM-SHA-512", token_id, secret, ' tokenauth="true"')
+    gets_in(secured, ours(secured, protocol, "SCRAM-SHA-512", sasl_jaas_config=by_token))
+    without = ours(secured, protocol, "SCRAM-SHA-512", sasl_username=token_id, sasl_password=secret)
+    with pytest.raises(headrace.AuthenticationFailed):
+        headrace.connect(secured.address(protocol), properties=without)
+
+
+def test_our_own_client_is_refused_with_a_token_that_has_expired(secured) -> None:
+    file = secured.directory / "expired"
+    file.write_text(secured.expired_token)
+    properties = ours(
+        secured, "SASL_SSL", "OAUTHBEARER", sasl_oauthbearer_token_endpoint_url=f"file://{file}"
+    )
+    with pytest.raises(headrace.AuthenticationFailed) as refused:
+        headrace.connect(secured.address("SASL_SSL"), properties=properties)
+    assert secured.expired_token not in str(refused.value)
+    config = secured.directory / "expired.properties"
+    config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    done = run_headrace(["--config", str(config), "topics", "list", "--server", secured.address("SASL_SSL")])
+    assert done.returncode != 0
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def list_topics(secured: Secured, protocol: str, mechanism: str, login: str):

@@ -238,8 +238,9 @@ async def test_cve_2024_27309_one_acl_that_goes_takes_no_other_along(tmp_path: P
     for gone in (acl("t"), others[0]):
         left.remove(gone)
         assert await first.delete([AclFilter(TOPIC, LITERAL, "t", gone.principal, None, 1, 1)]) == [[gone]]
-        while set(second.rules) != left:
-            await changes.get()
+        async with asyncio.timeout(20):
+            while set(second.rules) != left:
+                await changes.get()
         third, _ = kept_in(store)
         await third.load()
         assert set(first.rules) == set(third.rules) == left

@@ -336,7 +336,7 @@ async def test_cve_2025_27819_no_login_module_but_kafkas_own_is_taken(tmp_path: 
     lure = await asyncio.start_server(lambda _, writer: visitors.append(writer), "127.0.0.1", 0)
     port = lure.sockets[0].getsockname()[1]
     modules = "com.sun.security.auth.module.JndiLoginModule", "com.sun.security.auth.module.LdapLoginModule"
-    async with broker(tmp_path) as (_, connect):
+    async with lure, broker(tmp_path) as (_, connect):
         admin = await connect("PLAINTEXT")
         for module in modules:
             evil = f'{module} required user.provider.url="ldap://127.0.0.1:{port}/x" useFirstPass="true";'
@@ -350,7 +350,6 @@ async def test_cve_2025_27819_no_login_module_but_kafkas_own_is_taken(tmp_path: 
                 answer = await admin.send(IncrementalAlterConfigsRequest(resources=[resource]))
                 assert answer.responses[0].error_code == ErrorCode.INVALID_CONFIG
         assert (await (await connect()).plain("ann", PLAIN)).error_code == ErrorCode.NONE
-    lure.close()
     assert visitors == []
 
 

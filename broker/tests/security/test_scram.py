@@ -125,6 +125,8 @@ def test_cve_2024_56128_the_nonce_of_the_final_message_is_the_one_of_the_exchang
     for wrong in (
         SERVER_NONCE,
         "x" + ScramClient("ann", "").nonce + SERVER_NONCE,
+        3 * ScramClient("ann", "").nonce + SERVER_NONCE,
+        2 * ScramClient("ann", "").nonce,
         ScramClient("ann", "").nonce,
         ScramClient("ann", "").nonce + SERVER_NONCE + "x",
     ):
@@ -132,6 +134,19 @@ def test_cve_2024_56128_the_nonce_of_the_final_message_is_the_one_of_the_exchang
         first = server.answer(client.first)
         with pytest.raises(AuthenticationError, match="another nonce"):
             server.answer(client.final(first, nonce=wrong))
+
+
+def test_a_client_that_says_its_half_of_the_nonce_twice_gets_in() -> None:
+    """librdkafka before 2.6.1, with the right password alone."""
+    for password in ("correct horse", "wrong"):
+        server, client = exchange(USERS), ScramClient("ann", password)
+        final = client.final(server.answer(client.first), nonce=2 * client.nonce + SERVER_NONCE)
+        if password == "wrong":
+            with pytest.raises(AuthenticationError):
+                server.answer(final)
+        else:
+            server.answer(final)
+            assert server.identity == Identity("ann")
 
 
 def test_cve_2021_38153_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

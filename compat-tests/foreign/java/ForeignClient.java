@@ -37,7 +37,26 @@ public final class ForeignClient {
         Properties p = new Properties();
         p.put("bootstrap.servers", bootstrap);
         p.put("client.id", clientId);
+        secure(p);
         return p;
+    }
+
+    /** FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD: how to log in; FOREIGN_CA: whom to trust, over TLS. */
+    private static void secure(Properties p) {
+        Map<String, String> environment = System.getenv();
+        String mechanism = environment.get("FOREIGN_MECHANISM");
+        String authority = environment.get("FOREIGN_CA");
+        if (mechanism == null && authority == null) return;
+        p.put("security.protocol", (mechanism == null ? "" : "SASL_") + (authority != null ? "SSL" : "PLAINTEXT"));
+        if (authority != null) {
+            p.put("ssl.truststore.type", "PEM");
+            p.put("ssl.truststore.location", authority);
+        }
+        if (mechanism == null) return;
+        String kind = mechanism.equals("PLAIN") ? "plain.Plain" : "scram.Scram";
+        p.put("sasl.mechanism", mechanism);
+        p.put("sasl.jaas.config", "org.apache.kafka.common.security." + kind + "LoginModule required username=\""
+            + environment.get("FOREIGN_USER") + "\" password=\"" + environment.get("FOREIGN_PASSWORD") + "\";");
     }
 
     private static KafkaProducer<byte[], byte[]> producer(Properties extra) {

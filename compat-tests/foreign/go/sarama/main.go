@@ -3,6 +3,10 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"fmt"
 	"os"
@@ -12,6 +16,7 @@ import (
 	"time"
 
 	"github.com/IBM/sarama"
+	"github.com/xdg-go/scram"
 )
 
 var bootstrap, clientID string
@@ -58,8 +63,49 @@ func config() *sarama.Config {
 	c.Producer.Partitioner = sarama.NewManualPartitioner
 	c.Consumer.Offsets.Initial = sarama.OffsetOldest
 	c.Consumer.Offsets.AutoCommit.Enable = false
+	secure(c)
 	return c
 }
+
+// FOREIGN_MECHANISM, FOREIGN_USER, FOREIGN_PASSWORD: how to log in; FOREIGN_CA: whom to trust, over TLS.
+func secure(c *sarama.Config) {
+	if mechanism := os.Getenv("FOREIGN_MECHANISM"); mechanism != "" {
+		c.Net.SASL.Enable = true
+		c.Net.SASL.Mechanism = sarama.SASLMechanism(mechanism)
+		c.Net.SASL.User, c.Net.SASL.Password = os.Getenv("FOREIGN_USER"), os.Getenv("FOREIGN_PASSWORD")
+		var hash scram.HashGeneratorFcn = sha256.New
+		if mechanism == sarama.SASLTypeSCRAMSHA512 {
+			hash = sha512.New
+		}
+		c.Net.SASL.SCRAMClientGeneratorFunc = func() sarama.SCRAMClient { return &scramClient{hash: hash} }
+	}
+	if file := os.Getenv("FOREIGN_CA"); file != "" {
+		pem, err := os.ReadFile(file)
+		must(err)
+		trusted := x509.NewCertPool()
+		trusted.AppendCertsFromPEM(pem)
+		c.Net.TLS.Enable = true
+		c.Net.TLS.Config = &tls.Config{RootCAs: trusted}
+	}
+}
+
+// scramClient is what sarama leaves to its users: xdg-go's SCRAM, as in sarama's own examples.
+type scramClient struct {
+	hash         scram.HashGeneratorFcn
+	conversation *scram.ClientConversation
+}
+
+func (x *scramClient) Begin(user, password, authorization string) error {
+	client, err := x.hash.NewClient(user, password, authorization)
+	if err == nil {
+		x.conversation = client.NewConversation()
+	}
+	return err
+}
+
+func (x *scramClient) Step(challenge string) (string, error) { return x.conversation.Step(challenge) }
+
+func (x *scramClient) Done() bool { return x.conversation.Done() }
 
 func value(i int) sarama.Encoder {
 	if i%11 == 5 {
