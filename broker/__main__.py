@@ -9,11 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
+from broker.cluster.stores.configured import configured_store
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.listeners import parse_listener
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
+from broker.ports import SystemClock
 from broker.server import Broker
 
 
@@ -50,7 +52,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
     if arguments.listen is not None and config["listeners"] is not None:
         raise ConfigError("--listen and the configuration listeners both say where to listen: leave one out")
     host, port = parse_listener(arguments.listen or "127.0.0.1:9092")
-    broker = Broker(config, data_dir=arguments.data, host=host, port=port)
+    clock = SystemClock()
+    store = await configured_store(config, clock)
+    broker = Broker(config, data_dir=arguments.data, host=host, port=port, clock=clock, store=store)
     await broker.start()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

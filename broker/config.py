@@ -97,6 +97,27 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     *LISTENER_CONFIGS,
     *TLS_CONFIGS,
     ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
+    # the cluster
+    ConfigKey(
+        "zookeeper.connect",
+        _STRING,
+        None,
+        "Servers of ZooKeeper and the cluster's path: host:port,host:port/path. Without it the broker is alone.",
+    ),
+    ConfigKey(
+        "zookeeper.session.timeout.ms",
+        _INT,
+        "6000",
+        "A broker that ZooKeeper has not heard of for so long leads nothing any more.",
+        at_least(1),
+    ),
+    ConfigKey(
+        "zookeeper.connection.timeout.ms",
+        _INT,
+        "18000",
+        "How long a start waits for ZooKeeper.",
+        at_least(1),
+    ),
     # security
     *AUTHORIZATION_CONFIGS,
     *QUOTA_CONFIGS,

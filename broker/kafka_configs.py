@@ -285,13 +285,13 @@ def _read(table: str, doc: str, reason: str | None) -> Iterator[ConfigKey]:
         yield key
 
 
-_ONE_BROKER: Final = "There is one broker, and each partition has one replica."
+_ONE_REPLICA: Final = "Partitions are not replicated yet: each has one replica."
 
 KAFKA_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     *(key for table, doc in _DOCS.items() for key in _read(table, doc, None)),
     *(key for table, doc in _NOT_OFFERED.items() for key in _read(table, doc, doc)),
     *(
-        ConfigKey(name, kind, "1", _ONE_BROKER, partial(_only, 1, _ONE_BROKER))
+        ConfigKey(name, kind, "1", _ONE_REPLICA, partial(_only, 1, _ONE_REPLICA))
         for name, kind in (
             ("default.replication.factor", ConfigType.INT),
             ("offsets.topic.replication.factor", ConfigType.SHORT),

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import resource
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -43,11 +44,12 @@ from broker.api.users import UsersApi
 from broker.background import BackgroundTasks
 from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
-from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory
+from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, is_used, member_of, to_base64
 from broker.cluster.deleted_files import DeletedFiles
+from broker.cluster.fence import Fence
 from broker.cluster.flushing import LogFlushing
 from broker.cluster.identity import BrokerIdentity
-from broker.cluster.membership import Registration
+from broker.cluster.membership import Registration, cluster_id
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.cluster.producer_ids import ProducerIds
@@ -185,8 +187,19 @@ class Broker:
         config, undo = self.config, self._undo
         network = self._network = self._bind(loop)
 
+        cluster, new_id = None, self._entropy.uuid()
+        if self._store is not None:
+            undo.push_async_callback(self._store.close)
+            if not is_used(self._disk, self._data_dir) or member_of(self._disk, self._data_dir):
+                known = member_of(self._disk, self._data_dir)
+                cluster = await cluster_id(self._store, known=known, new=to_base64(new_id))
         self._directory = DataDirectory(
-            self._data_dir, config["node.id"], self._entropy.uuid(), self._disk, self._clock
+            self._data_dir,
+            config["node.id"],
+            new_id,
+            self._disk,
+            self._clock,
+            member_of="" if self._store is not None and cluster is None else cluster,
         )
         slices = self._slices = Slices(self._clock.monotonic)
         undo.push(self._release_directory)
@@ -207,9 +220,7 @@ class Broker:
             store = embedded = EmbeddedStore(self._directory.store_path, self._threads)
             undo.push_async_callback(store.close)
             await embedded.open()
-        else:
-            undo.push_async_callback(store.close)
-        configs = BrokerConfigs(store, config, config["node.id"])
+        configs = self._configs = BrokerConfigs(store, config, config["node.id"])
         await configs.load()
         network.limits = self._network_limits()
         window_seconds = config["quota.window.num"] * config["quota.window.size.seconds"]
@@ -237,6 +248,7 @@ class Broker:
             policies=self._extensions,
             default_partitions=config["num.partitions"],
             slices=slices,
+            fence=None if store.lease_end() == math.inf else Fence(store, self._clock),
             registration=Registration(
                 config["node.id"],
                 str(self._entropy.uuid()),
@@ -281,7 +293,12 @@ class Broker:
         for extension in self._extensions:
             await extension.start(self.context)
             self._background.keep(partial(extension.run, self.context), f"extension {extension.name}")
-        await self._metadata.load(open_all=not self._clean_start)
+        try:
+            await self._metadata.load(open_all=not self._clean_start)
+        except KafkaError as error:
+            if error.code is not ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+                raise
+            raise ConfigError(error.message) from None
         self._loaded = True
         configs.checks.append(self._check_config)
         configs.listeners.append(self._config_changed)
@@ -309,6 +326,9 @@ class Broker:
         )
         undo.push_async_callback(transactions.stop)
         await transactions.start()
+        self._background.keep(self._metadata.run, "what happens in the cluster")
+        self._background.keep(configs.run, "what others set of the broker configurations")
+        self._background.keep(groups.configs.run, "what others set of groups")
         sasl = self.sasl = SaslService(config, store, self._clock, self._entropy, executor, self._background)
         await sasl.start(name for name, listener in self.listeners.items() if listener.protocol.has_sasl)
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
@@ -502,10 +522,10 @@ class Broker:
             *fetches.declarations(),
             *OffsetsApi(metadata, executor).declarations(),
             *MetadataApi(config, metadata, identity).declarations(),
-            *TopicsApi(config, metadata, identity, slices).declarations(),
+            *TopicsApi(config, metadata, slices).declarations(),
             *ConfigsApi(config, configs, groups.configs, metadata, identity, slices).declarations(),
             *LogDirsApi(metadata, context.data_dir, executor, slices, context.disk).declarations(),
-            *ReplicasApi(metadata, identity).declarations(),
+            *ReplicasApi(metadata).declarations(),
             *QuotasApi(quotas).declarations(),
             *AclsApi(context.acls, slices).declarations(),
             *SaslApi().declarations(),
@@ -513,7 +533,7 @@ class Broker:
             *DelegationTokensApi(self.sasl.tokens, clock, entropy, executor).declarations(),
             *not_offered.declarations(),
             *ProducerIdsApi(transactions, allocate_producer_id).declarations(),
-            *GroupHandlers(groups, metadata, identity, clock, entropy, slices).declarations(),
+            *GroupHandlers(groups, transactions, metadata, identity, clock, entropy, slices).declarations(),
             *ConsumerGroupHandlers(groups, patterns, metadata, entropy).declarations(),
             *TransactionHandlers(
                 transactions, metadata, allocate_producer_id, executor, clock, slices

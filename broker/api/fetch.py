@@ -36,7 +36,7 @@ from broker.api.fetch_sessions import (
     Rights,
     SessionPartition,
 )
-from broker.api.leaders import current_leader, endpoint
+from broker.cluster.endpoints import current_leader, endpoint
 from broker.cluster.hooks import FetchedRecords
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
@@ -271,10 +271,13 @@ class FetchApi:
         self, entry: _Wanted, answer: PartitionData, response: FetchResponse, listener: str
     ) -> None:
         """KIP-951: who leads now, so that the client need not ask Metadata."""
-        leader = current_leader(self._metadata, self._identity, entry.name, entry.request.partition)
-        if leader is not None:
-            answer.current_leader = LeaderIdAndEpoch(**leader)
-            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity, listener))]
+        leader = current_leader(self._metadata, entry.name, entry.request.partition)
+        if leader is None:
+            return
+        answer.current_leader = LeaderIdAndEpoch(**leader)
+        where = endpoint(self._metadata, self._identity, leader["leader_id"], listener)
+        if where is not None and all(known.node_id != where["node_id"] for known in response.node_endpoints):
+            response.node_endpoints.append(NodeEndpoint(**where))
 
 
 def _superseded(session: FetchSession[Any]) -> FetchResponse:

@@ -94,7 +94,7 @@ class LogDirsApi:
     async def describe(
         self, context: RequestContext, request: DescribeLogDirsRequest
     ) -> DescribeLogDirsResponse:
-        """Topics and partitions that do not exist are left out, as in Kafka."""
+        """Topics and partitions that are not here are left out, as in Kafka."""
         slices = self._slices
         wanted = await slices.run(self._existing(request))
         unopened = [
@@ -116,7 +116,8 @@ class LogDirsApi:
         if request.topics is None:
             for image in self._metadata.topics():
                 yield
-                wanted[image.name] = dict.fromkeys(self._metadata.partitions(image.name))
+                here = (each for each in self._metadata.partitions(image.name) if not each.closed)
+                wanted[image.name] = dict.fromkeys(here)
             return wanted
         for topic in request.topics:
             yield
@@ -124,7 +125,7 @@ class LogDirsApi:
             for index in topic.partitions:
                 yield
                 partition = self._metadata.find_partition(topic.topic, index)
-                if partition is not None:
+                if partition is not None and not partition.closed:
                     found[partition] = None
         return wanted
 

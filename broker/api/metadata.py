@@ -1,19 +1,23 @@
 """Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75): who leads what.
 
-One broker leads every partition. Clients of large clusters ask the same again and again, so answers are encoded
-once per version of the topic image: those for all topics, one for all who see the same ones, and the last few for some
-topics that were large.
+Everything is told by this broker's image, for the listener that the client came in on: brokers that have no such
+listener are left out, and so are leaders that are not alive (LEADER_NOT_AVAILABLE). Clients of large clusters ask the
+same again and again, so answers are encoded once per version of the image: those for all topics, one for all who see
+the same ones, and the last few for some topics that were large.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Hashable, Sequence
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
+from broker.cluster.endpoints import endpoints
 from broker.cluster.identity import BrokerIdentity
+from broker.cluster.image import NO_LEADER, BrokerImage, TopicEntry
 from broker.cluster.metadata import NewTopic, TopicManager
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import INTERNAL_TOPICS, check_topic_name
@@ -119,7 +123,8 @@ class MetadataApi:
         self._metadata = metadata
         self._identity = identity
         self._auto_create: bool = config["auto.create.topics.enable"]
-        self._topics: dict[str, tuple[TopicImage, MetadataResponseTopic]] = {}
+        self._topics: dict[str, tuple[TopicEntry, frozenset[int], MetadataResponseTopic]] = {}
+        self._reached: dict[str, tuple[Mapping[int, BrokerImage], frozenset[int]]] = {}  # by listener
         self._all = _Bodies()
         self._some: dict[tuple[Any, ...], bytes] = {}  # by what was asked, of the image version `_some_of`
         self._some_of = -1
@@ -316,46 +321,52 @@ class MetadataApi:
         return _Encoded(body)
 
     def _frame(self, context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-        host, port = self._identity.advertised(context.listener)
+        brokers = endpoints(self._metadata, self._identity, context.listener)
         response = MetadataResponse(
-            brokers=[
-                MetadataResponseBroker(
-                    node_id=self._identity.broker_id,
-                    host=host,
-                    port=port,
-                    rack=self._identity.rack,
-                )
-            ],
+            brokers=[MetadataResponseBroker(**each) for each in brokers],
             cluster_id=self._identity.cluster_id,
-            controller_id=self._identity.broker_id,
+            controller_id=self._metadata.image.controller_id,
             topics=[],
         )
         if request.include_cluster_authorized_operations:
             response.cluster_authorized_operations = _cluster_operations(context)
         return response
 
+    def _reachable(self, listener: str) -> frozenset[int]:
+        """Brokers that are alive and have the listener."""
+        brokers = self._metadata.image.brokers
+        known = self._reached.get(listener)
+        if known is None or known[0] is not brokers:
+            ids = frozenset(each["node_id"] for each in endpoints(self._metadata, self._identity, listener))
+            known = self._reached[listener] = (brokers, ids)
+        return known[1]
+
     def _describe(
         self, context: RequestContext, request: MetadataRequest, image: TopicImage
     ) -> Work[MetadataResponseTopic]:
         with_operations = request.include_topic_authorized_operations
+        entry = self._metadata.entry(image.name) or TopicEntry(image, 0, ())  # deleted meanwhile
+        alive = self._reachable(context.listener)
         known = self._topics.get(image.name)
-        if known is not None and known[0] is image and not with_operations:
-            return known[1]
-        node = [self._identity.broker_id]
+        if known is not None and known[0] is entry and known[1] == alive and not with_operations:
+            return known[2]
         described = MetadataResponseTopic(
             name=image.name,
             topic_id=image.topic_id,
             is_internal=image.internal,
         )
-        for partition in self._metadata.partitions(image.name):
+        for index, state in enumerate(entry.states()):
             yield
+            is_led, replicas = state.leader in alive, list(state.replicas)
             described.partitions.append(
                 MetadataResponsePartition(
-                    partition_index=partition.index,
-                    leader_id=self._identity.broker_id,
-                    leader_epoch=partition.leader_epoch,
-                    replica_nodes=node,
-                    isr_nodes=node,
+                    error_code=ErrorCode.NONE if is_led else ErrorCode.LEADER_NOT_AVAILABLE,
+                    partition_index=index,
+                    leader_id=state.leader if is_led else NO_LEADER,
+                    leader_epoch=state.leader_epoch,
+                    replica_nodes=replicas,
+                    isr_nodes=list(state.isr),
+                    offline_replicas=[each for each in replicas if each not in alive],
                 )
             )
         if with_operations:
@@ -363,7 +374,7 @@ class MetadataApi:
         else:
             if len(self._topics) > 2 * self._metadata.topic_count + 100:
                 self._topics.clear()  # deleted topics must not stay for ever
-            self._topics[image.name] = (image, described)
+            self._topics[image.name] = (entry, alive, described)
         return described
 
     # -- DescribeCluster, DescribeTopicPartitions ----------------------------------------------------------
@@ -378,18 +389,11 @@ class MetadataApi:
                 else ErrorCode.MISMATCHED_ENDPOINT_TYPE,
                 f"endpoint type {request.endpoint_type} is not served here; 1 (brokers) is",
             )
-        host, port = self._identity.advertised(context.listener)
+        brokers = endpoints(self._metadata, self._identity, context.listener)
         response = DescribeClusterResponse(
             cluster_id=self._identity.cluster_id,
-            controller_id=self._identity.broker_id,
-            brokers=[
-                DescribeClusterBroker(
-                    broker_id=self._identity.broker_id,
-                    host=host,
-                    port=port,
-                    rack=self._identity.rack,
-                )
-            ],
+            controller_id=self._metadata.image.controller_id,
+            brokers=[DescribeClusterBroker(broker_id=each.pop("node_id"), **each) for each in brokers],
         )
         if request.include_cluster_authorized_operations:
             response.cluster_authorized_operations = _cluster_operations(context)
@@ -428,7 +432,9 @@ class MetadataApi:
             if left == 0:
                 response.next_cursor = Cursor(topic_name=name, partition_index=first_index)
                 break
-            partitions = self._metadata.partitions(name)[first_index : first_index + left]
+            entry = self._metadata.entry(name) or TopicEntry(image, 0, ())
+            alive = self._reachable(context.listener)
+            partitions = list(islice(enumerate(entry.states()), first_index, first_index + left))
             response.topics.append(
                 DescribeTopicPartitionsResponseTopic(
                     name=name,
@@ -436,15 +442,19 @@ class MetadataApi:
                     is_internal=image.internal,
                     partitions=[
                         DescribeTopicPartitionsResponsePartition(
-                            partition_index=partition.index,
-                            leader_id=self._identity.broker_id,
-                            leader_epoch=partition.leader_epoch,
-                            replica_nodes=[self._identity.broker_id],
-                            isr_nodes=[self._identity.broker_id],
-                            eligible_leader_replicas=[],
+                            error_code=ErrorCode.NONE
+                            if state.leader in alive
+                            else ErrorCode.LEADER_NOT_AVAILABLE,
+                            partition_index=index,
+                            leader_id=state.leader if state.leader in alive else NO_LEADER,
+                            leader_epoch=state.leader_epoch,
+                            replica_nodes=list(state.replicas),
+                            isr_nodes=list(state.isr),
+                            eligible_leader_replicas=list(state.elr),
                             last_known_elr=[],
+                            offline_replicas=[each for each in state.replicas if each not in alive],
                         )
-                        for partition in partitions
+                        for index, state in partitions
                     ],
                     topic_authorized_operations=context.operations(ResourceType.TOPIC, name),
                 )

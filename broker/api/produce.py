@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
-from broker.api.leaders import current_leader, endpoint
+from broker.cluster.endpoints import current_leader, endpoint
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
@@ -286,10 +286,13 @@ class ProduceApi:
         self, topic: str, answer: PartitionProduceResponse, response: ProduceResponse, listener: str
     ) -> None:
         """KIP-951; versions before 10 leave it out."""
-        leader = current_leader(self._metadata, self._identity, topic, answer.index)
-        if leader is not None:
-            answer.current_leader = LeaderIdAndEpoch(**leader)
-            response.node_endpoints = [NodeEndpoint(**endpoint(self._identity, listener))]
+        leader = current_leader(self._metadata, topic, answer.index)
+        if leader is None:
+            return
+        answer.current_leader = LeaderIdAndEpoch(**leader)
+        where = endpoint(self._metadata, self._identity, leader["leader_id"], listener)
+        if where is not None and all(known.node_id != where["node_id"] for known in response.node_endpoints):
+            response.node_endpoints.append(NodeEndpoint(**where))
 
     async def _prepare_in_turn(
         self,

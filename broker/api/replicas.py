@@ -1,14 +1,13 @@
 """ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46): who holds and leads what.
 
-One broker holds and leads every partition, so nothing can move and nothing is to be elected. What is asked for is
-compared with that: what is so already succeeds or is ELECTION_NOT_NEEDED, everything else is refused with the reason.
+Each partition has one replica, so nothing can move and nothing is to be elected. What is asked for is compared with
+that: what is so already succeeds or is ELECTION_NOT_NEEDED, everything else is refused with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
 from broker.cluster.partition import Partition
 from broker.requests.declaration import ApiDeclaration, RequestContext
@@ -37,9 +36,8 @@ _PREFERRED, _UNCLEAN = 0, 1  # ElectionType
 
 
 class ReplicasApi:
-    def __init__(self, metadata: TopicManager, identity: BrokerIdentity) -> None:
+    def __init__(self, metadata: TopicManager) -> None:
         self._metadata = metadata
-        self._broker_id = identity.broker_id
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -104,9 +102,10 @@ class ReplicasApi:
         except KafkaError as error:
             result.error_code, result.error_message = error.code, error.message
             return result
-        if partition.failure is None:
+        leader = self._metadata.leader(name, index)
+        if partition.failure is None and leader is not None:
             result.error_code = ErrorCode.ELECTION_NOT_NEEDED
-            result.error_message = f"broker {self._broker_id} leads {name}-{index} already"
+            result.error_message = f"broker {leader.broker_id} leads {name}-{index} already"
         else:
             preferred = election_type == _PREFERRED
             result.error_code = (
@@ -114,7 +113,10 @@ class ReplicasApi:
                 if preferred
                 else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
             )
-            result.error_message = f"{name}-{index} is offline: {partition.failure}"
+            state = self._metadata.state(name, index)
+            holders = [] if state is None else list(state.replicas)
+            reason = partition.failure or f"of the brokers {holders}, which hold it, none is alive"
+            result.error_message = f"{name}-{index} is offline: {reason}"
         return result
 
     # -- reassignments -------------------------------------------------------------------------------------
@@ -152,10 +154,13 @@ class ReplicasApi:
                 ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
                 f"{name} is not being moved; there is nothing to cancel",
             )
-        if replicas != [self._broker_id]:
+        state = self._metadata.state(partition.topic.name, partition.index)
+        if state is None or replicas != list(state.replicas):
+            holders = "nobody" if state is None else ", ".join(map(str, state.replicas))
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{name} cannot be held by brokers {replicas}: broker {self._broker_id} is the only one",
+                f"{name} cannot be held by brokers {replicas}: it is held by {holders}, and partitions cannot be moved"
+                " yet",
             )
 
     def list_reassignments(

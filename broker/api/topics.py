@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from broker.api.configs import describe_topic
-from broker.cluster.identity import BrokerIdentity
+from broker.cluster.controller import assigned
 from broker.cluster.metadata import NewTopic, TopicManager
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import (
@@ -46,18 +46,16 @@ from protocol.messages.delete_topics import (
 )
 
 _FIRST_VERSION_WITH_CONFIGS = 5
-_REPLICAS = 1  # one broker
+_REPLICAS = 1  # until partitions are replicated
+_NOT_REPLICATED = "partitions are not replicated yet, each has 1 replica."
 _CREATE_STRICT_SINCE, _DELETE_STRICT_SINCE, _GROW_STRICT_SINCE = 6, 5, 3
 """Versions whose clients understand THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 
 class TopicsApi:
-    def __init__(
-        self, config: BrokerConfig, metadata: TopicManager, identity: BrokerIdentity, slices: Slices
-    ) -> None:
+    def __init__(self, config: BrokerConfig, metadata: TopicManager, slices: Slices) -> None:
         self._metadata = metadata
         self._config = config
-        self._broker_id = identity.broker_id
         self._slices = slices
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -172,11 +170,13 @@ class TopicsApi:
                     ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {entry.name}"
                 )
             config[entry.name] = entry.value
-        return NewTopic(topic.name, partitions, config)
+        by_index = {each.partition_index: each.broker_ids for each in topic.assignments}
+        assignment = [by_index[index] for index in range(partitions)] if by_index else None
+        return NewTopic(topic.name, partitions, config, assignment)
 
     def _partition_count(self, topic: CreatableTopic) -> int:
         if not topic.assignments:
-            _check_replication_factor(topic.replication_factor)
+            _check_replication_factor(topic.replication_factor, len(self._metadata.image.brokers))
             if topic.num_partitions == 0 or topic.num_partitions < -1:
                 raise KafkaError(
                     ErrorCode.INVALID_PARTITIONS,
@@ -203,19 +203,13 @@ class TopicsApi:
         return len(indexes)
 
     def _check_assignment(self, broker_ids: list[int]) -> None:
-        if broker_ids == [self._broker_id]:
-            return
-        other = next((broker for broker in broker_ids if broker != self._broker_id), None)
-        if not broker_ids:
-            problem = "includes an empty replica list."
-        elif other is None:
-            problem = f"includes the broker {self._broker_id} more than once."
-        else:
-            problem = (
-                f"includes broker {other}, but no such broker is registered. "
-                f"Broker {self._broker_id} is the only one."
+        """What else can be wrong is found where it is decided."""
+        assigned(self._metadata.image, [broker_ids])
+        if len(broker_ids) > _REPLICAS:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment names {len(broker_ids)} replicas; {_NOT_REPLICATED}",
             )
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {problem}")
 
     # -- DeleteTopics --------------------------------------------------------------------------------------
 
@@ -299,6 +293,7 @@ class TopicsApi:
                 ErrorCode.INVALID_REQUEST, f"{topic.name} is the broker's own; its partitions are fixed"
             )
         check_growth(image, topic.count)
+        assignment = None
         if topic.assignments is not None:
             added = topic.count - image.partition_count
             if len(topic.assignments) != added:
@@ -307,11 +302,14 @@ class TopicsApi:
                     f"Attempted to add {added} additional partition(s), but only {len(topic.assignments)} "
                     "assignment(s) were specified.",
                 )
-            for assignment in topic.assignments:
-                self._check_assignment(assignment.broker_ids)
+            for each in topic.assignments:
+                self._check_assignment(each.broker_ids)
+            assignment = [each.broker_ids for each in topic.assignments]
         if not validate_only:
             context.mutates(topic.count - image.partition_count, _GROW_STRICT_SINCE)
-        await self._metadata.create_partitions(topic.name, topic.count, validate_only=validate_only)
+        await self._metadata.create_partitions(
+            topic.name, topic.count, assignment=assignment, validate_only=validate_only
+        )
 
 
 def _may_of_all(context: RequestContext, operation: Operation, name: str) -> bool:
@@ -328,14 +326,19 @@ def _twice(name: str) -> KafkaError:
     return KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate topic name. '{name}' is in the request twice.")
 
 
-def _check_replication_factor(factor: int) -> None:
+def _check_replication_factor(factor: int, brokers: int) -> None:
     if factor in (-1, _REPLICAS):
         return
     if factor <= 0:
         problem = "Replication factor must be larger than 0, or -1 to use the default value."
     else:
+        why = (
+            f"because only {brokers} broker(s) are registered."
+            if factor > brokers
+            else f"yet: {_NOT_REPLICATED}"
+        )
         problem = (
             f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
-            f"reached because only {_REPLICAS} broker(s) are registered."
+            f"reached {why}"
         )
     raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, problem)

@@ -1,9 +1,10 @@
 """Broker configurations that are changed while it runs: for all brokers (named "") or for one (by its id).
 
 They are kept in the coordination store, under `/broker-configs/default` and `/broker-configs/<id>`, count from the
-moment their change is answered, and again after every restart. What is set for one broker wins over what is set for
-all, and that over what the broker was started with. Only configurations declared `dynamic` may be set; a change is
-taken whole or refused whole, and refused if any topic would be left with configurations that contradict each other.
+moment their change is answered, on other brokers when these have heard of it, and again after every restart. What is
+set for one broker wins over what is set for all, and that over what the broker was started with. Only configurations
+declared `dynamic` may be set; a change is taken whole or refused whole, and refused if any topic would be left with
+configurations that contradict each other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from broker.cluster.nodes import modify
+from broker.cluster.nodes import follow, modify
 from broker.config_key import ConfigError
 from protocol.errors import ErrorCode, KafkaError
 
@@ -54,11 +55,31 @@ class BrokerConfigs:
 
     async def load(self) -> None:
         """Raises ConfigError if something in the store is no longer legal."""
-        for name in self._explicit:
-            node = await self._store.get(self._path(name))
-            if node is not None:
-                self._explicit[name] = _from_json(node.data)
-        self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
+        await self._read()
+
+    async def run(self) -> None:
+        """Follow what is set through other brokers, until cancelled."""
+
+        async def read() -> None:
+            async with self._change:
+                if await self._read():
+                    await self._tell()
+
+        await follow(self._store, _ROOT, read)
+
+    async def _read(self) -> bool:
+        """Whether anything is other than it was."""
+        nodes = {name: await self._store.get(self._path(name)) for name in self._explicit}
+        found = {name: _from_json(None if node is None else node.data) for name, node in nodes.items()}
+        if found == self._explicit:
+            return False
+        self._config.set_dynamic(found[ALL_BROKERS], found[self._own])
+        self._explicit.update(found)
+        return True
+
+    async def _tell(self) -> None:
+        for listener in self.listeners:
+            await listener()
 
     def explicit(self, name: str) -> Mapping[str, str]:
         """What is set for a broker, or for all of them. Raises KafkaError for another broker."""
@@ -87,12 +108,11 @@ class BrokerConfigs:
             if validate_only:
                 return
             stored = await modify(
-                self._store, self._path(name), lambda data: _to_json(changed(_from_json(data)))
+                self._store, self._path(name), lambda data: _to_json(changed(_from_json(data))), root=_ROOT
             )
             self._explicit[name] = _from_json(stored)
             self._config.set_dynamic(self._explicit[ALL_BROKERS], self._explicit[self._own])
-            for listener in self.listeners:
-                await listener()
+            await self._tell()
 
     def _check(self, name: str, changes: Mapping[str, str | None], config: Mapping[str, str]) -> None:
         try:

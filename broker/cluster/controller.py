@@ -1,10 +1,13 @@
-"""The controller: what becomes of topics and partitions, decided. Pure: `step(image, event)` gives transactions of the
-coordination store, and what they make of the image; it waits for nothing and keeps nothing.
+"""What becomes of topics and partitions, decided. Pure: `step(image, event)` gives transactions of the coordination
+store, and what they make of the image; it waits for nothing and keeps nothing.
+
+Topics are made, altered and deleted by whichever broker is asked to. What follows from brokers that come and go is
+decided by one of them, the controller, which alone looks at who is registered.
 
 Invariants
-- Every transaction checks the controller epoch and names the version of every node it changes: of two controllers the
-  older one writes nothing, and neither writes over what it has not seen. Whoever is refused reads the image again, and
-  steps again.
+- Every transaction adds to the journal of changes, at the version that the image was read at, and names the version of
+  every node it changes: nobody writes by an image that is not the newest. Whoever is refused reads on, and steps again.
+- What only the controller decides checks its epoch too: of two controllers the older one writes nothing.
 - Transactions of one step touch different topics or chunks: each is whole by itself, and a step that was cut off
   between two of them goes on from the image as it is then. A topic is created, grown or deleted by one of them.
 - A partition's leader epoch goes up with each change of its leader and with each return of a leader that may have lost
@@ -25,9 +28,11 @@ from msgspec.structs import replace
 
 from broker.cluster import tree
 from broker.cluster.image import (
+    BROKERS,
     NO_LEADER,
     STATES_PER_CHUNK,
     BrokerImage,
+    Changes,
     ClusterImage,
     PartitionState,
     StatesChunk,
@@ -46,11 +51,17 @@ TRANSACTION_BYTES: Final = 400_000
 """About; what belongs together is not parted. ZooKeeper takes 1 MB."""
 
 
+Assignment = Sequence[Sequence[int]]
+"""Replicas of partitions in a row, each list begins with the preferred leader."""
+
+
 class CreateTopics(msgspec.Struct, frozen=True):
     """Topics that are checked; those that are there already under the same id are left out."""
 
     topics: tuple[TopicImage, ...]
     replication_factor: int = 1
+    assignments: Mapping[str, Assignment] = {}
+    """By topic: who is to hold each partition, where somebody has chosen that."""
 
 
 class DeleteTopic(msgspec.Struct, frozen=True):
@@ -65,6 +76,8 @@ class ReplaceTopic(msgspec.Struct, frozen=True):
     topic: TopicImage
     version: int
     replication_factor: int = 1
+    assignment: Assignment | None = None
+    """Of the partitions that are added."""
 
 
 class AdoptStates(msgspec.Struct, frozen=True):
@@ -75,7 +88,7 @@ class AdoptStates(msgspec.Struct, frozen=True):
 
 
 class BrokerStarted(msgspec.Struct, frozen=True):
-    """`clean`: its last stop was, so that its logs have all that they had."""
+    """It has registered, and counts from here on. `clean`: its last stop was, so that its logs have all they had."""
 
     broker: BrokerImage
     clean: bool
@@ -118,10 +131,18 @@ Event = (
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """What is written, and what the topics are then; None: no longer there."""
+    """What is written, and what the image is then: topics (None: no longer there), and brokers if they change."""
 
     operations: tuple[StoreOperation, ...]
     topics: Mapping[str, TopicEntry | None]
+    changes: Changes
+    brokers: Mapping[int, BrokerImage] | None = None
+
+    def applied_to(self, image: ClusterImage) -> ClusterImage:
+        image = replace(image.with_topics(self.topics), changes=self.changes)
+        if self.brokers is None:
+            return image
+        return replace(image, brokers=self.brokers, brokers_version=image.brokers_version + 1)
 
 
 def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
@@ -130,9 +151,17 @@ def step(image: ClusterImage, event: Event) -> Iterator[Transaction]:
 
     Raises KafkaError, before the first one.
     """
-    if image.controller_epoch < 0:
-        raise KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller")
-    return iter(_packed(image, _changes(image, event)))
+    guards: list[StoreOperation] = []
+    if not isinstance(event, CreateTopics | DeleteTopic | ReplaceTopic):
+        if image.controller_epoch < 0:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller")
+        guards = [CheckNode(tree.CONTROLLER_EPOCH, image.controller_version)]
+    brokers = None
+    if isinstance(event, BrokerStarted):
+        brokers = image.with_broker(event.broker).brokers
+    elif isinstance(event, BrokerGone):
+        brokers = image.without_broker(event.broker_id).brokers
+    return iter(_packed(image, _changes(image, event), guards, brokers))
 
 
 class _Change(msgspec.Struct, frozen=True):
@@ -203,7 +232,11 @@ def _create(image: ClusterImage, event: CreateTopics) -> Iterator[_Change]:
         _check_replication_factor(image, event.replication_factor)
 
     def created(topic: TopicImage) -> _Change:
-        states = _placed(image, topic, range(topic.partition_count), event.replication_factor)
+        chosen = event.assignments.get(topic.name)
+        if chosen is not None:
+            states = assigned(image, chosen)
+        else:
+            states = _placed(image, topic, range(topic.partition_count), event.replication_factor)
         entry = TopicEntry(topic, 0, chunks_of(states))
         return _Change(topic.name, tree.creation(entry), entry)
 
@@ -220,7 +253,11 @@ def _replace(image: ClusterImage, event: ReplaceTopic) -> list[_Change]:
     before, total = old.topic.partition_count, topic.partition_count
     if total != before:
         check_growth(old.topic, total)
-        states = (*old.states(), *_placed(image, topic, range(before, total), event.replication_factor))
+        if event.assignment is not None:
+            added = assigned(image, event.assignment)
+        else:
+            added = _placed(image, topic, range(before, total), event.replication_factor)
+        states = (*old.states(), *added)
         chunks = list(old.chunks)
         for number in range(before // STATES_PER_CHUNK, -(-total // STATES_PER_CHUNK)):
             some = states[number * STATES_PER_CHUNK : (number + 1) * STATES_PER_CHUNK]
@@ -258,6 +295,30 @@ def _placed(
         )
         kinds.append(PartitionState(replicas, replicas[0], 0, replicas))
     return [kinds[index % len(kinds)] for index in indexes]
+
+
+def assigned(image: ClusterImage, assignment: Assignment) -> list[PartitionState]:
+    """States of new partitions that somebody has chosen replicas for; raises KafkaError(INVALID_REPLICA_ASSIGNMENT)."""
+    states = []
+    for replicas in assignment:
+        missing = next((broker for broker in replicas if broker not in image.brokers), None)
+        if not replicas:
+            problem = "includes an empty replica list."
+        elif len(set(replicas)) != len(replicas):
+            twice = next(broker for broker in replicas if list(replicas).count(broker) > 1)
+            problem = f"includes the broker {twice} more than once."
+        elif len(replicas) != len(assignment[0]):
+            problem = "gives partitions different numbers of replicas."
+        elif missing is not None:
+            problem = (
+                f"includes broker {missing}, but no such broker is registered. "
+                f"Those that are alive: {', '.join(map(str, sorted(image.brokers)))}."
+            )
+        else:
+            states.append(PartitionState(tuple(replicas), replicas[0], 0, tuple(replicas)))
+            continue
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {problem}")
+    return states
 
 
 def _check_replication_factor(image: ClusterImage, replication_factor: int) -> None:
@@ -425,8 +486,14 @@ def _without(brokers: tuple[int, ...], broker: int) -> tuple[int, ...]:
 # -- transactions ------------------------------------------------------------------------------------------
 
 
-def _packed(image: ClusterImage, changes: Iterable[_Change]) -> Iterator[Transaction]:
-    guard = CheckNode(tree.CONTROLLER_EPOCH, image.controller_version)
+def _packed(
+    image: ClusterImage,
+    changes: Iterable[_Change],
+    guards: Sequence[StoreOperation],
+    brokers: Mapping[int, BrokerImage] | None,
+) -> Iterator[Transaction]:
+    """What happens to the live brokers is in the last one: whoever finds it undone does all of it again."""
+    journal = image.changes
     operations: list[StoreOperation] = []
     topics: dict[str, TopicEntry | None] = {}
     entries: dict[str, TopicEntry] = {}  # of topics whose chunks change one after the other
@@ -438,7 +505,8 @@ def _packed(image: ClusterImage, changes: Iterable[_Change]) -> Iterator[Transac
             or chunks == CHUNKS_PER_TRANSACTION
             or len(operations) + len(change.operations) > OPERATIONS_PER_TRANSACTION
         ):
-            yield Transaction((guard, *operations), topics)
+            journal = journal.followed_by(tuple(topics))
+            yield Transaction((*guards, tree.changes_operation(journal), *operations), topics, journal)
             operations, topics, size, chunks = [], {}, 0, 0
         operations += change.operations
         size += cost
@@ -450,5 +518,10 @@ def _packed(image: ClusterImage, changes: Iterable[_Change]) -> Iterator[Transac
             topics[change.name] = entries[change.name] = replace(entry, chunks=tuple(listed))
         else:
             topics[change.name] = change.entry
+    names = tuple(topics)
+    if brokers is not None:
+        operations.append(tree.live_brokers_operation(brokers, image.brokers_version))
+        names = (*names, BROKERS)
     if operations:
-        yield Transaction((guard, *operations), topics)
+        journal = journal.followed_by(names)
+        yield Transaction((*guards, tree.changes_operation(journal), *operations), topics, journal, brokers)

@@ -1,8 +1,8 @@
 """The data directory: who may use it, what it holds, and what is thrown away at start.
 
 .lock                      held (flock) by the running broker
-meta.properties            version, cluster.id, node.id
-meta.db                    the embedded coordination store: the truth about topics
+meta.properties            version, cluster.id, node.id; cluster.member if the truth about topics is elsewhere
+meta.db                    the embedded coordination store: the truth about topics of a broker alone
 .kafka_cleanshutdown       there only between a clean stop and the next start
 <topic>-<partition>/       a partition's log; `partition.metadata` names the topic's id
 <topic id>-<partition>-delete/      a deleted topic's files, about to be removed
@@ -37,6 +37,8 @@ logger = logging.getLogger("headrace.data")
 LAYOUT_VERSION = 2
 """1: topics had no states of their partitions. What is older is brought to this one when it is opened."""
 _LOCK = ".lock"
+_PROPERTIES = "meta.properties"
+_MEMBER = "cluster.member"
 _TEMPORARY = ".tmp"
 _CLEAN = ".kafka_cleanshutdown"
 PARTITION_METADATA = "partition.metadata"
@@ -51,9 +53,18 @@ class DataDirectory:
     """An opened data directory. `was_clean` says whether the last broker closed every log."""
 
     def __init__(
-        self, path: Path, broker_id: int, new_cluster_id: uuid.UUID, disk: Disk, clock: Clock
+        self,
+        path: Path,
+        broker_id: int,
+        new_cluster_id: uuid.UUID,
+        disk: Disk,
+        clock: Clock,
+        *,
+        member_of: str | None = None,
     ) -> None:
-        """Take the directory, or raise ConfigError saying why not."""
+        """Take the directory, or raise ConfigError saying why not. `member_of`: the id of the cluster that its broker
+        belongs to; without one it is a broker alone.
+        """
         self.path = path
         self._disk = disk
         self._clock = clock
@@ -69,7 +80,7 @@ class DataDirectory:
                 "stop that one or choose another directory"
             ) from None
         try:
-            self.cluster_id = self._load_properties(broker_id, new_cluster_id)
+            self.cluster_id = self._load_properties(broker_id, new_cluster_id, member_of)
         except BaseException:
             self._lock.release()
             raise
@@ -161,7 +172,7 @@ class DataDirectory:
         return self.path / f"{topic_id.hex}-{index}-delete"
 
     def _write_topic_id(self, path: Path, topic_id: uuid.UUID) -> None:
-        data = f"version: 0\ntopic_id: {_to_base64(topic_id)}\n".encode()
+        data = f"version: 0\ntopic_id: {to_base64(topic_id)}\n".encode()
         file = self._disk.open(path / PARTITION_METADATA, create=True)
         file.truncate(0)
         file.write([data], 0)
@@ -169,18 +180,16 @@ class DataDirectory:
 
     # -- meta.properties -----------------------------------------------------------------------------------
 
-    def _load_properties(self, broker_id: int, new_cluster_id: uuid.UUID) -> str:
-        path = self.path / "meta.properties"
-        if self._disk.size(path) is None:
+    def _load_properties(self, broker_id: int, new_cluster_id: uuid.UUID, member_of: str | None) -> str:
+        path = self.path / _PROPERTIES
+        properties = _read_properties(self._disk, self.path)
+        if properties is None:
             self._disk.sync_above(self.path)
-            cluster_id = _to_base64(new_cluster_id)
-            self._disk.replace(path, _properties(cluster_id, broker_id), sync=True)
+            cluster_id = member_of or to_base64(new_cluster_id)
+            data = _properties(cluster_id, broker_id, is_member=member_of is not None)
+            self._disk.replace(path, data, sync=True)
             return cluster_id
-        properties = dict(
-            line.split("=", 1)
-            for line in self._disk.read(path).decode().splitlines()
-            if "=" in line and line[0] != "#"
-        )
+        is_member = _MEMBER in properties
         try:
             version, node_id = int(properties["version"]), int(properties["node.id"])
             cluster_id = properties["cluster.id"]
@@ -196,17 +205,56 @@ class DataDirectory:
                 f"the data directory {self.path} belongs to broker {node_id}, "
                 f"not {broker_id}; set node.id={node_id}"
             )
+        if is_member and member_of is None:
+            raise ConfigError(
+                f"the data directory {self.path} belongs to broker {node_id} of the cluster {cluster_id}, whose topics"
+                " are in ZooKeeper: start it with --zookeeper"
+            )
+        if member_of is not None and not is_member:
+            raise ConfigError(
+                f"the data directory {self.path} is that of a broker alone, which has its topics in it: it cannot"
+                " become a cluster's; choose another directory"
+            )
+        if member_of is not None and cluster_id != member_of:
+            raise ConfigError(
+                f"the data directory {self.path} belongs to the cluster {cluster_id}, and the one at --zookeeper is"
+                f" {member_of}: choose the directory or the address and path that belong together"
+            )
         if version < LAYOUT_VERSION:
             # Before anything else of it: an older broker must not open what this one has written.
-            self._disk.replace(path, _properties(cluster_id, node_id), sync=True)
+            self._disk.replace(path, _properties(cluster_id, node_id, is_member=is_member), sync=True)
         return cluster_id
 
 
-def _properties(cluster_id: str, broker_id: int) -> bytes:
-    return f"version={LAYOUT_VERSION}\ncluster.id={cluster_id}\nnode.id={broker_id}\n".encode()
+def member_of(disk: Disk, path: Path) -> str | None:
+    """The id of the cluster whose member the broker of a data directory is; None for a new one, and for that of a
+    broker alone. Changes nothing.
+    """
+    properties = _read_properties(disk, path)
+    return None if properties is None or _MEMBER not in properties else properties.get("cluster.id")
 
 
-def _to_base64(value: uuid.UUID) -> str:
+def is_used(disk: Disk, path: Path) -> bool:
+    """Whether a broker was started with the data directory before."""
+    return _read_properties(disk, path) is not None
+
+
+def _read_properties(disk: Disk, path: Path) -> dict[str, str] | None:
+    if disk.size(path / _PROPERTIES) is None:
+        return None
+    return dict(
+        line.split("=", 1)
+        for line in disk.read(path / _PROPERTIES).decode().splitlines()
+        if "=" in line and line[0] != "#"
+    )
+
+
+def _properties(cluster_id: str, broker_id: int, *, is_member: bool) -> bytes:
+    text = f"version={LAYOUT_VERSION}\ncluster.id={cluster_id}\nnode.id={broker_id}\n"
+    return (f"{text}{_MEMBER}=true\n" if is_member else text).encode()
+
+
+def to_base64(value: uuid.UUID) -> str:
     """Kafka's text form of an id: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 

@@ -4,6 +4,8 @@
 - **TopicEntry**: a topic as it is told to everybody, and the states of its partitions in chunks of STATES_PER_CHUNK.
   The versions are those of the nodes in the coordination store that it was read from (`broker.cluster.tree`): what is
   decided by an image is written only where the store still has it.
+- **Changes**: how far the journal of changes in the store was read. Every change of topics or brokers adds one entry,
+  so an image is the store's as of that version, and nobody decides by an older one.
 - **PartitionState**: replicas, leader, ISR and the eligible replicas (KIP-966) of one partition. Its leader epoch goes
   up with every leader and never down, its partition epoch with every change (KIP-497).
 
@@ -28,6 +30,11 @@ V = TypeVar("V")
 STATES_PER_CHUNK: Final = 100
 NO_LEADER: Final = -1
 _SHARDS: Final = 256
+CHANGES_KEPT: Final = 32
+CHANGED_NAMES_MAX: Final = 100
+"""Together 100 kB at most, with names of a usual length 10: a broker that has missed more reads everything."""
+BROKERS: Final = ""
+"""Stands for the brokers among the names of topics in the journal of changes."""
 
 
 class PartitionState(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +82,31 @@ class BrokerImage(msgspec.Struct, frozen=True):
     incarnation: str
     endpoints: tuple[tuple[str, str, int], ...] = ()
     rack: str | None = None
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """`version` is that of the journal's node, -1 before it exists; `recent` are its last entries, the newest last: the
+    topics that one change has touched (`BROKERS` among them for the brokers), None for too many to name.
+    """
+
+    version: int = -1
+    recent: tuple[tuple[str, ...] | None, ...] = ()
+
+    def followed_by(self, names: tuple[str, ...]) -> Changes:
+        entry = names if len(names) <= CHANGED_NAMES_MAX else None
+        return Changes(self.version + 1, (*self.recent, entry)[-CHANGES_KEPT:])
+
+    def since(self, version: int) -> set[str] | None:
+        """What has changed after that version; None if it is not known any more."""
+        missed = self.version - version
+        if not 0 <= missed <= len(self.recent) or version < 0:
+            return None
+        names: set[str] = set()
+        for entry in self.recent[len(self.recent) - missed :]:
+            if entry is None:
+                return None
+            names.update(entry)
+        return names
 
 
 class FrozenMap(Generic[K, V]):
@@ -130,12 +162,16 @@ class FrozenMap(Generic[K, V]):
 
 class ClusterImage(msgspec.Struct, frozen=True):
     """`controller_epoch` and `controller_version` (of the epoch's node) are those of the controller that reads or wrote
-    it; -1 for a broker that is none.
+    it; -1 for a broker that is none. `controller_id` is who is the controller as far as this broker knows, -1 for
+    nobody. `brokers_version` is that of the node of the brokers, -1 before it exists.
     """
 
     version: int = 0
     controller_epoch: int = -1
     controller_version: int = -1
+    controller_id: int = -1
+    changes: Changes = Changes()
+    brokers_version: int = -1
     topics: FrozenMap[str, TopicEntry] = msgspec.field(default_factory=FrozenMap)
     brokers: Mapping[int, BrokerImage] = msgspec.field(default_factory=dict)
 

@@ -8,6 +8,8 @@ Invariants
   that all appends to the partition share. Owners are told in the order of their appends, and act only then.
 - A key is served only after its partition has been read in full (COORDINATOR_LOAD_IN_PROGRESS until then). A partition
   that cannot be read answers COORDINATOR_NOT_AVAILABLE: to show its keys as unknown would lose what they stand for.
+- Keys of partitions that another broker leads are that one's (NOT_COORDINATOR). What was read of a partition is let go
+  of with its leadership, and read again when it comes back.
 - A partition is rewritten (live content appended again, what is before it deleted) when it has grown to several times
   its live content, so it does not grow for ever. Nothing is on its way to the partition while content is written
   again, so a record is never older than what precedes it; nothing is deleted before its copy is durable. A crash in
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from broker.background import BackgroundTasks
+    from broker.cluster.image import TopicEntry
     from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
     from broker.ports import Clock
@@ -63,6 +66,9 @@ class Contents(Protocol[T]):
     async def adopt(self, index: int, read: T) -> None:
         """Take over what was read; the partition's keys are served afterwards."""
 
+    def let_go(self, index: int) -> None:
+        """The partition is not led here any more: forget its keys, and tell who waits for any of them."""
+
     def live_keys(self, index: int) -> list[str]:
         """The keys of a partition that have something to be written again."""
 
@@ -94,21 +100,37 @@ class JournalTopic:
         self._executor = executor
         self._clock = clock
         self._background = background
+        self._led: set[int] = set()
         self._loading: set[int] = set()
         self._failed: set[int] = set()
         self._creation: asyncio.Task[None] | None = None
         self._rewrite_at: dict[int, int] = {}
         self._rewriting: set[int] = set()
         self._held: dict[int, list[tuple[bytes, Later]]] = {}
+        metadata.followers.append(self._followed)
 
     # -- life ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to read the topic in the background, if it is there."""
         if self._metadata.topic(self.name) is not None:
-            self.partitions = self._metadata.partitions(self.name)
-            self._loading = set(range(len(self.partitions)))
-            self._background.start(self._load_all(), f"load {self.name}")
+            self._led = self._look()
+            self._loading = set(self._led)
+            self._background.start(self._load_all(self._led), f"load {self.name}")
+
+    def _followed(self, before: TopicEntry | None, entry: TopicEntry) -> None:
+        if entry.topic.name != self.name:
+            return
+        led = self._look()
+        for index in self._led - led:
+            self._loading.discard(index)
+            self._failed.discard(index)
+            self._contents.let_go(index)
+        gained = led - self._led if before is not None else set()  # nothing is on those of a new topic
+        self._led = led
+        if gained:
+            self._loading |= gained
+            self._background.start(self._load_all(gained), f"load {self.name}")
 
     async def stop(self) -> None:
         """What was appended is stored, or has failed, when this is over."""
@@ -141,7 +163,15 @@ class JournalTopic:
                 await self._metadata.create_topic(self.name, self._new_partition_count, TOPIC_CONFIG)
             except STORE_LOST as error:
                 raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, error.message) from error
+            except KafkaError as error:
+                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:  # by another broker
+                    raise
+        self._led = self._look()
+
+    def _look(self) -> set[int]:
+        """Which partitions are led here."""
         self.partitions = self._metadata.partitions(self.name)
+        return {partition.index for partition in self.partitions if not partition.closed}
 
     def _created(self, creation: asyncio.Task[None]) -> None:
         self._creation = None  # after a failure the next client tries again
@@ -160,23 +190,25 @@ class JournalTopic:
 
     def is_loaded(self, index: int) -> bool:
         """Whether a partition has been read, so that what is appended to it is not missed."""
-        return index not in self._loading and index not in self._failed
+        return index in self._led and index not in self._loading and index not in self._failed
 
     def unavailable(self, key: str) -> ErrorCode:
         """NONE, or why the key cannot be served now."""
-        if not self._loading and not self._failed:
+        if not self._loading and not self._failed and len(self._led) == len(self.partitions):
             return ErrorCode.NONE
         index = self.index_of(key)
+        if index not in self._led:
+            return ErrorCode.NOT_COORDINATOR
         if index in self._loading:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if index in self._failed else ErrorCode.NONE
 
-    async def _load_all(self) -> None:
+    async def _load_all(self, indexes: Set[int]) -> None:
         started = self._clock.monotonic()
-        for index in sorted(self._loading):
+        for index in sorted(indexes):
             await self._load(index)
         elapsed_ms = (self._clock.monotonic() - started) * 1000
-        logger.info("loaded the %d partitions of %s in %.0f ms", len(self.partitions), self.name, elapsed_ms)
+        logger.info("loaded %d partitions of %s in %.0f ms", len(indexes), self.name, elapsed_ms)
 
     async def _load(self, index: int) -> None:
         partition = self.partitions[index]
@@ -187,6 +219,8 @@ class JournalTopic:
             )
             await self._contents.adopt(index, read)
         except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
+            if self.partitions[index] is not partition or partition.closed:
+                return  # another broker leads it now, or did meanwhile
             logger.error("%s-%d cannot be read; nothing of it is served: %s", self.name, index, error)
             self._failed.add(index)
             self._loading.discard(index)

@@ -8,6 +8,7 @@ start waits for that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +18,15 @@ import msgspec
 from broker.cluster import tree
 from broker.cluster.image import BrokerImage
 from broker.cluster.nodes import OUTDATED, modify
-from broker.ports import CoordinationStore, CreateNode, SetNode, StoreOperation
+from broker.config_key import ConfigError
+from broker.ports import (
+    CoordinationStore,
+    CreateNode,
+    NodeExistsError,
+    SetNode,
+    StoreOperation,
+    StoreUnavailableError,
+)
 from protocol.errors import ErrorCode, KafkaError
 
 WAIT_SECONDS: Final = 30.0
@@ -43,8 +52,11 @@ class Registration(msgspec.Struct, frozen=True):
 
 async def register(
     store: CoordinationStore, registration: Registration, *, wait_seconds: float = WAIT_SECONDS
-) -> BrokerImage:
-    """Raises KafkaError(DUPLICATE_BROKER_REGISTRATION) if a broker with this id stays alive."""
+) -> tuple[BrokerImage, int]:
+    """The broker as it stands there, and the session that it is registered by.
+
+    Raises KafkaError(DUPLICATE_BROKER_REGISTRATION) if a broker with this id stays alive.
+    """
     image = BrokerImage(
         registration.broker_id,
         0,
@@ -53,22 +65,46 @@ async def register(
         registration.rack,
     )
     path = f"{tree.BROKER_IDS}/{registration.broker_id}"
-    await _gone(store, path, wait_seconds)
-    try:
-        await store.transact(
-            [CreateNode(path, tree.encode_broker(image, clean=registration.clean), ephemeral=True)]
-        )
-    except OUTDATED:
-        raise KafkaError(
-            ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-            f"a broker with node.id={registration.broker_id} is alive already; give this one another node.id",
-        ) from None
+    data = tree.encode_broker(image, clean=registration.clean)
     node = await store.get(path)
+    if (
+        node is None or node.owner != store.session or node.data != data
+    ):  # unless it was made, and nobody was told
+        await _gone(store, path, wait_seconds)
+        try:
+            await store.transact([CreateNode(path, data, ephemeral=True)])
+        except OUTDATED:
+            raise KafkaError(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                f"a broker with node.id={registration.broker_id} is alive already; give this one another node.id",
+            ) from None
+        node = await store.get(path)
     if node is None or node.owner != store.session:
         raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, f"the registration at {path} is lost")
     known = json.dumps({"rack": registration.rack}, separators=(",", ":")).encode()
     await modify(store, f"{tree.KNOWN_BROKERS}/{registration.broker_id}", lambda _: known)
-    return tree.decode_broker(registration.broker_id, node)
+    return tree.decode_broker(registration.broker_id, node), node.owner
+
+
+async def cluster_id(store: CoordinationStore, *, known: str | None, new: str) -> str:
+    """The id of the cluster that is kept in the store. `known` is the one that this broker's data directory has, if it
+    is a member's; a cluster begins with the id `new`.
+
+    Raises ConfigError if there is no cluster in the store, and a directory of one.
+    """
+    node = await store.get(tree.CLUSTER_ID)
+    if node is None and known is not None:
+        raise ConfigError(
+            f"there is no cluster at this address and path of ZooKeeper, and the data directory belongs to the cluster"
+            f" {known}: is the path behind the address the right one?"
+        )
+    if node is None:
+        with contextlib.suppress(NodeExistsError):  # of two that begin, one
+            await store.transact([CreateNode(tree.CLUSTER_ID, new.encode())])
+        node = await store.get(tree.CLUSTER_ID)
+    if node is None:
+        raise StoreUnavailableError("the cluster's id was deleted")
+    return node.data.decode()
 
 
 async def become_controller(
@@ -112,12 +148,12 @@ async def _gone(store: CoordinationStore, path: str, wait_seconds: float) -> boo
     return True
 
 
-async def read_brokers(store: CoordinationStore) -> dict[int, BrokerImage]:
-    """Those that are alive."""
+async def read_registrations(store: CoordinationStore) -> dict[int, tuple[BrokerImage, bool]]:
+    """Who is registered, and whether the last stop of each was a clean one."""
     names = await store.children(tree.BROKER_IDS)
     nodes = await store.get_many([f"{tree.BROKER_IDS}/{name}" for name in names])
     return {
-        int(name): tree.decode_broker(int(name), node)
+        int(name): (tree.decode_broker(int(name), node), tree.decode_clean(node))
         for name, node in zip(names, nodes, strict=True)
         if node is not None
     }

@@ -1,10 +1,14 @@
 """The topics of the cluster: what is known of them, the only way to change them, and this broker's partitions.
 
 The coordination store is the truth (`broker.cluster.tree`): a topic exists when its node does. Changes are decided by
-the controller (`broker.cluster.controller`), pure and by the image of the store, written as compare-and-set, and then
-followed: by this broker's partitions (`broker.cluster.replicas`) and by the image that everybody reads. One change at a
-time. Whoever was overtaken by another writer reads the store again and decides again; a broker that is no longer the
-controller is refused (NOT_CONTROLLER).
+the image of the store, pure (`broker.cluster.controller`), written as compare-and-set, and then followed: by this
+broker's partitions (`broker.cluster.replicas`) and by the image that everybody reads. One change at a time. Whoever was
+overtaken by another writer reads on and decides again.
+
+Each broker of a cluster decides what it is asked for by its clients: every change is compared with the journal of
+changes, so they come one after the other whoever makes them, and no request has to be handed to another broker, nor
+another broker trusted with who asked. One of them, the controller, sees to brokers that come and go. Everybody hears of
+changes by one watch (`run`), and is fenced while it has no registration that the controller has seen.
 
 Partition folders follow the store: a folder without a topic is set aside at start, a topic without folders has empty
 partitions. A crash between the deletion of a topic and the removal of its files leaves `/deleted/<topic id>` in the
@@ -15,6 +19,7 @@ carry (`partition.metadata`), so that files of the old one are never taken for i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -26,17 +31,23 @@ from msgspec.structs import replace
 from broker.cluster import tree
 from broker.cluster.controller import (
     AdoptStates,
+    Assignment,
+    BrokerGone,
     BrokerStarted,
     CreateTopics,
     DeleteTopic,
     Event,
     ReplaceTopic,
     Transaction,
+    assigned,
     step,
 )
-from broker.cluster.image import STATES_PER_CHUNK, ClusterImage, FrozenMap, TopicEntry
-from broker.cluster.membership import Registration, become_controller, read_brokers, register
+from broker.cluster.fence import Fence
+from broker.cluster.image import NO_LEADER, BrokerImage, ClusterImage, PartitionState, TopicEntry
+from broker.cluster.member import Member
+from broker.cluster.membership import WAIT_SECONDS, Claim, Registration, read_registrations
 from broker.cluster.nodes import OUTDATED, modify
+from broker.cluster.reading import read_image, read_on
 from broker.cluster.replicas import LocalReplicas
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_config import TopicConfigs
@@ -51,7 +62,6 @@ from broker.cluster.topic_names import (
     metric_name,
     unknown_topic,
 )
-from broker.config_key import ConfigError
 from broker.ports import (
     STORE_LOST,
     CoordinationStore,
@@ -77,16 +87,19 @@ MANY_TOPICS: Final = 1000
 """Made at once: so many objects that the garbage collector must not look through them in one pass."""
 TOPICS_PER_CHANGE: Final = 64
 """Made by one transaction of the store, of those that are asked for together."""
+RETRY_SECONDS: Final = 0.5
+"""After the store could not be asked, or somebody else has this broker's id."""
 TOPICS_PER_TURN: Final = 32
 """Topics whose configuration is checked in one turn of the event loop."""
 
 
 class NewTopic(NamedTuple):
-    """A topic to be made; `partitions` -1 takes the broker's default."""
+    """A topic to be made; `partitions` -1 takes the broker's default. `assignment`: who is to hold each of them."""
 
     name: str
     partitions: int
     config: Mapping[str, str]
+    assignment: Assignment | None = None
 
 
 class TopicManager:
@@ -105,7 +118,9 @@ class TopicManager:
         policies: Sequence[TopicPolicy] = (),
         default_partitions: int = 1,
         slices: Slices,
+        fence: Fence | None = None,
     ) -> None:
+        """`fence`: where others use the store too."""
         self.is_loaded = False
         """The image is whole: from here on a topic that is not in it does not exist."""
         self.image = ClusterImage()
@@ -113,6 +128,8 @@ class TopicManager:
         self.version = 0  # the image's: the key of response caches
         self.topic_configs = topic_configs
         self.deletion_listeners: list[Callable[[TopicImage], None]] = []
+        self.followers: list[Callable[[TopicEntry | None, TopicEntry], None]] = []
+        """Told what a topic was and what it is, after this broker's partitions have followed."""
         self._store = store
         self._entropy = entropy
         self._executor = executor
@@ -122,12 +139,18 @@ class TopicManager:
         self._default_partitions = default_partitions
         self._slices = slices
         self._index = TopicIndex()
+        self._entries: dict[str, TopicEntry] = {}
+        self._member = Member(store, registration, fence)
+        self._is_alone = fence is None
+        self._woken = asyncio.Event()
+        self._must_stand = True
         self._replicas = LocalReplicas(
             registration.broker_id,
             executor=executor,
             open_log=open_log,
             log_config=topic_configs.log_config,
             policies=policies,
+            fence=fence,
         )
         self.changes = self._replicas.changes
         self.partition = self._replicas.partition
@@ -161,7 +184,29 @@ class TopicManager:
         return self._index.in_order()
 
     def all_partitions(self) -> list[Partition]:
+        """Those that this broker does not lead are closed."""
         return self._replicas.all_partitions()
+
+    def entry(self, name: str) -> TopicEntry | None:
+        """The topic with the states of its partitions."""
+        return self._entries.get(name)
+
+    def state(self, name: str, index: int) -> PartitionState | None:
+        """Who holds and leads a partition; None if there is none."""
+        entry = self._entries.get(name)
+        if entry is None or not 0 <= index < entry.topic.partition_count:
+            return None
+        return entry.state(index)
+
+    def leader(self, name: str, index: int) -> BrokerImage | None:
+        """None if the partition has no leader that is alive, or does not exist."""
+        state = self.state(name, index)
+        return None if state is None or state.leader == NO_LEADER else self.image.brokers.get(state.leader)
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker does what one broker alone does for all."""
+        return self.image.controller_epoch >= 0
 
     # -- changing it ---------------------------------------------------------------------------------------
 
@@ -229,7 +274,12 @@ class TopicManager:
 
         async def decide() -> Event:
             results[:] = await self._new_images(topics, ids, check_collisions)
-            return CreateTopics(tuple(image for image in results if isinstance(image, TopicImage)))
+            return CreateTopics(
+                tuple(image for image in results if isinstance(image, TopicImage)),
+                assignments={
+                    topic.name: topic.assignment for topic in topics if topic.assignment is not None
+                },
+            )
 
         await self._carry_out(decide)
         for image in results:
@@ -272,6 +322,8 @@ class TopicManager:
         check_topic_name(name)
         count = self._default_partitions if topic.partitions == -1 else topic.partitions
         check_partition_count(name, count)
+        if topic.assignment is not None:
+            assigned(self.image, topic.assignment)
         if name in self._index.by_name or name in others:
             raise already_exists(name)
         normal = await self._validated(name, count, dict(topic.config))
@@ -288,15 +340,24 @@ class TopicManager:
         async with self._change:
             await self._carry_out(decide)
 
-    async def create_partitions(self, name: str, total: int, *, validate_only: bool = False) -> TopicImage:
-        """Grow a topic to `total` partitions. Raises KafkaError."""
+    async def create_partitions(
+        self,
+        name: str,
+        total: int,
+        *,
+        assignment: Assignment | None = None,
+        validate_only: bool = False,
+    ) -> TopicImage:
+        """Grow a topic to `total` partitions; `assignment`: who is to hold those that are added. Raises KafkaError."""
 
         async def grown(old: TopicImage) -> TopicImage:
             check_growth(old, total)
+            if assignment is not None:
+                assigned(self.image, assignment)
             config = await self._revalidated(old, total, dict(old.config))
             return TopicImage(name, old.topic_id, total, config, old.internal)
 
-        return await self._to_the_end(self._replace_topic(name, grown, validate_only))
+        return await self._to_the_end(self._replace_topic(name, grown, validate_only, assignment))
 
     async def alter_config(
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
@@ -312,13 +373,17 @@ class TopicManager:
         return await self._to_the_end(self._replace_topic(name, altered, validate_only))
 
     async def _replace_topic(
-        self, name: str, changed: Callable[[TopicImage], Awaitable[TopicImage]], validate_only: bool
+        self,
+        name: str,
+        changed: Callable[[TopicImage], Awaitable[TopicImage]],
+        validate_only: bool,
+        assignment: Assignment | None = None,
     ) -> TopicImage:
         async def decide() -> ReplaceTopic:
             entry = self.image.topics.get(name)
             if entry is None:
                 raise unknown_topic(name)
-            return ReplaceTopic(await changed(entry.topic), entry.version)
+            return ReplaceTopic(await changed(entry.topic), entry.version, assignment=assignment)
 
         async with self._change:
             if validate_only:
@@ -355,18 +420,12 @@ class TopicManager:
     # -- start and stop ------------------------------------------------------------------------------------
 
     async def load(self, *, open_all: bool) -> None:
-        """Register this broker, become the controller, read the image and serve it. `open_all` recovers every log now
-        (after a crash). Raises ConfigError when the store's content is damaged, KafkaError when another broker is in
-        this one's place.
+        """Register this broker, read the image, and serve it when the controller has seen to the registration: this
+        broker, if nobody else is. `open_all` recovers every log now (after a crash). Raises ConfigError when the
+        store's content is damaged, KafkaError when another broker is in this one's place.
         """
         await self._finish_deletions()
-        broker = await register(self._store, self._registration)
-        claim = await become_controller(self._store, broker.broker_id)
-        if claim is None:
-            raise KafkaError(ErrorCode.NOT_CONTROLLER, "another broker is the controller")
-        image = replace(await self._read(), controller_epoch=claim.epoch, controller_version=claim.version)
-        image = await self._adopt(image)
-        image = await self._written(image, BrokerStarted(broker, self._registration.clean))
+        image = await self._joined()
         entries = sorted(image.topics.values(), key=lambda entry: entry.topic.name)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(
@@ -387,10 +446,40 @@ class TopicManager:
         if self._removals:
             await asyncio.gather(*self._removals)
 
+    async def _joined(self) -> ClusterImage:
+        """The image in which this broker is one of those that are alive."""
+        with contextlib.ExitStack() as watches:
+            self._watch(watches)
+            await self._member.register(WAIT_SECONDS)
+            image = await read_image(self._store)
+            while True:
+                self._woken.clear()
+                await self._member.register(WAIT_SECONDS)
+                controller_id = await self._member.stand()
+                image = _controlled(image, self._member.claim, controller_id)
+                image, _ = await read_on(self._store, image)
+                try:
+                    image = await self._adopt(image)
+                    image = await self._attended(image)
+                except (*OUTDATED, StoreOutcomeUnknownError):
+                    continue
+                if self._member.seen_in(image):
+                    return image
+                await self._woken.wait()
+
+    async def _attended(self, image: ClusterImage) -> ClusterImage:
+        """What an image is when its controller has seen to who is registered, before anybody follows it."""
+        if image.controller_epoch < 0:
+            return image
+        registered = await read_registrations(self._store)
+        while (event := _to_attend(image, registered)) is not None:
+            image = await self._written(image, event)
+        return image
+
     async def _adopt(self, image: ClusterImage) -> ClusterImage:
         """Give topics of the layout without states those that they had by it."""
         node = await self._store.get(tree.LEADER_EPOCH)
-        if node is None:
+        if node is None or image.controller_epoch < 0:
             return image
         image = await self._written(image, AdoptStates(self._registration.broker_id, int(node.data)))
         await self._store.transact([DeleteNode(tree.LEADER_EPOCH, node.version)])
@@ -400,36 +489,8 @@ class TopicManager:
         """What an image is after an event, before anybody sees it."""
         for transaction in step(image, event):
             await self._store.transact(transaction.operations)
-            image = image.with_topics(transaction.topics)
-        return image.with_broker(event.broker) if isinstance(event, BrokerStarted) else image
-
-    async def _read(self) -> ClusterImage:
-        """What the store has."""
-        names = await self._store.children(tree.TOPICS)
-        nodes = await self._store.get_many([tree.topic_path(name) for name in names])
-        found = [
-            (tree.decode_topic(node.data), node.version) for node in nodes if node is not None and node.data
-        ]
-        counts = [-(-topic.partition_count // STATES_PER_CHUNK) for topic, _ in found]
-        paths = [
-            tree.chunk_path(topic.name, number)
-            for (topic, _), count in zip(found, counts, strict=True)
-            for number in range(count)
-        ]
-        chunks = iter(await self._store.get_many(paths))
-        entries: dict[str, TopicEntry | None] = {}
-        for (topic, version), count in zip(found, counts, strict=True):
-            mine = [next(chunks) for _ in range(count)]
-            states = tuple(tree.decode_chunk(node) for node in mine if node is not None)
-            if states and sum(len(chunk.states) for chunk in states) != topic.partition_count:
-                raise ConfigError(
-                    f"the states of topic {topic.name} in the coordination store are not those of its"
-                    f" {topic.partition_count} partitions; restore it from a backup"
-                )
-            entries[topic.name] = TopicEntry(topic, version, states)
-        return ClusterImage(
-            topics=FrozenMap[str, TopicEntry]().changed(entries), brokers=await read_brokers(self._store)
-        )
+            image = transaction.applied_to(image)
+        return image
 
     # -- carrying out ----------------------------------------------------------------------------------------
 
@@ -445,20 +506,29 @@ class TopicManager:
         if not task.cancelled():
             task.exception()  # whoever still waits is told; if nobody does, nobody wants to know
 
-    async def _carry_out(self, decide: Callable[[], Awaitable[Event]]) -> None:
-        """Write what is decided and follow it; decide again after somebody else has written."""
-        while True:
-            event = await decide()
+    async def _carry_out(self, decide: Callable[[], Awaitable[Event | None]]) -> None:
+        """Write what is decided and follow it; read on and decide again after somebody else has written."""
+        while (event := await decide()) is not None:
             try:
                 for transaction in step(self.image, event):
                     if not await self._write(transaction):
                         break
-                    await self._follow(self.image.with_topics(transaction.topics), transaction.topics)
+                    await self._follow(transaction.applied_to(self.image), transaction.topics)
                 else:
                     return
             except OUTDATED:
                 pass
-            await self._catch_up()
+            if not await self._catch_up() and not await self._catch_up(everything=True):
+                await self._check_claim()
+
+    async def _check_claim(self) -> None:
+        """Raises KafkaError if another broker has become the controller."""
+        node = await self._store.get(tree.CONTROLLER_EPOCH)
+        if self.is_controller and (node is None or node.version != self.image.controller_version):
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER,
+                "another broker is the controller" + ("" if node is None else f", epoch {int(node.data)}"),
+            )
 
     async def _write(self, transaction: Transaction) -> bool:
         """False if the store was lost meanwhile and does not have it. Raises what it refuses."""
@@ -466,27 +536,80 @@ class TopicManager:
             await self._store.transact(transaction.operations)
         except StoreOutcomeUnknownError as unknown:
             try:
-                there = (await self._read()).topics
+                image, _ = await read_on(self._store, self.image)
             except StoreUnavailableError:
                 raise unknown from None
+            if transaction.brokers is not None and transaction.brokers != image.brokers:
+                return False
+            there = image.topics
             return all(there.get(name) == entry for name, entry in transaction.topics.items())
         return True
 
-    async def _catch_up(self) -> None:
-        """Follow what others have written. Raises KafkaError if another broker is the controller now."""
-        node = await self._store.get(tree.CONTROLLER_EPOCH)
-        if node is None or node.version != self.image.controller_version:
-            raise KafkaError(
-                ErrorCode.NOT_CONTROLLER,
-                "another broker is the controller" + ("" if node is None else f", epoch {int(node.data)}"),
-            )
-        read = await self._read()
+    async def _catch_up(self, *, everything: bool = False) -> bool:
+        """Follow what others have written; False if there is nothing."""
+        before = self.image
+        image, names = await read_on(self._store, before, everything=everything)
+        if image is before:
+            return False
         changed = {
-            name: read.topics.get(name)
-            for name in {*read.topics, *self.image.topics}
-            if read.topics.get(name) != self.image.topics.get(name)
+            name: image.topics.get(name)
+            for name in sorted(names)
+            if image.topics.get(name) is not before.topics.get(name)
         }
-        await self._follow(replace(self.image, topics=read.topics, version=self.image.version + 1), changed)
+        await self._follow(image, changed)
+        return bool(changed) or image.changes.version != before.changes.version
+
+    # -- among others ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follow what others change, and be registered, until cancelled; over at once where there are no others."""
+        if self._is_alone:
+            return
+        with contextlib.ExitStack() as watches:
+            self._watch(watches)
+            self._must_stand = True
+            self._woken.set()
+            while True:
+                await self._woken.wait()
+                self._woken.clear()
+                try:
+                    async with self._change:
+                        await self._turn()
+                except (StoreUnavailableError, StoreOutcomeUnknownError, KafkaError) as error:
+                    logger.warning("the cluster cannot be followed now: %s", error)
+                    self._must_stand = True
+                    await asyncio.sleep(RETRY_SECONDS)
+                    self._woken.set()
+
+    def _watch(self, watches: contextlib.ExitStack) -> None:
+        watches.callback(self._store.watch(tree.CHANGES, self._woken.set))
+        for path in (tree.CONTROLLER, tree.BROKER_IDS):
+            watches.callback(self._store.watch(path, self._members_changed))
+
+    def _members_changed(self) -> None:
+        self._must_stand = True
+        self._woken.set()
+
+    async def _turn(self) -> None:
+        if self._must_stand:
+            self._must_stand = False
+            await self._member.register(0)
+            controller_id = await self._member.stand()
+            image = _controlled(self.image, self._member.claim, controller_id)
+            if image is not self.image:
+                if image.controller_id != self.image.controller_id:
+                    logger.info("broker %d is the controller", image.controller_id)
+                self._install(image)
+        await self._catch_up()
+        if self.is_controller:
+            registered = await read_registrations(self._store)
+
+            async def decide() -> Event | None:
+                return _to_attend(self.image, registered)
+
+            while await decide() is not None:
+                await self._carry_out(decide)
+        self._member.seen_in(self.image)
 
     async def _follow(self, image: ClusterImage, changes: Mapping[str, TopicEntry | None]) -> None:
         """Make partitions what they are in `image`, and then that the one which everybody reads."""
@@ -498,11 +621,14 @@ class TopicManager:
             if entry is not None:
                 await self._replicas.follow(before, entry)
                 self._put(entry)
+                for follower in self.followers:
+                    follower(before, entry)
         self._install(image)
 
     def _put(self, entry: TopicEntry) -> None:
         """From here on it is found; the image has it when the whole change is followed."""
         self._index.put(entry.topic)
+        self._entries[entry.topic.name] = entry
         self.version += 1
 
     def _install(self, image: ClusterImage) -> None:
@@ -512,6 +638,7 @@ class TopicManager:
     async def _remove(self, topic: TopicImage) -> None:
         name = topic.name
         self._index.remove(topic)
+        self._entries.pop(name, None)
         self.version += 1
         await self._replicas.drop(name)
         for listener in self.deletion_listeners:
@@ -540,11 +667,21 @@ class TopicManager:
     async def _remove_files(self, image: TopicImage) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._directory.remove_set_aside, image)
+        await self._deletion_done(image)
+
+    async def _deletion_done(self, topic: TopicImage) -> None:
+        """This broker has no files of it any more; who is the last forgets the topic."""
+
+        def without_own(data: bytes | None) -> bytes | None:
+            _, holders = (topic, None) if data is None else tree.decode_deletion(data)
+            left = [broker for broker in holders or () if broker != self._registration.broker_id]
+            return tree.encode_deletion(topic, left) if left else None
+
         try:
-            await modify(self._store, tree.deleted_path(image.topic_id), lambda _: None)
+            await modify(self._store, tree.deleted_path(topic.topic_id), without_own)
         except STORE_LOST as error:
             logger.warning(
-                "topic %s is deleted, which is written down at the next start: %s", image.name, error
+                "topic %s is deleted, which is written down at the next start: %s", topic.name, error
             )
 
     async def _finish_deletions(self) -> None:
@@ -552,7 +689,35 @@ class TopicManager:
             node = await self._store.get(f"{tree.DELETED}/{topic_id}")
             if node is None:
                 continue
-            image = tree.decode_topic(node.data)
+            image, holders = tree.decode_deletion(node.data)
+            if holders is not None and self._registration.broker_id not in holders:
+                continue
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._directory.set_aside, image)
             await self._remove_files(image)
+
+
+def _controlled(image: ClusterImage, claim: Claim | None, controller_id: int) -> ClusterImage:
+    """The image of a broker that is the controller by `claim`, or follows another one."""
+    epoch, version = (-1, -1) if claim is None else (claim.epoch, claim.version)
+    if (image.controller_epoch, image.controller_version, image.controller_id) == (
+        epoch,
+        version,
+        controller_id,
+    ):
+        return image
+    return replace(image, controller_epoch=epoch, controller_version=version, controller_id=controller_id)
+
+
+def _to_attend(
+    image: ClusterImage, registered: Mapping[int, tuple[BrokerImage, bool]]
+) -> BrokerGone | BrokerStarted | None:
+    """What the controller has to do next about who is registered."""
+    for broker_id in image.brokers:
+        if broker_id not in registered:
+            return BrokerGone(broker_id)
+    for broker_id, (broker, clean) in registered.items():
+        there = image.brokers.get(broker_id)
+        if there is None or there.epoch != broker.epoch:
+            return BrokerStarted(broker, clean)
+    return None

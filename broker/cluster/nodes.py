@@ -1,13 +1,16 @@
 """How nodes of the coordination store are changed by those who keep a copy of them: never blindly.
 
 `modify` is for what several may change: the change is made again on what somebody else has written meanwhile.
+Who changes a node below a root notes it at the root, in the same transaction; whoever keeps a copy of all of them
+(`follow`) needs that one watch.
 `OwnedNodes` is for what one process decides in memory and writes down: each write names the version of the one before
 it, so that whoever was overtaken is refused (NOT_COORDINATOR, which a client repeats) and reads what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 
 from broker.ports import (
     BadVersionError,
@@ -29,9 +32,14 @@ OUTDATED = (BadVersionError, NoNodeError, NodeExistsError)
 
 
 async def modify(
-    store: CoordinationStore, path: str, change: Callable[[bytes | None], bytes | None]
+    store: CoordinationStore,
+    path: str,
+    change: Callable[[bytes | None], bytes | None],
+    *,
+    root: str | None = None,
 ) -> bytes | None:
-    """Make a node what `change` gives for what it is, None for no node; gives what it is now.
+    """Make a node what `change` gives for what it is, None for no node; gives what it is now. `root`: where that is
+    noted.
 
     `change` is called again when somebody else was in between, or nobody knows whether the transaction was carried out;
     it refuses by raising. Raises StoreUnavailableError, StoreOutcomeUnknownError.
@@ -46,14 +54,38 @@ async def modify(
         new = change(old)
         if new == old:
             return new
+        # The root first: without it, the node below would make it.
+        operations = [] if root is None else [await noted(store, root)]
+        operations.append(_operation(path, node, new))
         try:
-            await store.transact([_operation(path, node, new)])
+            await store.transact(operations)
         except OUTDATED:
             continue
         except StoreOutcomeUnknownError as error:
             unknown = error
             continue
         return new
+
+
+async def noted(store: CoordinationStore, root: str) -> StoreOperation:
+    """What tells those who follow the root of a change: part of its transaction."""
+    node = await store.get(root)
+    return CreateNode(root) if node is None else SetNode(root, b"", node.version)
+
+
+async def follow(store: CoordinationStore, root: str, read: Callable[[], Awaitable[None]]) -> None:
+    """Have `read` read all again after every change that was noted at the root, until cancelled. Raises what it does,
+    and StoreError; begun again it misses nothing.
+    """
+    changed = asyncio.Event()
+    end = store.watch(root, changed.set)
+    try:
+        while True:
+            await read()
+            await changed.wait()
+            changed.clear()
+    finally:
+        end()
 
 
 class OwnedNodes:

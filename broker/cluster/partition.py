@@ -11,6 +11,7 @@ Invariants
 - The log is opened on first use: a broker with thousands of idle partitions starts and creates topics
   quickly. A log that cannot be opened, or whose disk fails, makes the partition answer KAFKA_STORAGE_ERROR;
   the others live on.
+- Nothing is appended while the broker's fence is shut: somebody else may be about to take its place.
 - Waiters are called whenever something a reader may wait for has happened: the high watermark moved, the log
   start moved, the partition failed or was closed. They are called on the event loop, must not block, and look
   for themselves.
@@ -37,6 +38,7 @@ from protocol.records.check import Effort
 from protocol.records.header import RECORD_COUNT, RECORD_COUNT_POSITION
 
 if TYPE_CHECKING:
+    from broker.cluster.fence import Fence
     from broker.cluster.hooks import PartitionHooks
     from broker.cluster.topic import TopicImage
     from broker.log.config import LogConfig
@@ -69,6 +71,7 @@ class Partition:
         "_committing",
         "_ending",
         "_executor",
+        "_fence",
         "_flushing",
         "_is_telling",
         "_is_unflushed",
@@ -96,9 +99,10 @@ class Partition:
         leader_epoch: int = 0,
         executor: Executor | None = None,
         changes: PartitionChanges | None = None,
+        fence: Fence | None = None,
     ) -> None:
         """`changes` are those of the broker. `executor` is where fsyncs that appends wait for are done; without one,
-        in `append`."""
+        in `append`. `fence`: nothing is appended while it is shut."""
         self.topic = topic
         self.index = index
         self.hooks: PartitionHooks | None = None
@@ -110,6 +114,7 @@ class Partition:
         self._open_log = open_log
         self._waiters: dict[Callable[[], None], None] = {}  # whoever came first is told first
         self._executor = executor
+        self._fence = fence
         self.changes = PartitionChanges() if changes is None else changes
         self.traffic = Traffic()
         self._flushing: asyncio.Future[None] | None = None
@@ -181,7 +186,7 @@ class Partition:
         if self.failure is not None:
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"partition {name} is offline: {self.failure}")
         if self.closed:
-            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is closed")
+            return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"partition {name} is not led by this broker")
         return None
 
     def lead(self, leader_epoch: int) -> None:
@@ -206,6 +211,8 @@ class Partition:
         nothing. Raises KafkaError, and TakesTime (see `PartitionLog.append`).
         """
         log = self.log
+        if self._fence is not None and self._fence.is_shut:
+            raise self._fence.refusal(f"{self.topic.name}-{self.index}")
         try:
             info = log.append(
                 batch, leader_epoch=self.leader_epoch, origin=origin, prepared=prepared, effort=effort

@@ -21,6 +21,7 @@ from broker.cluster.topic_names import unknown_partition, unknown_topic
 from protocol.errors import KafkaError
 
 if TYPE_CHECKING:
+    from broker.cluster.fence import Fence
     from broker.cluster.topic_policy import TopicPolicy
     from broker.log.config import LogConfig
     from broker.log.partition_log import PartitionLog
@@ -44,6 +45,7 @@ class LocalReplicas:
         open_log: Callable[[Partition], PartitionLog],
         log_config: Callable[[TopicImage], LogConfig],
         policies: Sequence[TopicPolicy] = (),
+        fence: Fence | None = None,
     ) -> None:
         self.changes = PartitionChanges()
         self._broker_id = broker_id
@@ -51,6 +53,7 @@ class LocalReplicas:
         self._open_log = open_log
         self._log_config = log_config
         self._policies = tuple(policies)
+        self._fence = fence
         self._partitions: dict[str, list[Partition]] = {}
 
     # -- finding ---------------------------------------------------------------------------------------------
@@ -167,6 +170,7 @@ class LocalReplicas:
                     leader_epoch=state.leader_epoch,
                     executor=self._executor,
                     changes=self.changes,
+                    fence=self._fence,
                 )
                 if state.leader == self._broker_id:
                     self._find_hooks(partition, image)

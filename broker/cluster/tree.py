@@ -4,9 +4,16 @@
 /controller_epoch                   goes up with every controller; every change of a topic checks it
 /brokers/ids/<id>                   ephemeral: a broker that is alive; the number of its creation is its epoch
 /brokers/known/<id>                 every broker that ever was
+/brokers/live                       the brokers that the controller has seen to: who may lead and be given partitions
+/changes                            the last changes of topics and brokers; its version counts all of them
+/cluster/id                         the cluster's id, which its data directories have too
 /topics/<name>                      id, number of partitions, configuration
 /topics/<name>/states/<chunk>       states of the partitions from STATES_PER_CHUNK * chunk on
 /deleted/<topic id>                 a deleted topic whose files are still to be removed
+
+Whatever changes topics or the live brokers adds an entry to `/changes` in the same transaction, at the version that it
+was decided by. So changes follow each other in one order, whoever makes them; everybody needs a single watch to hear of
+them; and what is read until `/changes` has stayed the same is the whole as of one moment.
 
 Nodes hold JSON, whose objects say the version of their layout where it is not the first. A topic of the first layout of
 all has no states: `/leader_epoch` holds the one epoch of all partitions then.
@@ -16,26 +23,31 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from broker.cluster.image import BrokerImage, PartitionState, StatesChunk, TopicEntry
+from broker.cluster.image import BrokerImage, Changes, PartitionState, StatesChunk, TopicEntry
 from broker.cluster.topic import TopicImage
 from broker.cluster.topic_names import INTERNAL_TOPICS
-from broker.ports import CreateNode, DeleteNode, Node, StoreOperation
+from broker.ports import CreateNode, DeleteNode, Node, SetNode, StoreOperation
 
 CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
 BROKER_IDS: Final = "/brokers/ids"
 KNOWN_BROKERS: Final = "/brokers/known"
+LIVE_BROKERS: Final = "/brokers/live"
+CHANGES: Final = "/changes"
+CLUSTER_ID: Final = "/cluster/id"
 TOPICS: Final = "/topics"
 DELETED: Final = "/deleted"
 LEADER_EPOCH: Final = "/leader_epoch"
 """Of the layout before states."""
 
 _states_decoder = msgspec.json.Decoder(tuple[PartitionState, ...])
+_changes_decoder = msgspec.json.Decoder(tuple[tuple[str, ...] | None, ...])
+_brokers_decoder = msgspec.json.Decoder(tuple[BrokerImage, ...])
 
 
 def topic_path(name: str) -> str:
@@ -103,6 +115,46 @@ def decode_broker(broker_id: int, node: Node) -> BrokerImage:
     return BrokerImage(broker_id, node.created, fields["incarnation"], endpoints, fields["rack"])
 
 
+def decode_clean(node: Node) -> bool:
+    """Whether the last stop of a broker that is alive was a clean one."""
+    return bool(json.loads(node.data)["clean"])
+
+
+def decode_changes(node: Node | None) -> Changes:
+    return Changes() if node is None else Changes(node.version, _changes_decoder.decode(node.data))
+
+
+def changes_operation(changes: Changes) -> StoreOperation:
+    """Makes the journal's node what it is after the one at the version before."""
+    data = msgspec.json.encode(changes.recent)
+    if changes.version == 0:
+        return CreateNode(CHANGES, data)
+    return SetNode(CHANGES, data, changes.version - 1)
+
+
+def decode_live_brokers(node: Node | None) -> dict[int, BrokerImage]:
+    if node is None:
+        return {}
+    return {broker.broker_id: broker for broker in _brokers_decoder.decode(node.data)}
+
+
+def live_brokers_operation(brokers: Mapping[int, BrokerImage], version: int) -> StoreOperation:
+    """`version` is that of the node as it was read, -1 if there is none."""
+    data = msgspec.json.encode([brokers[number] for number in sorted(brokers)])
+    return CreateNode(LIVE_BROKERS, data) if version < 0 else SetNode(LIVE_BROKERS, data, version)
+
+
+def encode_deletion(topic: TopicImage, brokers: Iterable[int]) -> bytes:
+    """`brokers` still have files of the topic."""
+    fields = {**json.loads(encode_topic(topic)), "brokers": sorted(brokers)}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_deletion(data: bytes) -> tuple[TopicImage, list[int] | None]:
+    """The topic, and who has files of it still; None: the only broker that there is."""
+    return decode_topic(data), json.loads(data).get("brokers")
+
+
 def creation(entry: TopicEntry) -> list[StoreOperation]:
     """The nodes of a new topic."""
     return [CreateNode(topic_path(entry.topic.name), encode_topic(entry.topic)), *states_creation(entry)]
@@ -127,5 +179,6 @@ def deletion(entry: TopicEntry) -> list[StoreOperation]:
     if entry.chunks:
         operations.append(DeleteNode(states_path(name), 0))
     operations.append(DeleteNode(topic_path(name), entry.version))
-    operations.append(CreateNode(deleted_path(entry.topic.topic_id), encode_topic(entry.topic)))
+    holders = {broker for state in entry.states() for broker in state.replicas}
+    operations.append(CreateNode(deleted_path(entry.topic.topic_id), encode_deletion(entry.topic, holders)))
     return operations

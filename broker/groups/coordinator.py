@@ -384,6 +384,20 @@ class GroupCoordinator:
             if group.next_wake != NEVER:
                 self._deadlines.wake(group_id, group.next_wake)
 
+    def let_go(self, index: int) -> None:
+        gone = {group.group_id for group in self._groups_of(index)}
+        for group_id in gone:
+            del self.groups[group_id]
+            self._deadlines.forget(group_id)
+        self.transactional.let_go(index)
+        for token, waiter in list(self._waiting.items()):
+            if self.journal.index_of(waiter.group_id) == index and waiter.future is not None:
+                del self._waiting[token]
+                if not waiter.future.done():
+                    waiter.future.set_exception(
+                        KafkaError(ErrorCode.NOT_COORDINATOR, "another broker may coordinate the group now")
+                    )
+
     def _groups_of(self, index: int) -> list[Group]:
         return [group for name, group in self.groups.items() if self.journal.index_of(name) == index]
 
@@ -417,4 +431,6 @@ def _answer_for(code: ErrorCode) -> ErrorCode:
         return ErrorCode.UNKNOWN_SERVER_ERROR
     if code is ErrorCode.INVALID_REQUEST:
         return code
+    if code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+        return ErrorCode.NOT_COORDINATOR
     return ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from broker.cluster.nodes import modify
+from broker.cluster.nodes import follow, modify
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least, unknown_name
 from protocol.errors import ErrorCode, KafkaError
 
@@ -55,10 +55,17 @@ class GroupConfigs:
         self._explicit: dict[str, dict[str, str]] = {}
 
     async def load(self) -> None:
-        for name in await self._store.children(_ROOT):
-            node = await self._store.get(f"{_ROOT}/{name}")
-            if node is not None:
-                self._explicit[unquote(name)] = json.loads(node.data)
+        names = await self._store.children(_ROOT)
+        nodes = await self._store.get_many([f"{_ROOT}/{name}" for name in names])
+        self._explicit = {
+            unquote(name): json.loads(node.data)
+            for name, node in zip(names, nodes, strict=True)
+            if node is not None
+        }
+
+    async def run(self) -> None:
+        """Follow what is set through other brokers, until cancelled."""
+        await follow(self._store, _ROOT, self.load)
 
     def names(self) -> list[str]:
         """Groups that set something of their own."""
@@ -96,6 +103,7 @@ class GroupConfigs:
                 if (config := changed({} if data is None else json.loads(data)))
                 else None
             ),
+            root=_ROOT,
         )
         if stored is not None:
             self._explicit[group_id] = json.loads(stored)

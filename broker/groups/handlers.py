@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.cluster.endpoints import endpoint
 from broker.groups.events import (
     Commit,
     DeleteGroup,
@@ -73,6 +74,7 @@ from protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 if TYPE_CHECKING:
     from broker.cluster.identity import BrokerIdentity
+    from broker.cluster.journal_topic import JournalTopic
     from broker.cluster.metadata import TopicManager
     from broker.groups.coordinator import GroupCoordinator
     from broker.ports import Clock, Entropy
@@ -96,12 +98,23 @@ Known = tuple[range, ErrorCode]
 Wanted = Iterable[tuple[str, Iterable[int]]] | None
 
 
+class Transactions(Protocol):
+    """Where transactional ids are coordinated, as far as one who looks for that has to know."""
+
+    @property
+    def journal(self) -> JournalTopic: ...
+
+    def check_offered(self) -> None:
+        """Raises KafkaError where there are none."""
+
+
 class GroupHandlers:
     """The handlers of one coordinator. What has to wait for other members is answered by a coroutine."""
 
     def __init__(
         self,
         coordinator: GroupCoordinator,
+        transactions: Transactions,
         metadata: TopicManager,
         identity: BrokerIdentity,
         clock: Clock,
@@ -109,6 +122,8 @@ class GroupHandlers:
         slices: Slices,
     ) -> None:
         self._coordinator = coordinator
+        self._transactions = transactions
+        self._journals = {GROUP_KEY_TYPE: coordinator.journal, TRANSACTION_KEY_TYPE: transactions.journal}
         self._metadata = metadata
         self._identity = identity
         self._clock = clock
@@ -201,20 +216,24 @@ class GroupHandlers:
 
     def find_coordinator(
         self, context: RequestContext, request: FindCoordinatorRequest
-    ) -> Work[FindCoordinatorResponse | Awaitable[FindCoordinatorResponse]]:
-        """The journal's topic is created by the first who may use it."""
+    ) -> Work[FindCoordinatorResponse | Awaitable[Any]]:
+        """The journal's topic is created by the first who may use it: its leaders coordinate the keys."""
         keys = request.coordinator_keys if context.api_version >= 4 else [request.key]
         found, is_used = [], False
         for key in keys:
             yield
             found.append(self._coordinator_for(context, key, request.key_type))
             is_used = is_used or not found[-1].error_code
-        response = _find_response(found, context.api_version)
-        return response if self._coordinator.has_journal or not is_used else self._with_topic(response)
+        journal = self._journals.get(request.key_type)
+        if journal is not None and not journal.partitions and is_used:
+            return self._with_topic(context, request, journal)
+        return _find_response(found, context.api_version)
 
-    async def _with_topic(self, response: FindCoordinatorResponse) -> FindCoordinatorResponse:
-        await self._coordinator.journal.ensure()
-        return response
+    async def _with_topic(
+        self, context: RequestContext, request: FindCoordinatorRequest, journal: JournalTopic
+    ) -> Work[FindCoordinatorResponse | Awaitable[Any]]:
+        await journal.ensure()
+        return self.find_coordinator(context, request)
 
     def _coordinator_for(self, context: RequestContext, key: str, key_type: int) -> Coordinator:
         resource_type = _KEY_TYPES.get(key_type)
@@ -222,8 +241,24 @@ class GroupHandlers:
             if not context.may(Operation.DESCRIBE, resource_type, key):
                 refusal = denied(resource_type)
                 return _no_coordinator(key, refusal.code, refusal.message)
-            host, port = self._identity.advertised(context.listener)
-            return Coordinator(key=key, node_id=self._identity.broker_id, host=host, port=port)
+            if key_type == TRANSACTION_KEY_TYPE:
+                try:
+                    self._transactions.check_offered()
+                except KafkaError as error:
+                    return _no_coordinator(key, error.code, error.message)
+            journal, own = self._journals[key_type], self._identity.broker_id
+            leader = (
+                self._metadata.leader(journal.name, journal.index_of(key)) if journal.partitions else None
+            )
+            leader_id = leader.broker_id if leader is not None else -1 if journal.partitions else own
+            found = endpoint(self._metadata, self._identity, leader_id, context.listener)
+            if found is None:
+                return _no_coordinator(
+                    key,
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                    f"nobody who is alive leads the partition of {journal.name} that has {key}",
+                )
+            return Coordinator(key=key, node_id=leader_id, host=found["host"], port=found["port"])
         message = f"unknown coordinator key type {key_type}; 0 is a consumer group, 1 a transactional id"
         return _no_coordinator(key, ErrorCode.INVALID_REQUEST, message)
 

@@ -81,6 +81,11 @@ class TransactionalOffsets:
         if not unstable:
             del self._unstable[group_id]
 
+    def let_go(self, index: int) -> None:
+        """Forget what journal partition `index` has."""
+        for place in [place for place in self._open if place[0] == index]:
+            self.end(*place)
+
     def is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
         return (topic, partition) in self._unstable.get(group_id, ())
 

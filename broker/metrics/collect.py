@@ -147,7 +147,7 @@ class BrokerCollector:
 
     async def _collect_topics(self, gathering: Gathering) -> None:
         metadata = self._metadata
-        partitions = metadata.all_partitions()
+        partitions = [each for each in metadata.all_partitions() if not each.closed]
         await self._look_at_unopened(gathering, partitions)
         gathering.put(TOPICS, metadata.topic_count)
         gathering.put(PARTITIONS, len(partitions))

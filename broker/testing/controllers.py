@@ -1,12 +1,13 @@
-"""Watches what is written to a simulated ensemble: whoever changes topics is the controller, the only one of its epoch.
+"""Watches what is written to a simulated ensemble: changes follow one another, and who leads is said by the controller.
 
     watch = ControllerWatch(ensemble)
     ...
     assert watch.problems == []
 
 M1  an epoch is claimed together with the controller's node, is one more than the one before, and belongs to one session
-M2  topics, the states of their partitions and the list of live brokers are changed by the session that has claimed the
-    present epoch, in a transaction that checks it, and by nobody else
+M2  topics, the states of their partitions and the live brokers are changed together with the journal of changes, whose
+    version is compared; the live brokers, and states of topics that stay as they are, by the session that has claimed
+    the present epoch, in a transaction that checks it, and by nobody else
 M3  the leader epoch of a partition never goes back, and one leader has it
 M4  a broker is registered by a node that goes with its session
 """
@@ -21,7 +22,8 @@ from broker.ports import CheckNode, CreateNode, SetNode, StoreOperation
 from broker.testing.coordination import SimulatedEnsemble
 
 _STATES = re.compile(rf"{tree.TOPICS}/(?P<topic>[^/]+)/states/(?P<chunk>\d+)")
-_OF_THE_CONTROLLER = (tree.TOPICS, "/brokers/live")
+_TOPIC = re.compile(rf"{tree.TOPICS}/[^/]+")
+_IN_THE_JOURNAL = (tree.TOPICS, tree.LIVE_BROKERS)
 
 
 class ControllerWatch:
@@ -46,7 +48,7 @@ class ControllerWatch:
         changed = [
             each.path
             for each in operations
-            if not isinstance(each, CheckNode) and each.path.startswith(_OF_THE_CONTROLLER)
+            if not isinstance(each, CheckNode) and each.path.startswith(_IN_THE_JOURNAL)
         ]
         if changed:
             self._change(session, changed, operations)
@@ -70,6 +72,12 @@ class ControllerWatch:
         self.claims[epoch] = session
 
     def _change(self, session: int, changed: list[str], operations: Sequence[StoreOperation]) -> None:
+        if not any(
+            each.path == tree.CHANGES and isinstance(each, CreateNode | SetNode) for each in operations
+        ):
+            self.problems.append(f"{changed[0]} is changed without an entry in the journal of changes")
+        if tree.LIVE_BROKERS not in changed and any(_TOPIC.fullmatch(path) for path in changed):
+            return  # which anybody may do who knows all that was changed before
         node = self._ensemble.node(tree.CONTROLLER_EPOCH)
         checked = [each for each in operations if each.path == tree.CONTROLLER_EPOCH]
         if node is None or not checked:

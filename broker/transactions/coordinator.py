@@ -68,6 +68,7 @@ logger = logging.getLogger("headrace.transactions")
 
 R = TypeVar("R")
 
+NOT_OFFERED = "transactions are not offered in a cluster of several brokers yet; idempotent producers are"
 IDS_PER_TURN = 100
 STOP_SECONDS = 2
 """So long a stop waits for the ends that are being stored; what is decided is completed after the next start."""
@@ -166,6 +167,11 @@ class TransactionCoordinator:
         if self._stopped:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self.journal.unavailable(transactional_id)
+
+    def check_offered(self) -> None:
+        """Raises KafkaError(INVALID_REQUEST) among several brokers: nobody would write the markers of the others."""
+        if len(self._metadata.image.brokers) > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, NOT_OFFERED)
 
     def transaction(self, transactional_id: str) -> Transaction:
         """What is known of it; an empty one that is not kept if nothing is."""
@@ -301,6 +307,8 @@ class TransactionCoordinator:
 
     def _failed(self, transactional_id: str, error: KafkaError) -> ErrorCode:
         logger.error("transactional id %r: its change cannot be stored: %s", transactional_id, error)
+        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER:
+            return ErrorCode.NOT_COORDINATOR
         return error.code if error.code is ErrorCode.INVALID_REQUEST else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     # -- markers ---------------------------------------------------------------------------------------------
@@ -396,6 +404,19 @@ class TransactionCoordinator:
                 self._deadlines.wake(transactional_id, transaction.deadline)
             if turn % IDS_PER_TURN == IDS_PER_TURN - 1:
                 await asyncio.sleep(0)
+
+    def let_go(self, index: int) -> None:
+        for transactional_id in self.live_keys(index):
+            del self.transactions[transactional_id]
+            self._deadlines.forget(transactional_id)
+            for reply in self._kept_replies.pop(transactional_id, ()):
+                future, _ = self._waiting.pop(reply.token, (None, None))
+                if future is not None and not future.done():
+                    future.set_exception(
+                        KafkaError(
+                            ErrorCode.NOT_COORDINATOR, "another broker may coordinate the transaction now"
+                        )
+                    )
 
     def live_keys(self, index: int) -> list[str]:
         return [name for name in self.transactions if self.journal.index_of(name) == index]

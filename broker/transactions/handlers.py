@@ -206,6 +206,8 @@ class TransactionHandlers:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if partition.topic.internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
+        if partition.closed:
+            return ErrorCode.INVALID_REQUEST  # see TransactionCoordinator.check_offered
         # A table's rows are applied as they come: nothing of it could be taken back.
         return ErrorCode.NONE if partition.hooks is None else ErrorCode.POLICY_VIOLATION
 

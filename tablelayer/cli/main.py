@@ -90,6 +90,13 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Broker configurations in a .properties or .toml file."),
     ] = None,
+    zookeeper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT/PATH",
+            help="Be one of the brokers of the cluster there: each has a node.id and a data directory of its own.",
+        ),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -111,6 +118,7 @@ def serve(
       headrace serve --data ./data --set num.partitions=4 --set auto.create.topics.enable=false
       headrace serve --data ./data --config server.properties
       headrace serve --data ./data --metrics 127.0.0.1:9308
+      headrace serve --data ./data1 --zookeeper 127.0.0.1:2181/headrace --set node.id=1 --listen 127.0.0.1:9091
     """
     gc.disable()  # a tenth of the start; what is imported is no garbage. `Broker.run_forever` switches it on
     try:
@@ -118,7 +126,14 @@ def serve(
         from tablelayer.cli.serve import serve as run_server
 
         run_server(
-            listen, data, parse_sets(sets or []), config, metrics=metrics, verbose=verbose, started=STARTED
+            listen,
+            data,
+            parse_sets(sets or []),
+            config,
+            zookeeper=zookeeper,
+            metrics=metrics,
+            verbose=verbose,
+            started=STARTED,
         )
     finally:  # it may not have come so far, and the process may not be the server's alone
         gc.enable()

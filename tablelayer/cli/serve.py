@@ -21,6 +21,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
+from broker.cluster.stores.configured import configured_store
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
 from broker.disk_errors import SECONDS_BETWEEN_LINES
@@ -28,6 +29,7 @@ from broker.limited_lines import LimitedLines
 from broker.listeners import parse_listener
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
+from broker.ports import SystemClock
 from broker.server import Broker
 from tablelayer.cli.options import DEFAULT_SERVER
 from tablelayer.cli.process import leave_pandas_out
@@ -105,11 +107,14 @@ def serve(
     sets: Mapping[str, str],
     config_file: Path | None,
     *,
+    zookeeper: str | None = None,
     metrics: str | None,
     verbose: bool,
     started: float,
 ) -> None:
     """Run the server until SIGTERM or SIGINT. Raises ConfigError if it cannot start.
+
+    `zookeeper`: the configuration zookeeper.connect.
 
     `metrics`: where `GET /metrics` is answered, host:port.
 
@@ -120,16 +125,33 @@ def serve(
     keep_freed_memory()
     metrics_at = None if metrics is None else parse_listener(metrics)
     extension = TableExtension()
+    if zookeeper is not None:
+        if sets.get("zookeeper.connect", zookeeper) != zookeeper:
+            raise ConfigError("--zookeeper and --set zookeeper.connect say different things: leave one out")
+        sets = {**sets, "zookeeper.connect": zookeeper}
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
     host, port = address_of(listen, config)
     lines, held = _set_up_logging(verbose)
     broker_made = False
-    try:
+
+    async def run() -> None:
+        nonlocal broker_made
+        clock = SystemClock()
         broker = Broker(
-            config, data_dir=data, host=host, port=port, extensions=[extension], measured=metrics is not None
+            config,
+            data_dir=data,
+            host=host,
+            port=port,
+            extensions=[extension],
+            clock=clock,
+            store=await configured_store(config, clock),
+            measured=metrics is not None,
         )
         broker_made = True
-        run_server(_run(broker, extension, data, metrics_at, lines, held, started))
+        await _run(broker, extension, data, metrics_at, lines, held, started)
+
+    try:
+        run_server(run())
     except ConfigError:
         raise
     except BaseException:

@@ -247,12 +247,18 @@ class TableExtension:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""
         assert self._lake is not None
         calendar = Calendar(self.catalog, context, self.lake_subjects.is_all_tiered)
-        expiry = context.background.keep(partial(self._expire_rows, context), "row expiry")
+        keep = context.background.keep
+        beside = [
+            keep(partial(self._expire_rows, context), "row expiry"),
+            keep(self.catalog.run, "what others change of the databases"),
+            keep(self.column_grants.run, "what others grant of columns"),
+        ]
         try:
             await self._look_after(context, calendar)
         finally:
-            expiry.cancel()
-            await asyncio.gather(expiry, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _expire_rows(self, context: BrokerContext) -> None:
         """Now and then: delete the rows that have outlived their table's `table.kv.ttl`."""

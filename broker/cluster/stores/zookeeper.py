@@ -20,6 +20,7 @@ Left out on purpose: lists of children above that limit (about 20,000 names) los
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -235,11 +236,9 @@ class ZooKeeperStore:
 
     async def _keep_beating(self) -> None:
         while True:
-            await asyncio.sleep(self._session_timeout / BEATS_PER_SESSION)
-            try:
+            with contextlib.suppress(StoreUnavailableError):  # the lease ends by itself
                 await self._beat()
-            except StoreUnavailableError:
-                continue  # the lease ends by itself
+            await asyncio.sleep(self._session_timeout / BEATS_PER_SESSION)
 
     async def _beat(self) -> None:
         session, sent = self.session, self._clock.monotonic()
@@ -256,6 +255,9 @@ class ZooKeeperStore:
         elif state == KazooState.SUSPENDED:
             logger.warning("the connection to ZooKeeper at %s is lost; the session may go on", self._hosts)
         else:
+            if self._beats is not None:
+                self._beats.cancel()
+                self._beats = self._loop.create_task(self._keep_beating(), name="zookeeper lease")
             for watch in self._watches.values():
                 watch.arm()
                 watch.tell()

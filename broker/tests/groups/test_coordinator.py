@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from broker.cluster.identity import BrokerIdentity
+from broker.cluster.image import BrokerImage
 from broker.cluster.journal_topic import partition_of
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.group_configs import GroupConfigs
@@ -54,10 +55,16 @@ PARTITIONS = 4
 QUICK = Limits(initial_rebalance_delay_ms=0, session_timeout_ms_min=1)
 
 
+BROKER = BrokerImage(7, 1, "here")
+
+
 class JournalPartition:
     """A partition's log in memory, with the batches as they would be on disk."""
 
-    def __init__(self):
+    closed = False
+
+    def __init__(self, index=0):
+        self.index = index
         self.batches = []
         self.high_watermark = 0
         self.error = None
@@ -105,6 +112,8 @@ class Metadata:
         self.images = {"topic": SimpleNamespace(name="topic", topic_id=uuid.uuid4(), partition_count=3)}
         self.journal = []
         self.created = set()
+        self.followers = []
+        self.image = SimpleNamespace(brokers={BROKER.broker_id: BROKER})
 
     def topic(self, name):
         return self.images.get(name)
@@ -122,11 +131,17 @@ class Metadata:
         self.created.add(name)
         await asyncio.sleep(0.01)
         self.images[name] = SimpleNamespace(name=name, topic_id=uuid.uuid4(), partition_count=partitions)
-        self.journal = [JournalPartition() for _ in range(partitions)]
+        self.journal = [JournalPartition(index) for index in range(partitions)]
+
+    def leader(self, name, index):
+        return BROKER
 
 
 class Store:
     async def children(self, path):
+        return []
+
+    async def get_many(self, paths):
         return []
 
 
@@ -168,9 +183,10 @@ class Site:
             background,
             limits,
         )
+        transactions = SimpleNamespace(journal=self.coordinator.journal, check_offered=lambda: None)
         patterns = PatternResolver(self.coordinator, metadata, executor, clock, background)
         handlers = (
-            GroupHandlers(self.coordinator, metadata, identity, clock, entropy, Slices()),
+            GroupHandlers(self.coordinator, transactions, metadata, identity, clock, entropy, Slices()),
             ConsumerGroupHandlers(self.coordinator, patterns, metadata, entropy),
         )
         self.apis = {each.key: each for every in handlers for each in every.declarations()}

@@ -428,9 +428,9 @@ async def test_an_id_is_served_when_its_journal_is_read(tmp_path, monkeypatch):
     """Until then nobody knows whether it has an owner."""
     load, may_load = JournalTopic._load_all, asyncio.Event()
 
-    async def when_allowed(journal):
+    async def when_allowed(journal, indexes):
         await may_load.wait()
-        await load(journal)
+        await load(journal, indexes)
 
     async with direct_broker(tmp_path) as broker:
         await broker.create_topic("a", 1)

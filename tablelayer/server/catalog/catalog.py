@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from broker.cluster.nodes import modify
+from broker.cluster.nodes import follow, modify
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.table.definition import (
@@ -52,6 +52,7 @@ logger = logging.getLogger("headrace.tables")
 Result = TypeVar("Result")
 
 MAX_PARTITIONS_CONFIG = "max.partition.num"
+DATABASES = "/databases"
 
 DATABASE_BYTES_MAX = 64 << 10
 """Of a database's comment and properties: a node of a coordination store is small."""
@@ -106,6 +107,7 @@ class Catalog:
         self._altering = asyncio.Lock()
         self._context: BrokerContext | None = None
         self._databases: dict[str, Database] = {DEFAULT_DATABASE: Database()}
+        self._dropping: set[str] = set()
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._not_understood: dict[UUID, TopicImage] = {}
         self._definitions: dict[UUID, tuple[TopicImage, TopicImage, TableDefinition]] = {}
@@ -121,10 +123,22 @@ class Catalog:
     async def load(self, context: BrokerContext) -> None:
         self._context = context
         self.reader = DefinitionReader(context.threads)
-        for name in await context.store.children("/databases"):
-            node = await context.store.get(f"/databases/{name}")
-            if node is not None:
-                self._databases[name] = Database.from_json(node.data)
+        await self._read_databases()
+
+    async def run(self) -> None:
+        """Follow which databases are made, altered and dropped through other brokers, until cancelled."""
+        await follow(self.context.store, DATABASES, self._read_databases)
+
+    async def _read_databases(self) -> None:
+        store = self.context.store
+        names = await store.children(DATABASES)
+        nodes = await store.get_many([f"{DATABASES}/{name}" for name in names])
+        found = {
+            name: Database.from_json(node.data)
+            for name, node in zip(names, nodes, strict=True)
+            if node is not None and name not in self._dropping
+        }
+        self._databases = {DEFAULT_DATABASE: Database(), **found}
 
     @property
     def context(self) -> BrokerContext:
@@ -173,7 +187,10 @@ class Catalog:
                 created = Database(self.context.clock.time_ms(), comment, dict(properties or {}))
                 created.check(name)
                 stored = await modify(
-                    self.context.store, f"/databases/{name}", lambda data: data or created.to_json()
+                    self.context.store,
+                    f"{DATABASES}/{name}",
+                    lambda data: data or created.to_json(),
+                    root=DATABASES,
                 )
                 assert stored is not None
                 self._databases[name] = Database.from_json(stored)
@@ -203,7 +220,7 @@ class Catalog:
                 new.check(name)
                 return new.to_json()
 
-            stored = await modify(self.context.store, f"/databases/{name}", changed)
+            stored = await modify(self.context.store, f"{DATABASES}/{name}", changed, root=DATABASES)
             assert stored is not None
             self._databases[name] = Database.from_json(stored)
 
@@ -220,16 +237,19 @@ class Catalog:
             if not cascade:
                 self._check_empty(name)
             database = self._databases.pop(name)  # no table can be created in it from here on
+            self._dropping.add(name)
             try:
                 await self.context.metadata.settled()  # those that were being created are seen now
                 if not cascade:
                     self._check_empty(name)
                 for table in self.tables(name):
                     await self.drop_table(TablePath(name, table), ignore_if_not_exists=True)
-                await modify(self.context.store, f"/databases/{name}", lambda _: None)
+                await modify(self.context.store, f"{DATABASES}/{name}", lambda _: None, root=DATABASES)
             except BaseException:
                 self._databases[name] = database
                 raise
+            finally:
+                self._dropping.discard(name)
 
     def _check_empty(self, name: str) -> None:
         tables = self.tables(name)

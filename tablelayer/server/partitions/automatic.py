@@ -41,8 +41,8 @@ class Calendar:
 
     async def check_if_due(self) -> None:
         """Look after every table that has not been looked at for an interval, or was changed."""
-        if not self._metadata.is_loaded:
-            return  # a table that is not known yet is not a dropped one
+        if not self._metadata.is_loaded or not self._metadata.is_controller:
+            return  # a table that is not known yet is not a dropped one; one broker does it for all
         if self._version != self._metadata.version:
             self._version = self._metadata.version
             await self._catalog.drop_orphans()

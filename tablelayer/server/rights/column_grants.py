@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from broker.ports import CreateNode, DeleteNode, SetNode
+from broker.cluster.nodes import follow, modify
 
 if TYPE_CHECKING:
     from broker.ports import CoordinationStore
@@ -36,10 +36,25 @@ class ColumnGrants:
     async def load(self, store: CoordinationStore) -> None:
         """Call once, before anything is read."""
         self._store = store
-        for name in await store.children(ROOT):
-            node = await store.get(f"{ROOT}/{name}")
-            if node is not None:
-                self._by_table[UUID(name)] = _decode(node.data)
+        await self._read()
+
+    async def run(self) -> None:
+        """Follow what is granted through other brokers, until cancelled."""
+
+        async def read() -> None:
+            async with self._changing:
+                await self._read()
+
+        await follow(self._store, ROOT, read)
+
+    async def _read(self) -> None:
+        names = await self._store.children(ROOT)
+        nodes = await self._store.get_many([f"{ROOT}/{name}" for name in names])
+        self._by_table = {
+            UUID(name): _decode(node.data)
+            for name, node in zip(names, nodes, strict=True)
+            if node is not None
+        }
 
     def readable(self, principal: Principal, table_id: UUID) -> frozenset[int]:
         """Ids of the columns that were granted to the principal or to everybody."""
@@ -59,41 +74,46 @@ class ColumnGrants:
     async def grant(self, table_id: UUID, principal: str, columns: Sequence[int]) -> None:
         """Adds to what was granted before."""
         async with self._changing:
-            before = dict(self.of_table(table_id))
-            before[principal] = before.get(principal, frozenset()) | frozenset(columns)
-            await self._write(table_id, before)
+
+            def granted(before: dict[str, frozenset[int]]) -> ByPrincipal:
+                return {**before, principal: before.get(principal, frozenset()) | frozenset(columns)}
+
+            await self._write(table_id, granted)
 
     async def revoke(self, table_id: UUID, principal: str, columns: Sequence[int] | None) -> frozenset[int]:
         """Takes away some columns, or all (None); those that were taken."""
         async with self._changing:
-            before = dict(self.of_table(table_id))
-            had = before.pop(principal, frozenset())
-            taken = had if columns is None else had & frozenset(columns)
-            if had - taken:
-                before[principal] = had - taken
-            if taken:
-                await self._write(table_id, before)
+            taken: frozenset[int] = frozenset()
+
+            def left(before: dict[str, frozenset[int]]) -> ByPrincipal:
+                nonlocal taken
+                had = before.pop(principal, frozenset())
+                taken = had if columns is None else had & frozenset(columns)
+                return {**before, principal: had - taken} if had - taken else before
+
+            await self._write(table_id, left)
             return taken
 
     async def forget(self, table_id: UUID) -> None:
         """The table has been dropped."""
         async with self._changing:
             if table_id in self._by_table:
-                await self._write(table_id, {})
+                await self._write(table_id, lambda _: {})
 
-    async def _write(self, table_id: UUID, granted: ByPrincipal) -> None:
-        path = f"{ROOT}/{table_id}"
-        node = await self._store.get(path)
-        if not granted:
-            if node is not None:
-                await self._store.transact([DeleteNode(path, node.version)])
+    async def _write(
+        self, table_id: UUID, changed: Callable[[dict[str, frozenset[int]]], ByPrincipal]
+    ) -> None:
+        """What `changed` makes of what is granted, as the store has it."""
+
+        def written(data: bytes | None) -> bytes | None:
+            granted = changed({} if data is None else dict(_decode(data)))
+            return _encode(granted) if granted else None
+
+        stored = await modify(self._store, f"{ROOT}/{table_id}", written, root=ROOT)
+        if stored is None:
             self._by_table.pop(table_id, None)
-            return
-        data = _encode(granted)
-        await self._store.transact(
-            [CreateNode(path, data) if node is None else SetNode(path, data, node.version)]
-        )
-        self._by_table[table_id] = granted
+        else:
+            self._by_table[table_id] = _decode(stored)
 
 
 def _encode(granted: ByPrincipal) -> bytes:

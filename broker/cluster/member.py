@@ -1,0 +1,80 @@
+"""This broker among the others: registered, and the controller where nobody else is.
+
+Both are nodes of its session in the coordination store (`broker.cluster.membership`). A session that was lost took them
+along: `stand` makes them again. What was registered counts when the controller has seen to it, which the image tells
+(`seen_in`); until then the broker is fenced (`broker.cluster.fence`).
+"""
+
+from __future__ import annotations
+
+import json
+
+from msgspec.structs import replace
+
+from broker.cluster import tree
+from broker.cluster.fence import Fence
+from broker.cluster.image import BrokerImage, ClusterImage
+from broker.cluster.membership import Claim, Registration, become_controller, register
+from broker.ports import CoordinationStore
+
+
+class Member:
+    """`claim`: while this broker is the controller."""
+
+    def __init__(
+        self, store: CoordinationStore, registration: Registration, fence: Fence | None = None
+    ) -> None:
+        self.claim: Claim | None = None
+        self._store = store
+        self._registration = registration
+        self._fence = fence
+        self._broker: BrokerImage | None = None
+        self._session = 0
+
+    async def register(self, wait_seconds: float) -> None:
+        """Unless it is registered already. Raises KafkaError(DUPLICATE_BROKER_REGISTRATION)."""
+        path = f"{tree.BROKER_IDS}/{self._registration.broker_id}"
+        node = await self._store.get(path)
+        if (
+            node is not None
+            and self._broker is not None
+            and (node.owner, node.created) == (self._session, self._broker.epoch)
+        ):
+            return
+        if self._fence is not None:
+            self._fence.shut()
+        self._broker = None
+        self._broker, self._session = await register(
+            self._store, self._registration, wait_seconds=wait_seconds
+        )
+
+    async def stand(self) -> int:
+        """Who is the controller, this broker if nobody else is; -1 if that is not settled."""
+        store, own = self._store, self._registration.broker_id
+        node = await store.get(tree.CONTROLLER)
+        if node is None:
+            self.claim = await become_controller(store, own, wait_seconds=0)
+            if self.claim is not None:
+                return own
+            node = await store.get(tree.CONTROLLER)
+        if node is None or node.owner != store.session:
+            self.claim = None
+        who = {"broker": -1} if node is None else json.loads(node.data)
+        if node is not None and node.owner == store.session and self.claim is None:
+            # An election whose answer was lost.
+            epoch = await store.get(tree.CONTROLLER_EPOCH)
+            if epoch is not None and int(epoch.data) == who["epoch"]:
+                self.claim = Claim(who["epoch"], epoch.version)
+        return int(who["broker"])
+
+    def seen_in(self, image: ClusterImage) -> bool:
+        """Whether this registration counts by the image; from then on it may lead."""
+        broker = self._broker
+        there = image.brokers.get(self._registration.broker_id)
+        if broker is None or there is None or there.epoch != broker.epoch:
+            return False
+        # Whatever happens to its session from here on, this process has in its logs what it had.
+        self._registration = replace(self._registration, clean=True)
+        if self._fence is not None:
+            self._fence.open(self._session)
+        return True

@@ -1,0 +1,53 @@
+"""The coordination store that a broker's configuration names: ZooKeeper, where `zookeeper.connect` says so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from broker.config_key import ConfigError
+from broker.ports import Clock, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from broker.cluster.stores.zookeeper import ZooKeeperStore
+    from broker.config import BrokerConfig
+
+logger = logging.getLogger("headrace.zookeeper")
+
+SILENT_SECONDS: Final = 2.0
+"""After which a person is told what is waited for."""
+
+
+async def configured_store(config: BrokerConfig, clock: Clock) -> ZooKeeperStore | None:
+    """An open store; None if none is named: the broker has one of its own. Tries again until
+    `zookeeper.connection.timeout.ms` are over. Raises ConfigError then.
+    """
+    address = config["zookeeper.connect"]
+    if address is None:
+        return None
+    from broker.cluster.stores.zookeeper import ZooKeeperStore  # and kazoo: only for members of a cluster
+
+    hosts, _, chroot = address.partition("/")
+    if not hosts or (any(not part for part in chroot.split("/")) and chroot):
+        raise ConfigError(
+            f"{address!r} is no address of ZooKeeper: it is host:port,host:port/path, and the path is the cluster's own"
+        )
+    # What the client library has to say about each attempt is said here, once.
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    store = ZooKeeperStore(
+        address,
+        clock=clock,
+        session_timeout_ms=config["zookeeper.session.timeout.ms"],
+        connect_timeout_ms=config["zookeeper.connection.timeout.ms"],
+    )
+    waiting = asyncio.get_running_loop().call_later(
+        SILENT_SECONDS, logger.warning, "waiting for ZooKeeper at %s", hosts
+    )
+    try:
+        await store.open()
+    except StoreUnavailableError as error:
+        raise ConfigError(f"{error}; is it running there? `headrace zookeeper` starts one") from None
+    finally:
+        waiting.cancel()
+    return store

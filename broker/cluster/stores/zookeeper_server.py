@@ -1,0 +1,50 @@
+"""ZooKeeper's own server, from the jars that pyspark carries: for development and tests. Java is all that is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+JARS: Final = (
+    "zookeeper-*",
+    "slf4j-api-*",
+    "netty-*",
+    "metrics-core-*",
+    "snappy-java-*",
+    "commons-cli-*",
+    "commons-io-*",
+)
+
+
+def server_settings(data: Path, host: str, port: int, tick_ms: int) -> str:
+    """Of a single server. A session's timeout is between 2 and 20 ticks."""
+    return (
+        f"dataDir={data}\nclientPort={port}\nclientPortAddress={host}\ntickTime={tick_ms}\n"
+        "admin.enableServer=false\n4lw.commands.whitelist=ruok,srvr\n"
+    )
+
+
+def server_command(settings: Path) -> list[str]:
+    """What starts the server. Raises RuntimeError without the jars."""
+    java = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", _class_path()]
+    return [*java, "org.apache.zookeeper.server.ZooKeeperServerMain", str(settings)]
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether a server is up there. Blocking, a second at most."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 1) as connection:
+        connection.sendall(b"ruok")
+        return connection.recv(4) == b"imok"
+    return False
+
+
+def _class_path() -> str:
+    found = find_spec("pyspark")
+    if found is None or not found.submodule_search_locations:
+        raise RuntimeError("ZooKeeper's jars come with pyspark, which is not installed")
+    folder = Path(found.submodule_search_locations[0]) / "jars"
+    jars = [str(jar) for pattern in JARS for jar in sorted(folder.glob(f"{pattern}.jar"))]
+    return ":".join(jars)

@@ -1,0 +1,80 @@
+"""Several whole brokers over one simulated ensemble, in the event loop of a test, without sockets between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker.config import BrokerConfig
+from broker.extension import Extension
+from broker.ports import SystemClock
+from broker.server import Broker
+from broker.testing.coordination import SimulatedEnsemble, SimulatedStore
+from broker.testing.direct import QUICK, DirectBroker
+
+DEADLINE_SECONDS = 20.0
+
+
+class DirectCluster:
+    """Brokers by their node ids, and the session that each has with the ensemble."""
+
+    def __init__(
+        self,
+        folder: Path,
+        make_extensions: Callable[[], Sequence[Extension]] = tuple,
+        *,
+        session_ms: int = 3000,
+    ) -> None:
+        self.ensemble = SimulatedEnsemble(SystemClock())
+        self.brokers: dict[int, DirectBroker] = {}
+        self.stores: dict[int, SimulatedStore] = {}
+        self._folder = folder
+        self._make_extensions = make_extensions
+        self._session_ms = session_ms
+
+    async def start(self, node_id: int, config: Mapping[str, str] | None = None) -> DirectBroker:
+        extensions = tuple(self._make_extensions())
+        keys = [key for extension in extensions for key in extension.broker_configs()]
+        store = self.stores[node_id] = await self.ensemble.connect(session_timeout_ms=self._session_ms)
+        broker = Broker(
+            BrokerConfig({**QUICK, **(config or {}), "node.id": str(node_id)}, keys),
+            data_dir=self._folder / str(node_id),
+            port=0,
+            extensions=extensions,
+            store=store,
+        )
+        await broker.start()
+        self.brokers[node_id] = DirectBroker(broker)
+        return self.brokers[node_id]
+
+    async def stop(self, node_id: int) -> None:
+        await self.brokers.pop(node_id).broker.stop()
+
+    async def agreed(self, holds: Callable[[DirectBroker], bool], *who: int) -> None:
+        """Wait until it holds at these brokers (none: at all of them)."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            for node_id in who or tuple(self.brokers):
+                while not holds(self.brokers[node_id]):  # noqa: ASYNC110 - what is waited for is another's
+                    await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def direct_cluster(
+    folder: Path,
+    brokers: int,
+    make_extensions: Callable[[], Sequence[Extension]] = tuple,
+    *,
+    session_ms: int = 3000,
+    config: Mapping[str, str] | None = None,
+) -> AsyncIterator[DirectCluster]:
+    """Brokers 1 to `brokers`, stopped cleanly at the end."""
+    cluster = DirectCluster(folder, make_extensions, session_ms=session_ms)
+    try:
+        for node_id in range(1, brokers + 1):
+            await cluster.start(node_id, config)
+        yield cluster
+    finally:
+        for node_id in list(cluster.brokers):
+            await cluster.stop(node_id)
