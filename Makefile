@@ -52,6 +52,9 @@ compat: setup  ## clients of other languages, Spark's Kafka options; writes comp
 docs: setup  ## the documentation as a site, into build/site
 	@$(BIN)/python -m docsite
 
+wheel: setup  ## headrace and headrace-client as wheels, into dist
+	@$(BIN)/python -m wheels
+
 check: setup  ## format, lint, types, layers, links and pages of the documentation, container files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -71,4 +74,4 @@ format: setup  ## write the format that `make check` asks for
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo demo-wide test quick soak mutants compat docs check bench format clean
+.PHONY: help setup demo demo-wide test quick soak mutants compat docs wheel check bench format clean

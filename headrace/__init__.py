@@ -106,9 +106,12 @@ def __getattr__(name: str) -> Any:
     if name == "spark":
         return import_module("headrace.spark")
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("headrace")
+        try:
+            return version("headrace")
+        except PackageNotFoundError:
+            return version("headrace-client")
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")
 
 

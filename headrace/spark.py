@@ -57,7 +57,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'headrace.spark' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        home = import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        if error.name in ("tablelayer.spark", "tablelayer.lake"):
+            error.add_note(
+                "This is headrace-client. What Spark needs is in the other: pip install 'headrace[spark]'"
+            )
+        raise
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -51,6 +51,7 @@ from tablelayer.client.admin.configs import (
     list_resources,
 )
 from tablelayer.client.admin.produce import OutgoingRecord, Producer
+from tablelayer.client.errors import UnsupportedRequest
 from tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
 from tablelayer.client.read.reader import EARLIEST, LATEST, find_coordinator, list_offsets
 from tablelayer.client.wire.cluster import Cluster
@@ -331,7 +332,15 @@ class AsyncKafkaAdmin:
         A position that the log has left behind moves on to the log's beginning. A table's records are what
         its Kafka face shows.
         """
-        from protocol.records.decode import decode_records  # numba: only where records are read one by one
+        try:
+            from protocol.records.decode import (
+                decode_records,
+            )  # numba: only where records are read one by one
+        except ModuleNotFoundError as error:
+            raise UnsupportedRequest(
+                f"reading records needs {error.name}, which is not installed: pip install headrace instead of"
+                " headrace-client, or use a Kafka client"
+            ) from error
         from protocol.records.header import iter_headers
 
         next_positions = dict(positions)

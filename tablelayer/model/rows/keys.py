@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
 from protocol.errors import DecodeError
+from protocol.jit import njit
 from tablelayer.model.arrays.arrays import (
     Bytes,
     Offsets,

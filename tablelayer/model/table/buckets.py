@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
+from protocol.jit import njit
 from tablelayer.model.arrays.arrays import Bytes, Offsets, variable_values
 from tablelayer.model.arrays.murmur import finish, mix
 from tablelayer.model.options.table_options import DatalakeFormat

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
+from protocol.jit import njit
 from tablelayer.model.arrays.arrays import Bytes, variable_values
 from tablelayer.model.arrays.murmur import finish, mix
 

@@ -1,0 +1,86 @@
+"""What is shipped: `headrace`, everything in one install, and `headrace-client`, for programs that only connect.
+
+Two distributions, and not an extra: an extra can only add to an install, and `pip install headrace` has to be all of
+it: server, SQL, tables. So what is smaller is a distribution of its own, as psycopg2-binary and opencv-python-headless
+are beside theirs. Both have the packages that the client is made of, and of one version they are the same files: one or
+the other is installed. Of headrace's dependencies the client has those that are named here: numba and LLVM (200 MB)
+compile what the interpreter then does itself (`protocol.jit`), DuckDB and RocksDB are the server's and SQL's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CLIENT_PACKAGES = ("headrace", "protocol", "tablelayer/client", "tablelayer/model")
+CLIENT_FILES = ("tablelayer/__init__.py", "tablelayer/py.typed", "LICENSE")
+CLIENT_DEPENDENCIES = ("numpy", "pyarrow", "crc32c", "cramjam", "msgspec", "sqlglot", "cryptography")
+_CLIENT_README = """\
+# headrace-client
+
+The Python client of Headrace, without the server: `import headrace`,
+`headrace.connect("host:9092")`. Install this or `headrace`, not both: the larger one has the same client.
+Where numba is installed too, rows are placed in buckets faster; reading records of plain topics needs it.
+"""
+
+
+def client_project() -> str:
+    """The client's pyproject.toml, made from ours."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [each for each in project["dependencies"] if _name(each) in CLIENT_DEPENDENCIES]
+    assert len(wanted) == len(CLIENT_DEPENDENCIES), "a dependency of the client is not one of ours any more"
+    return f"""\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "headrace-client"
+version = "{project["version"]}"
+description = "The Python client of Headrace, without the server."
+readme = "README.md"
+requires-python = "{project["requires-python"]}"
+license = "{project["license"]}"
+license-files = ["LICENSE"]
+classifiers = {project["classifiers"]}
+dependencies = {wanted}
+
+[project.optional-dependencies]
+fast = {[each for each in project["dependencies"] if _name(each) == "numba"]}
+polars = {project["optional-dependencies"]["polars"]}
+
+[tool.hatch.build.targets.wheel]
+packages = ["headrace", "protocol", "tablelayer"]
+"""
+
+
+def _name(requirement: str) -> str:
+    return requirement.partition(">")[0].partition("=")[0]
+
+
+def build(target: Path) -> list[Path]:
+    """Both wheels, into a folder."""
+    source = ROOT / "build" / "client"
+    shutil.rmtree(source, ignore_errors=True)
+    for name in CLIENT_PACKAGES:
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("tests", "__pycache__", "README.md")
+        )
+    for name in CLIENT_FILES:
+        shutil.copy(ROOT / name, source / name)
+    (source / "README.md").write_text(_CLIENT_README)
+    (source / "pyproject.toml").write_text(client_project())
+    made = []
+    for project in (ROOT, source):
+        before = set(target.glob("*.whl"))
+        subprocess.run(
+            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, project],
+            check=True,
+            capture_output=True,
+        )
+        made += sorted(set(target.glob("*.whl")) - before)
+    return made
