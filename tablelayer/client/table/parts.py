@@ -25,6 +25,7 @@ from tablelayer.client.read.state import snapshot_pieces
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import together
 from tablelayer.client.write.lane import WHOLE_ROWS, WriteMode
+from tablelayer.client.write.pieces import check_rows_fit
 from tablelayer.client.write.split import split_by_partition
 from tablelayer.client.write.writer import Writer, WriteResult
 from tablelayer.model.batches.batch import ChangeType
@@ -286,7 +287,9 @@ class Parts:
         change_type: int | None = None,
         mode: WriteMode = WHOLE_ROWS,
     ) -> WriteResult:
-        """Write rows that conform to `definition`, this table's in any of its schemas."""
+        """Write rows that conform to `definition`, this table's in any of its schemas. Raises DataError for a row that
+        is too large."""
+        check_rows_fit(rows, str(definition.path))
         if self._whole is not None:
             return await self._whole.writer.write(
                 rows, definition=definition, change_type=change_type, mode=mode

@@ -20,9 +20,9 @@ from tablelayer.client.table.parts import WHOLE, Parts
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, raise_for, retrying
 from tablelayer.client.wire.routes import TableRoutes
+from tablelayer.client.write.pieces import check_rows_fit, pieces
 from tablelayer.client.write.split import Spread, buckets_of, split_by_bucket
 from tablelayer.client.write.writer import encode_write
-from tablelayer.model.batches.ipc import ROWS_PER_MESSAGE_MAX
 from tablelayer.model.messages.staged import (
     AbortStagedRequest,
     AbortStagedResponse,
@@ -94,10 +94,11 @@ class AsyncStagedWriter:
         """The batch is committed already: rows need not be staged any more, and are not."""
 
     async def write(self, rows: pa.Table, *, change_type: int | None = None) -> None:
-        """Stage conformed rows, as `Writer.write` takes them. Raises TableError, KafkaError, ConnectionFailed or
-        OutcomeUnknown."""
+        """Stage conformed rows, as `Writer.write` takes them. Raises TableError, KafkaError, ConnectionFailed,
+        OutcomeUnknown, and DataError for a row that is too large."""
         self._row_count += rows.num_rows
         if not self.decided:
+            check_rows_fit(rows, str(self._definition.path))
             for name, definition, theirs in await self._parts.to_stage(self._definition, rows, change_type):
                 partition = ITSELF if name == WHOLE else definition.table_id
                 assert partition is not None
@@ -142,14 +143,12 @@ class AsyncStagedWriter:
         chunks = []
         for place in places:
             batches = self._held.pop(place)
-            size = self._held_bytes.pop(place)
+            del self._held_bytes[place]
             rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-            step = max(1, rows.num_rows * self._config.batch_size_bytes // max(1, size))
-            step = min(step, ROWS_PER_MESSAGE_MAX)
-            for start in range(0, rows.num_rows, step):
+            for piece in pieces(rows, self._config.batch_size_bytes):
                 number = self._chunks.get(place, 0)
                 self._chunks[place] = number + 1
-                data = encode_write(self._definition, rows.slice(start, step), self._change_type)
+                data = encode_write(self._definition, piece, self._change_type)
                 chunks.append(StagedChunk(partition_id=place[0], bucket=place[1], number=number, batch=data))
         return chunks
 

@@ -32,9 +32,9 @@ from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Backoff, Deadline, at_last, error_of, is_stale_route, may_retry
 from tablelayer.client.wire.routes import TableRoutes
 from tablelayer.client.write.lane import WHOLE_ROWS, Batch, Identity, Lane, Verdict, WriteMode
+from tablelayer.client.write.pieces import pieces
 from tablelayer.client.write.split import Spread, buckets_of, split_by_bucket
 from tablelayer.model.batches.batch import encode_arrow_batch
-from tablelayer.model.batches.ipc import ROWS_PER_MESSAGE_MAX
 from tablelayer.model.errors import TableError
 from tablelayer.model.messages.write import (
     AppendRowsRequest,
@@ -217,11 +217,10 @@ class Writer:
     ) -> list[tuple[int, bytearray, int]]:
         encoded = []
         for bucket, part in self._split(slab, definition):
-            row_size = max(1, part.nbytes // part.num_rows)
-            step = min(max(1, self._config.batch_size_bytes // row_size), ROWS_PER_MESSAGE_MAX)
-            for start in range(0, part.num_rows, step):
-                piece = part.slice(start, step)
-                encoded.append((bucket, encode_write(definition, piece, change_type), piece.num_rows))
+            encoded += [
+                (bucket, encode_write(definition, piece, change_type), piece.num_rows)
+                for piece in pieces(part, self._config.batch_size_bytes)
+            ]
         return encoded
 
     def _split(self, slab: pa.RecordBatch, definition: TableDefinition) -> list[tuple[int, pa.RecordBatch]]:

@@ -101,7 +101,7 @@ def to_kafka(
     key_offsets = key_data = None
     if table.bucket_key:
         names = list(table.schema.primary_key or table.bucket_key)
-        key_offsets, key_data = variable_values(rows_to_json(shown.rows.select(names)))
+        key_offsets, key_data = variable_values(rows_to_json(_key_columns_of(shown.rows, names)))
     value_offsets, value_data = shown.values
     return encode_batch(
         timestamps=np.full(shown.rows.num_rows, header.max_timestamp, np.int64),
@@ -117,6 +117,17 @@ def to_kafka(
         attributes=_LOG_APPEND_TIME,
         leader_epoch=header.partition_leader_epoch,
     )
+
+
+def _key_columns_of(rows: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """The columns of keys, of which those that are equal are written alike: -0.0 is 0."""
+    keys = rows.select(names)
+    for index, column in enumerate(keys.columns):
+        if pa.types.is_floating(column.type):
+            keys = keys.set_column(
+                index, keys.schema.field(index), pc.add(column, pa.scalar(0.0, column.type))
+            )
+    return keys
 
 
 def empty_batch(header: BatchHeader) -> memoryview:

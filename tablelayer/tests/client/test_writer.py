@@ -13,7 +13,7 @@ from protocol.errors import ErrorCode
 from protocol.records.header import verify_crc
 from tablelayer.client import RequestTimeout, TableError, connect_async
 from tablelayer.client.config import ClientConfig
-from tablelayer.client.write import writer
+from tablelayer.client.write import pieces
 from tablelayer.client.write.writer import Writer
 from tablelayer.model.batches.batch import ArrowBatch
 from tablelayer.model.errors import TableErrorCode
@@ -294,7 +294,7 @@ def test_the_stamped_header_is_the_identity_given_by_the_server(fake, tools, imp
 
 
 def test_a_batch_has_no_more_rows_than_a_server_takes(fake, tools, monkeypatch):
-    monkeypatch.setattr(writer, "ROWS_PER_MESSAGE_MAX", 100)
+    monkeypatch.setattr(pieces, "ROWS_PER_MESSAGE_MAX", 100)
 
     async def scenario():
         async with fake(partitions=1) as server:

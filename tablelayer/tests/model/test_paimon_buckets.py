@@ -47,9 +47,21 @@ def column(name, values):
     return array.cast(SEEN_AS[name]) if name in SEEN_AS else array
 
 
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
+def test_r2_4_one_key_is_in_one_bucket(kind):
+    nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
+    zero, minus_zero, first, second = paimon_buckets(
+        [column(kind, [0.0, -0.0, float("nan"), nan])], 1_000_003
+    )
+    assert zero == minus_zero
+    assert first == second
+
+
 @pytest.mark.parametrize("golden", GOLDEN["columns"], ids=lambda each: each["types"][0])
 def test_what_paimon_itself_says(golden):
-    rows, expected = zip(*golden["rows"], strict=True)
+    # But for -0.0, which Paimon has in another bucket than 0.0, and which is the same key here (R2.4).
+    told = [each for each in golden["rows"] if not any(str(value) == "-0.0" for value in each[0])]
+    rows, expected = zip(*told, strict=True)
     for start in (0, 1):
         columns = [
             column(name, [row[index] for row in rows]).slice(start)

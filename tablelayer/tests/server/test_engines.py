@@ -356,6 +356,20 @@ async def test_r9_9_a_retry_never_counts_twice_not_even_after_a_restart(tmp_path
         assert await table.state() == [row(1, 5)]
 
 
+async def test_r9_11_what_a_partial_write_leaves_out_has_a_value_from_then_on(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(
+            "k INT, a INT, b INT, c INT DEFAULT 7, d INT, PRIMARY KEY (k) NOT ENFORCED",
+            given={
+                "table.merge-engine": "aggregation", "fields.b.agg": "first_value", "fields.c.agg": "first_value",
+                "fields.d.agg": "first_value_ignore_nulls",
+            },
+        )  # fmt: skip
+        await table.put(("+", {"k": 1, "a": 1}), columns=["k", "a"])
+        await table.put(("+", {"k": 1, "b": 5, "c": 5, "d": 5}), columns=["k", "b", "c", "d"])
+        assert await table.state() == [{"k": 1, "a": 1, "b": None, "c": 7, "d": 5}]
+
+
 async def test_r9_10_overwriting_replaces_the_row_past_the_functions_and_carries_deletes_out(
     tmp_path: Path,
 ) -> None:

@@ -68,6 +68,28 @@ async def test_a_batch_that_decompresses_to_more_than_allowed_is_refused(tmp_pat
         assert await consume(table) == []
 
 
+async def test_r17_12_the_records_of_a_table_are_not_bounded_by_max_message_bytes(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create(COLUMNS, given={"max.message.bytes": "1000"})
+        answer = await produce(table, (None, {"id": 1, "name": "x" * 3_000_000}))
+        assert answer.error_code == 0, answer.error_message
+        assert [len(each["name"]) for each in await table.state()] == [3_000_000]
+        assert (await table.put(("+", row(2, "y" * 3_000_000)))).error_code == 0
+
+
+async def test_r17_13_minus_zero_stays_what_it_is(tmp_path: Path) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, d DOUBLE, f FLOAT, PRIMARY KEY (id) NOT ENFORCED")
+        await table.broker.produce(
+            table.definition.path.topic,
+            batch((None, b'{"id":1,"d":-0,"f":-0.0}'), (None, b'{"id":2,"d":"-0","f":0}')),
+        )
+        assert str(await table.state()) == "[{'id': 1, 'd': -0.0, 'f': -0.0}, {'id': 2, 'd': -0.0, 'f': 0.0}]"
+        assert [value for _, _, value, _ in await consume(table)] == [
+            b'{"id":1,"d":-0,"f":-0}', b'{"id":2,"d":-0,"f":0}',
+        ]  # fmt: skip
+
+
 async def test_r17_1_a_keyed_table_looks_like_a_compacted_topic(tmp_path: Path) -> None:
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.server.limits import Limits
 from tablelayer.server.store.tablet import Tablet
 from tablelayer.tests.server.tables import Row, Table, replay, tables
+from tablelayer.tests.server.test_kafka_face import consume
 
 COLUMNS = "id INT, price DOUBLE, name STRING, PRIMARY KEY (id) NOT ENFORCED"
 
@@ -231,6 +233,19 @@ async def test_r2_3_a_key_column_is_never_null(tmp_path: Path) -> None:
             TableErrorCode.INVALID_ROW,
             "column 'id'",
         )
+
+
+async def test_r2_4_zeros_of_both_signs_are_one_key_and_so_are_all_nans(tmp_path: Path) -> None:
+    other_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("k DOUBLE, v INT, PRIMARY KEY (k) NOT ENFORCED")
+        for v, k in enumerate((0.0, -0.0, float("nan"), other_nan)):
+            await table.put(("+", {"k": k, "v": v}))
+        assert [(str(row["k"]), row["v"]) for row in await table.state()] == [("-0.0", 1), ("nan", 3)]
+        assert [row and row["v"] for row in await table.lookup({"k": 0.0}, {"k": -0.0})] == [1, 1]
+        records = await consume(table)
+        assert [key for _, key, _, _ in records] == [b'{"k":0}'] * 2 + [b'{"k":"NaN"}'] * 2
+        assert [value for _, _, value, _ in records][:2] == [b'{"k":0,"v":0}', b'{"k":-0,"v":1}']
 
 
 async def test_r2_of_a_delete_only_the_key_counts_and_upserts_beside_it_are_checked(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Rows are cut by what they take, and one that no request has room for is refused by its number."""
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from tablelayer.client import DataError
+from tablelayer.client.write import pieces
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_is_in_one_piece_and_no_piece_is_larger_than_a_request(seed, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_BYTES_MAX", 1_000)
+    dice = random.Random(seed)
+    sizes = [dice.choice([0, 1, 5, 20, 400, 900]) for _ in range(dice.randrange(1, 200))]
+    rows = pa.record_batch({"n": pa.array(range(len(sizes))), "s": pa.array(["x" * size for size in sizes])})
+    rows = rows.slice(dice.randrange(len(sizes)))
+    pieces.check_rows_fit(pa.table(rows), "t")
+    cut = list(pieces.pieces(rows, dice.choice([100, 900])))
+    assert pa.concat_batches(cut).equals(rows) if cut else not rows.num_rows
+    assert max((each.nbytes for each in cut), default=0) <= 1_000
+    assert len(cut) <= rows.num_rows
+
+
+def test_a_row_that_is_too_large_is_named_with_its_largest_column(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_BYTES_MAX", 1_000)
+    texts = ["x" * 900] * 20
+    texts[7], texts[13] = "y" * 1_100, "z" * 1_500
+    rows = pa.table({"n": range(20), "s": texts, "t": ["x"] * 20})
+    with pytest.raises(
+        DataError, match=r"t: row 7 takes .* bytes, and 1000 is the most; column 's'"
+    ) as caught:
+        pieces.check_rows_fit(rows, "t")
+    assert (caught.value.row, caught.value.column) == (7, "s")
