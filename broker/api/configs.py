@@ -198,6 +198,7 @@ class ConfigsApi:
         changes: Callable[..., Wanted],
     ) -> list[AlterConfigsResourceResponse]:
         """`changes` gives what the entries of one resource ask for, before what `Changes` gets."""
+        await self._metadata.refreshed()
         answers = []
         pace = self._slices.pace()
         for resource in request.resources:

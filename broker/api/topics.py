@@ -88,6 +88,7 @@ class TopicsApi:
     async def create_topics(
         self, context: RequestContext, request: CreateTopicsRequest
     ) -> CreateTopicsResponse:
+        await self._metadata.refreshed()
         results = []
         named = Counter(topic.name for topic in request.topics)
         wanted: list[tuple[CreatableTopicResult, NewTopic]] = []
@@ -216,6 +217,7 @@ class TopicsApi:
     async def delete_topics(
         self, context: RequestContext, request: DeleteTopicsRequest
     ) -> DeleteTopicsResponse:
+        await self._metadata.refreshed()
         wanted = request.topics or [DeleteTopicState(name=name) for name in request.topic_names]
         response = DeleteTopicsResponse(responses=[])
         pace = self._slices.pace()
@@ -268,6 +270,7 @@ class TopicsApi:
     async def create_partitions(
         self, context: RequestContext, request: CreatePartitionsRequest
     ) -> CreatePartitionsResponse:
+        await self._metadata.refreshed()
         response = CreatePartitionsResponse(results=[])
         named = Counter(topic.name for topic in request.topics)
         pace = self._slices.pace()

@@ -392,6 +392,14 @@ class TopicManager:
             await self._replicas.settled(name)
             return self._index.by_name[name]
 
+    async def refreshed(self) -> None:
+        """From here on is known what was changed before, whoever has changed it: a client that is told of a change by
+        one broker may ask another about it. Costs an answer of the store, and nothing where there are no others.
+        """
+        if not self._is_alone:
+            async with self._change:
+                await self._catch_up()
+
     async def settled(self) -> None:
         """Wait until the image has the changes that are under way, a topic that is being created among them."""
         async with self._change:

@@ -6,8 +6,9 @@
 
 M1  an epoch is claimed together with the controller's node, is one more than the one before, and belongs to one session
 M2  topics, the states of their partitions and the live brokers are changed together with the journal of changes, whose
-    version is compared; the live brokers, and states of topics that stay as they are, by the session that has claimed
-    the present epoch, in a transaction that checks it, and by nobody else
+    version is compared; the live brokers, and states of topics that stay as they are, by the process that has claimed
+    the present epoch, in a transaction that checks it, and by nobody else. It may have lost the session that it
+    claimed it with: until another claims the next epoch nobody else changes anything
 M3  the leader epoch of a partition never goes back, and one leader has it
 M4  a broker is registered by a node that goes with its session
 """
@@ -82,7 +83,8 @@ class ControllerWatch:
         checked = [each for each in operations if each.path == tree.CONTROLLER_EPOCH]
         if node is None or not checked:
             self.problems.append(f"{changed[0]} is changed without a look at the controller's epoch")
-        if self.claims.get(self._epoch) != session:
+        clients = self._ensemble.clients
+        if clients.get(self.claims.get(self._epoch, 0)) is not clients.get(session):
             self.problems.append(
                 f"{changed[0]} is changed by session {session}, and epoch {self._epoch} belongs to "
                 f"{self.claims.get(self._epoch)}"

@@ -65,6 +65,8 @@ class SimulatedEnsemble:
         self._heard: dict[int, float] = {}
         self._stores: list[SimulatedStore] = []
         self._sessions = 0
+        self.clients: dict[int, SimulatedStore] = {}
+        """Whose each session was."""
         self._transactions = 0
 
     async def connect(self, *, session_timeout_ms: int = 6_000) -> SimulatedStore:
@@ -94,8 +96,9 @@ class SimulatedEnsemble:
     def delay(self) -> float:
         return self.random.uniform(*self._delays)
 
-    def begin(self) -> int:
+    def begin(self, store: SimulatedStore) -> int:
         self._sessions += 1
+        self.clients[self._sessions] = store
         self._heard[self._sessions] = self.clock.monotonic()
         return self._sessions
 
@@ -221,7 +224,7 @@ class SimulatedStore:
         self._there = self._back = 0.0  # when the latest message of each way arrives
 
     async def open(self) -> None:
-        self._session = self._ensemble.begin()
+        self._session = self._ensemble.begin(self)
         await self._beat()
         self._beats = asyncio.get_running_loop().create_task(self._keep_beating(), name="simulated lease")
 
@@ -288,7 +291,7 @@ class SimulatedStore:
             return
         if not self._ensemble.hear(self._session, self.session_timeout):
             self._lease_end = -math.inf
-            self._session = self._ensemble.begin()
+            self._session = self._ensemble.begin(self)
         self.changed(set(self._watches))
 
     def changed(self, touched: set[str]) -> None:

@@ -32,6 +32,7 @@ OWNER: ContextVar[str] = ContextVar("owner", default="")
 THREAD_SECONDS = 0.002
 """What inline work waits for its turn, at most."""
 BURIAL_SECONDS = 600.0
+BURIALS_MAX = 10
 TASKS_LOOKED_AT = 100
 """Those of one owner that are over are forgotten now and then."""
 TURNS_MAX = 50_000
@@ -104,7 +105,15 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def bury(self) -> None:
         """At the end: what the dead left unfinished is cancelled and ends; nothing of it is left to destructors."""
         self._dead.clear()
-        tasks, self._left = [task for task in self._left if not task.done()], []
+        self._left.clear()
+        # What is cancelled may begin something to clean up after itself.
+        for _ in range(BURIALS_MAX):
+            tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
+            if not tasks:
+                return
+            self._cancel_all(tasks)
+
+    def _cancel_all(self, tasks: list[asyncio.Task[Any]]) -> None:
         for task in tasks:
             task.cancel()
         # A task whose next step was dropped ends by that step alone.
@@ -113,9 +122,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             for handle in self._dropped
             if isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)
         )
-        if tasks:
-            self.run_until_complete(asyncio.wait(tasks, timeout=BURIAL_SECONDS))
         self._dropped.clear()
+        self.run_until_complete(asyncio.wait(tasks, timeout=BURIAL_SECONDS))
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

@@ -60,6 +60,7 @@ KEPT, LOOSE, MIXED = "kept", "loose", "mixed"
 """Topics: of the broker's durability; of `process` whatever that is; the one transactions write to."""
 PARTITIONS = 2
 PATIENCE_SECONDS = 20.0
+RETRY_SECONDS = 0.05
 CONFIG = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
@@ -107,6 +108,11 @@ class History:
 class Simulation:
     """See the module."""
 
+    kept_partitions = PARTITIONS
+    """Of the topic `KEPT`."""
+    patience_seconds = PATIENCE_SECONDS
+    """How long a client may take to get on when all is healed."""
+
     def __init__(
         self, world: World, operations: int, workloads: Sequence[Workload] = (), mode: str | None = None
     ) -> None:
@@ -119,6 +125,7 @@ class Simulation:
         self._left = operations
         self._workloads = workloads
         self._progress: dict[str, float] = {}
+        self._links: dict[tuple[str, int], Link] = {}
 
     @property
     def is_over(self) -> bool:
@@ -135,7 +142,31 @@ class Simulation:
             try:
                 return await link.send(request, version)
             except LinkLostError:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    # -- whom to ask ---------------------------------------------------------------------------------------
+
+    def link(self, name: str, node_id: int = 0) -> Link:
+        """A client's, always the same one."""
+        key = name, node_id
+        if key not in self._links:
+            self._links[key] = self.world.link(node_id, name)
+        return self._links[key]
+
+    async def anybody(self, name: str) -> Link:
+        """For what every broker answers."""
+        return self.link(name)
+
+    async def leader(self, name: str, place: Place) -> Link:
+        """As far as this client knows."""
+        return self.link(name)
+
+    async def coordinator(self, name: str, group: str) -> Link:
+        return self.link(name)
+
+    async def try_again(self, name: str, about: Place | str) -> None:
+        """After an attempt that failed: what the client knew need not be so any more."""
+        await asyncio.sleep(RETRY_SECONDS)
 
     async def run(self) -> list[str]:
         world = self.world
@@ -174,7 +205,7 @@ class Simulation:
         self._healing = True
         await asyncio.gather(*harm)
         await self._heal()
-        done, waiting = await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
+        done, waiting = await asyncio.wait(tasks, timeout=self.patience_seconds)
         for task in waiting:
             self.problems.append(f"{task.get_coro().__qualname__} did not get on after all was healed")  # type: ignore[attr-defined]
             task.cancel()
@@ -284,11 +315,11 @@ class Simulation:
 
     async def _producer(self, name: str, topics: Sequence[str] = (KEPT,)) -> None:
         """Idempotent, with up to three batches of a partition under way."""
-        link, number = self.world.link(0, name), 0
-        identity = await self._identity(link)
+        number = 0
+        identity = await self._identity(name)
         sequences: dict[Place, int] = {}
         while not self.is_over:
-            place = self.random.choice(topics), self.random.randrange(PARTITIONS)
+            place = self.random.choice(topics), self.random.randrange(self.kept_partitions)
             batches = []
             for _ in range(self.random.randrange(1, 4)):
                 values = [
@@ -297,23 +328,26 @@ class Simulation:
                 number += len(values)
                 batches.append((sequences.get(place, 0), values))
                 sequences[place] = batches[-1][0] + len(values)
-            if not await self._deliver(name, link, identity, place, batches):
-                identity, sequences = await self._identity(link), {}
+            if not await self._deliver(name, identity, place, batches):
+                identity, sequences = await self._identity(name), {}
             self.did(name)
             await asyncio.sleep(self.random.uniform(0, 0.4))
 
-    async def _identity(self, link: Link) -> tuple[int, int]:
+    async def _identity(self, name: str) -> tuple[int, int]:
         while True:
+            link = await self.anybody(name)
             request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
-            answer = await self.asked(link, request, 4)
-            if not answer.error_code:
-                return answer.producer_id, answer.producer_epoch
-            await asyncio.sleep(0.05)
+            try:
+                answer = await link.send(request, 4)
+                if not answer.error_code:
+                    return answer.producer_id, answer.producer_epoch
+            except LinkLostError:
+                pass
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _deliver(
         self,
         name: str,
-        link: Link,
         identity: tuple[int, int],
         place: Place,
         batches: list[tuple[int, list[bytes]]],
@@ -321,6 +355,7 @@ class Simulation:
         """Until all are acknowledged. False when the broker has forgotten the producer, as it may of a loose topic."""
         waiting = list(batches)
         while waiting:
+            link = await self.leader(name, place)
             answers = await asyncio.gather(
                 *(self._ask_to_append(link, identity, place, *batch) for batch in waiting),
                 return_exceptions=True,
@@ -351,7 +386,7 @@ class Simulation:
                     return False
                 break
             if waiting:
-                await asyncio.sleep(0.05)
+                await self.try_again(name, place)
         return True
 
     def _doubt(self, name: str, place: Place, waiting: list[tuple[int, list[bytes]]]) -> None:
@@ -375,25 +410,27 @@ class Simulation:
 
     async def _reader(self) -> None:
         """What is seen once stays: reads on, and now and then from the start."""
-        link = self.world.link(0, "reader")
         positions: dict[Place, int] = {}
         turn = 0
         while not self.is_over:
-            place = KEPT, self.random.randrange(PARTITIONS)
+            place = KEPT, self.random.randrange(self.kept_partitions)
             if self.random.random() < 0.05:
                 positions.pop(place, None)
                 turn += 1
             position = positions.get(place, 0)
-            part = await self._fetch(link, place, position)
-            if part is not None:
+            part = await self._fetch("reader", place, position)
+            if part is None:
+                await self.try_again("reader", place)
+            else:
                 for offset, value in part:
                     self.history.polls.append(Poll(f"reader {turn}", place, offset, value))
                     positions[place] = offset + 1
                 self.did("reader")
             await asyncio.sleep(self.random.uniform(0, 0.4))
 
-    async def _fetch(self, link: Link, place: Place, position: int) -> list[tuple[int, bytes]] | None:
+    async def _fetch(self, name: str, place: Place, position: int) -> list[tuple[int, bytes]] | None:
         """None when it was not answered. A position beyond the end is a problem."""
+        link = await self.leader(name, place)
         wanted = FetchPartition(partition=place[1], fetch_offset=position, partition_max_bytes=1 << 20)
         request = FetchRequest(
             max_wait_ms=self.random.choice((0, 100)),
@@ -473,39 +510,39 @@ class Simulation:
 
     async def _group(self) -> None:
         """A position that grows."""
-        link, position = self.world.link(0, "group"), 0
+        position = 0
         while not self.is_over:
             position += 1
             part = OffsetCommitRequestPartition(partition_index=0, committed_offset=position)
             topics = [OffsetCommitRequestTopic(name=KEPT, partitions=[part])]
+            link = await self.coordinator("group", "group")
             try:
                 answer = await link.send(OffsetCommitRequest(group_id="group", topics=topics), 8)
             except LinkLostError:
-                await asyncio.sleep(0.05)
+                await self.try_again("group", "group")
                 continue
             code = ErrorCode(answer.topics[0].partitions[0].error_code)
             if code is ErrorCode.NONE:
                 self.history.positions["group"] = position
                 self.did("group")
-            elif code not in PASSING:
+            elif code in PASSING:
+                await self.try_again("group", "group")
+            else:
                 self.problems.append(f"a commit of position {position} was told {code.name}")
             await asyncio.sleep(self.random.uniform(0, 0.4))
 
     # -- checks --------------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        history, world = self.history, self.world
-        link = world.link(0, "checker")
-        found = {(KEPT, index): await self._whole(link, (KEPT, index)) for index in range(PARTITIONS)}
-        sends = [send for send in history.sends if send.place[0] == KEPT]
-        self.problems += check_delivery(sends, found) + check_offsets(sends, history.polls, found)
-        loose = {(LOOSE, index): await self._whole(link, (LOOSE, index)) for index in range(PARTITIONS)}
+        history = self.history
+        await self._check_kept()
+        loose = {(LOOSE, index): await self._whole((LOOSE, index)) for index in range(PARTITIONS)}
         sends = [send for send in history.sends if send.place[0] == LOOSE]
         if self.mode == "kill":
             self.problems += check_delivery(sends, loose) + check_offsets(sends, [], loose)
         else:
             self.problems += check_offsets([], [], loose) + _check_twice(loose)
-        patient: Any = _Patient(link)
+        patient: Any = _Patient(self.link("checker"))
         committed = {
             (MIXED, index): [
                 (at, value or b"")
@@ -514,19 +551,27 @@ class Simulation:
             for index in range(PARTITIONS)
         }
         self.problems += check_transactions(history.transactions, committed) + _check_twice(committed)
-        for group, position in history.positions.items():
-            if group == "group" and (kept := await self._position(link, group)) < position:
-                self.problems.append(f"{group} had committed {position}, and {kept} is left")
+        await self._check_positions()
         for workload in self._workloads:
             self.problems += await workload.check(self)
 
-    async def _whole(self, link: Link, place: Place) -> list[tuple[int, bytes]]:
+    async def _check_kept(self) -> None:
+        found = {(KEPT, index): await self._whole((KEPT, index)) for index in range(self.kept_partitions)}
+        sends = [send for send in self.history.sends if send.place[0] == KEPT]
+        self.problems += check_delivery(sends, found) + check_offsets(sends, self.history.polls, found)
+
+    async def _check_positions(self) -> None:
+        position = self.history.positions.get("group", 0)
+        if position and (kept := await self._position("group")) < position:
+            self.problems.append(f"the group had committed {position}, and {kept} is left")
+
+    async def _whole(self, place: Place) -> list[tuple[int, bytes]]:
         entries: list[tuple[int, bytes]] = []
         while True:
             position = entries[-1][0] + 1 if entries else 0
-            part = await self._fetch(link, place, position)
+            part = await self._fetch("checker", place, position)
             if part is None:
-                await asyncio.sleep(0.05)
+                await self.try_again("checker", place)
                 if self.problems:
                     return entries
                 continue
@@ -534,15 +579,19 @@ class Simulation:
                 return entries
             entries += part
 
-    async def _position(self, link: Link, group: str) -> int:
+    async def _position(self, group: str) -> int:
         wanted = [OffsetFetchRequestTopics(name=KEPT, partition_indexes=[0])]
         request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=wanted)])
         while True:
-            answer = (await self.asked(link, request, 9)).groups[0]
-            if not answer.error_code:
-                offset: int = answer.topics[0].partitions[0].committed_offset
-                return offset
-            await asyncio.sleep(0.05)
+            link = await self.coordinator("checker", group)
+            try:
+                answer = (await link.send(request, 9)).groups[0]
+                if not answer.error_code:
+                    offset: int = answer.topics[0].partitions[0].committed_offset
+                    return offset
+            except LinkLostError:
+                pass
+            await self.try_again("checker", group)
 
 
 def _check_twice(found: dict[Place, list[tuple[int, bytes]]]) -> list[str]:

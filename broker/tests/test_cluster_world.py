@@ -16,7 +16,9 @@ from broker.testing.coordination import SimulatedEnsemble
 from broker.testing.loop import SimulatedClock, SimulatedLoop
 from broker.testing.world import LinkLostError, World
 from protocol.errors import ErrorCode
+from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_topics import DeleteTopicsRequest
 
 Scenario = Callable[[World, ControllerWatch], Awaitable[None]]
 SESSION_SECONDS = 6.0
@@ -183,3 +185,30 @@ def test_who_changes_topics_without_being_the_controller_is_seen() -> None:
         "epoch 3",
         "/brokers/ids/1",
     ]
+
+
+def test_what_one_broker_was_told_counts_for_who_asks_another_before_it_has_heard(tmp_path: Path) -> None:
+    """A watch that comes late is no reason to be told that a topic does not exist, or does."""
+
+    async def scenario(world: World, watch: ControllerWatch) -> None:
+        for member in world.members.values():
+            await member.start()
+        await asyncio.sleep(1.0)
+        assert world.ensemble is not None
+        world.ensemble.watch_seconds_max = 1_000.0
+        for node_id in (0, 1, 2, 0):
+            assert await create(world, node_id, "t") is ErrorCode.NONE
+            assert await create(world, (node_id + 1) % 3, "t") is ErrorCode.TOPIC_ALREADY_EXISTS
+            link = world.link((node_id + 2) % 3)
+            grown = CreatePartitionsTopic(name="t", count=2, assignments=None)
+            answer = await link.send(CreatePartitionsRequest(topics=[grown], timeout_ms=5_000), 3)
+            assert answer.results[0].error_code == 0
+            link = world.link((node_id + 1) % 3)
+            deleted = await link.send(DeleteTopicsRequest(topic_names=["t"], timeout_ms=5_000), 5)
+            assert deleted.responses[0].error_code == 0
+
+    with World(1, tmp_path, shared=True) as world:
+        assert world.ensemble is not None
+        for node_id in range(3):
+            world.add(node_id)
+        world.run(scenario(world, ControllerWatch(world.ensemble)))
