@@ -12,6 +12,7 @@ from pathlib import Path
 from broker.cluster.stores.configured import configured_store
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
+from broker.limited_lines import LimitedLines
 from broker.listeners import parse_listener
 from broker.malloc import keep_freed_memory
 from broker.net.poller import run_server
@@ -32,16 +33,19 @@ def main() -> int:
     parser.add_argument("--log-level", default="WARNING", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    root = logging.getLogger()
+    lines = LimitedLines(root.handlers, SystemClock().monotonic)
+    root.handlers[:] = [lines]
     keep_freed_memory()
     try:
-        run_server(_serve(arguments))
+        run_server(_serve(arguments, lines))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
 
 
-async def _serve(arguments: argparse.Namespace) -> None:
+async def _serve(arguments: argparse.Namespace, lines: LimitedLines) -> None:
     sets = {}
     for text in arguments.set:
         name, separator, value = text.partition("=")
@@ -62,11 +66,14 @@ async def _serve(arguments: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stop.set)
     sys.stdout.write(f"ready on {broker.host}:{broker.port}\n")
     sys.stdout.flush()
+    summing_up = loop.create_task(lines.run())
     waiting = [loop.create_task(stop.wait()), loop.create_task(broker.run_forever())]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     await broker.stop()
     waiting[0].cancel()
     await waiting[1]
+    summing_up.cancel()
+    lines.sum_up(whole=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from broker.metrics.model import HistogramValue, Metric, MetricKind, Metrics, Va
 GATHER_SECONDS_MAX: Final = 10.0
 REQUEST_SECONDS_MAX: Final = 30.0
 """A peer that says nothing, or takes nothing, for so long is given up."""
+THREADS_MAX: Final = 50
+"""Connections at a time: each has a thread of the broker's process. Who comes beyond is hung up on."""
 _LINES_PER_TURN: Final = 32
 _FAMILIES: Final = {
     MetricKind.COUNTER: CounterMetricFamily,
@@ -80,6 +82,22 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     context: Callable[[], ssl.SSLContext] | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._places = threading.Semaphore(THREADS_MAX)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(REQUEST_SECONDS_MAX)

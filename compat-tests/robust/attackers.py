@@ -7,7 +7,7 @@ often each kind of attack was made, as JSON. One process with one event loop, pa
 kind, so that what is measured beside it is what the broker does, not who gets the processor. It is `nice` for the same
 reason: attackers have machines of their own.
 
-Attackers come from many addresses (127.0.0.2 and so on).
+Attackers come from many addresses (127.0.0.2 and so on). HEADRACE_ATTACK_TIMES multiplies what there is of each kind.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from protocol.records.header import HEADER_SIZE, write_crc
 from protocol.schema import ApiMessage
 
 HOST = "127.0.0.1"
+TIMES = float(os.environ.get("HEADRACE_ATTACK_TIMES", "1"))
 EVE, EVES_PASSWORD = "eve", "eve-secret"
 EVES_TOPIC = "eves-own"
 """Compacted, and hers to write: the broker opens what she sends."""
@@ -331,7 +332,7 @@ class Attackers:
                     task = asyncio.ensure_future(self.once(kind, attack))
                     waiting.add(task)
                     task.add_done_callback(waiting.discard)
-                await asyncio.sleep(self.chance.uniform(0.5, 1.5) / PER_SECOND[kind])
+                await asyncio.sleep(self.chance.uniform(0.5, 1.5) / PER_SECOND[kind] / TIMES)
         finally:
             for task in waiting:
                 task.cancel()

@@ -2,7 +2,8 @@
 
 The attackers are a process of their own (`attackers.py`); they attack in turns, so that the same load is measured with
 and without them. HEADRACE_ATTACK_SECONDS says how long `make soak` goes on (an hour), HEADRACE_SOAK_SEED with which
-seed. The figures are printed; only the soak judges them.
+seed, HEADRACE_ATTACK_TIMES how many times as much of each attack there is. The figures are printed; only the soak
+judges them.
 """
 
 from __future__ import annotations
