@@ -7,7 +7,10 @@ along: `stand` makes them again. What was registered counts when the controller 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -15,7 +18,8 @@ from broker.cluster import tree
 from broker.cluster.fence import Fence
 from broker.cluster.image import BrokerImage, ClusterImage
 from broker.cluster.membership import Claim, Registration, become_controller, register
-from broker.ports import CoordinationStore
+from broker.cluster.nodes import OUTDATED
+from broker.ports import CoordinationStore, CreateNode, SetNode
 
 
 class Member:
@@ -66,6 +70,39 @@ class Member:
             if epoch is not None and int(epoch.data) == who["epoch"]:
                 self.claim = Claim(who["epoch"], epoch.version)
         return int(who["broker"])
+
+    async def confirm(self, version: int) -> None:
+        """Note up to which change this broker has followed, for who waits for that."""
+        path, data = f"{tree.SEEN}/{self._registration.broker_id}", str(version).encode()
+        node = await self._store.get(path)
+        if node is not None and node.owner == self._store.session and node.data == data:
+            return
+        with contextlib.suppress(*OUTDATED):  # a former session's goes by itself, and nobody waits for long
+            if node is None or node.owner == self._store.session:
+                await self._store.transact(
+                    [CreateNode(path, data, ephemeral=True)]
+                    if node is None
+                    else [SetNode(path, data, node.version)]
+                )
+
+    async def confirmed(self, brokers: Iterable[int], version: int) -> None:
+        """Wait until these brokers have followed up to a change."""
+        waited = {f"{tree.SEEN}/{each}" for each in brokers if each != self._registration.broker_id}
+        if not waited:
+            return
+        changed = asyncio.Event()
+        with contextlib.ExitStack() as watches:
+            for path in waited:
+                watches.callback(self._store.watch(path, changed.set))
+            await asyncio.sleep(0)  # the watches are on their way before the nodes are read
+            while True:
+                paths = sorted(waited)
+                nodes = zip(paths, await self._store.get_many(paths), strict=True)
+                waited -= {path for path, node in nodes if node is not None and int(node.data) >= version}
+                if not waited:
+                    return
+                await changed.wait()
+                changed.clear()
 
     def seen_in(self, image: ClusterImage) -> bool:
         """Whether this registration counts by the image; from then on it may lead."""

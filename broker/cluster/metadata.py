@@ -87,6 +87,8 @@ MANY_TOPICS: Final = 1000
 """Made at once: so many objects that the garbage collector must not look through them in one pass."""
 TOPICS_PER_CHANGE: Final = 64
 """Made by one transaction of the store, of those that are asked for together."""
+KNOWN_SECONDS: Final = 1.0
+"""So long a change waits for others to know of it; one of them may have died just now."""
 RETRY_SECONDS: Final = 0.5
 """After the store could not be asked, or somebody else has this broker's id."""
 TOPICS_PER_TURN: Final = 32
@@ -504,10 +506,21 @@ class TopicManager:
 
     async def _to_the_end(self, change: Coroutine[Any, Any, Result]) -> Result:
         """Carry a change out even if its caller is cancelled: the image must not differ from the store."""
-        task = asyncio.get_running_loop().create_task(change)
+        task = asyncio.get_running_loop().create_task(self._known_to_all(change))
         self._changes.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    async def _known_to_all(self, change: Coroutine[Any, Any, Result]) -> Result:
+        """What was changed can be used at every broker that is alive, unless one of them takes too long."""
+        before = self.image.changes.version
+        result = await change
+        after = self.image.changes.version
+        if after != before and not self._is_alone:
+            with contextlib.suppress(TimeoutError, *STORE_LOST):
+                async with asyncio.timeout(KNOWN_SECONDS):
+                    await self._member.confirmed(self.image.brokers, after)
+        return result
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._changes.discard(task)
@@ -618,6 +631,7 @@ class TopicManager:
             while await decide() is not None:
                 await self._carry_out(decide)
         self._member.seen_in(self.image)
+        await self._member.confirm(self.image.changes.version)
 
     async def _follow(self, image: ClusterImage, changes: Mapping[str, TopicEntry | None]) -> None:
         """Make partitions what they are in `image`, and then that the one which everybody reads."""

@@ -4,6 +4,7 @@
 /controller_epoch                   goes up with every controller; every change of a topic checks it
 /brokers/ids/<id>                   ephemeral: a broker that is alive; the number of its creation is its epoch
 /brokers/known/<id>                 every broker that ever was
+/brokers/seen/<id>                  ephemeral: up to which version of `/changes` a broker has followed
 /brokers/live                       the brokers that the controller has seen to: who may lead and be given partitions
 /changes                            the last changes of topics and brokers; its version counts all of them
 /cluster/id                         the cluster's id, which its data directories have too
@@ -37,6 +38,7 @@ CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
 BROKER_IDS: Final = "/brokers/ids"
 KNOWN_BROKERS: Final = "/brokers/known"
+SEEN: Final = "/brokers/seen"
 LIVE_BROKERS: Final = "/brokers/live"
 CHANGES: Final = "/changes"
 CLUSTER_ID: Final = "/cluster/id"

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tablelayer.cli import STARTED
+from tablelayer.cli.cluster import cluster
 from tablelayer.cli.configs import configs
 from tablelayer.cli.errors import CommandError, Group
 from tablelayer.cli.groups import groups
@@ -65,6 +66,7 @@ app.add_typer(tables, name="tables")
 app.add_typer(groups, name="groups")
 app.add_typer(configs, name="configs")
 app.add_typer(users, name="users")
+app.add_typer(cluster, name="cluster")
 
 
 @app.command()
@@ -137,6 +139,27 @@ def serve(
         )
     finally:  # it may not have come so far, and the process may not be the server's alone
         gc.enable()
+
+
+@app.command()
+def zookeeper(
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where it keeps its nodes; made if it does not exist.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")
+    ] = "127.0.0.1:2181",
+) -> None:
+    """Run one ZooKeeper server for development until Ctrl-C or SIGTERM: Apache's own, from pyspark; it needs Java.
+
+    \b
+      headrace zookeeper --data ./zookeeper
+      headrace serve --data ./data1 --zookeeper 127.0.0.1:2181/headrace --set node.id=1 --listen 127.0.0.1:9091
+      headrace serve --data ./data2 --zookeeper 127.0.0.1:2181/headrace --set node.id=2 --listen 127.0.0.1:9092
+    """
+    from tablelayer.cli.zookeeper import run_zookeeper
+
+    run_zookeeper(data, listen)
 
 
 @app.command("format")

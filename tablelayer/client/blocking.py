@@ -466,6 +466,7 @@ class SecurityAdmin(_Waiting):
 class KafkaAdmin(_Waiting):
     """Topics and groups. See `AsyncKafkaAdmin` for what each method takes, returns and raises."""
 
+    describe_cluster = _waits(AsyncKafkaAdmin.describe_cluster)
     list_topics = _waits(AsyncKafkaAdmin.list_topics)
     create_topic = _waits(AsyncKafkaAdmin.create_topic)
     delete_topic = _waits(AsyncKafkaAdmin.delete_topic)

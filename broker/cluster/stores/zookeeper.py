@@ -258,9 +258,10 @@ class ZooKeeperStore:
             if self._beats is not None:
                 self._beats.cancel()
                 self._beats = self._loop.create_task(self._keep_beating(), name="zookeeper lease")
-            for watch in self._watches.values():
-                watch.arm()
-                watch.tell()
+            for watch in list(self._watches.values()):
+                if watch.is_wanted:
+                    watch.arm()
+                    watch.tell()
 
 
 class _Watch:
@@ -306,8 +307,15 @@ class _Watch:
         """In a thread of kazoo's."""
         self._store._loop.call_soon_threadsafe(self._changed)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody is to be told; otherwise it ends here."""
+        if not self.callbacks:
+            self._store._watches.pop(self._path, None)
+        return bool(self.callbacks)
+
     def _changed(self) -> None:
-        if self._store._closed:
+        if self._store._closed or not self.is_wanted:
             return
         self.arm()
         task = self._task

@@ -77,7 +77,7 @@ replica.lag.time.max.ms=10000
         (
             "default.replication.factor",
             "3",
-            "There is one broker, and each partition has one replica. Leave it at 1",
+            "Partitions are not replicated yet: each has one replica. Leave it at 1",
         ),
         ("offsets.topic.replication.factor", "3", "Leave it at 1"),
         ("sasl.kerberos.service.name", "kafka", "Not offered"),

@@ -41,7 +41,8 @@ def epochs(broker: DirectBroker, topic: str) -> list[int]:
 
 
 async def all_know(cluster: DirectCluster, topic: str) -> TopicImage:
-    await cluster.agreed(lambda broker: broker.context.metadata.topic(topic) is not None)
+    """At once: a topic is there when its creation is answered."""
+    assert all(broker.context.metadata.topic(topic) is not None for broker in cluster.brokers.values())
     image = next(iter(cluster.brokers.values())).context.metadata.topic(topic)
     assert image is not None
     return image

@@ -6,6 +6,7 @@ use one of those: every one of them works.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -125,6 +126,29 @@ class KafkaRecord:
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker that is alive: its address as clients are told, and how many partitions it leads."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None
+    partitions_led: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """`controller` is -1 while there is none. `offline` are partitions without a leader, as (topic, partition)."""
+
+    cluster_id: str
+    controller: int
+    brokers: Sequence[BrokerDescription]
+    topic_count: int
+    partition_count: int
+    offline: Sequence[tuple[str, int]]
+
+
 class AsyncKafkaAdmin:
     """Topics and groups."""
 
@@ -134,6 +158,35 @@ class AsyncKafkaAdmin:
 
     def _deadline(self) -> Deadline:
         return Deadline(self._cluster.config.delivery_timeout_ms)
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Its brokers, and how its partitions are led; internal topics are counted too."""
+
+        async def attempt(deadline: Deadline) -> ClusterDescription:
+            answer = await self._cluster.metadata(None, deadline)
+            places = [
+                (topic.name or "", each.partition_index, each.leader_id)
+                for topic in answer.topics
+                for each in topic.partitions
+            ]
+            led = Counter(leader for _, _, leader in places)
+            brokers = [
+                BrokerDescription(each.node_id, each.host, each.port, each.rack, led[each.node_id])
+                for each in sorted(answer.brokers, key=lambda each: each.node_id)
+            ]
+            offline = sorted((topic, partition) for topic, partition, leader in places if leader < 0)
+            return ClusterDescription(
+                answer.cluster_id or "",
+                answer.controller_id,
+                brokers,
+                len(answer.topics),
+                len(places),
+                offline,
+            )
+
+        return await retrying(
+            attempt, config=self._cluster.config, deadline=self._deadline(), repeatable=True
+        )
 
     async def list_topics(self) -> list[TopicDescription]:
         """All topics by name, tables and internal ones among them; without their configurations."""

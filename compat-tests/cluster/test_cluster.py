@@ -1,0 +1,225 @@
+"""Three server processes and a real ZooKeeper are one cluster: for clients, through kills, and for a stopped one."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from confluent_kafka import Consumer
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.admin import NewTopic
+
+from tablelayer.client import ClientConfig, connect
+
+SESSION_MS = 2000
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory, free_port):
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tablelayer.cli.main", "zookeeper", "--listen", address]
+    command += ["--data", str(tmp_path_factory.mktemp("zookeeper"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        readable, _, _ = select.select([process.stdout], [], [], DEADLINE_SECONDS)
+        assert readable
+        assert "zookeeper is ready on" in process.stdout.readline()
+        yield address
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, 143)
+
+
+@pytest.fixture
+def brokers(zookeeper, tmp_path, server_process_class):
+    """By their node ids, in a path of ZooKeeper of their own."""
+    path = f"{zookeeper}/{uuid.uuid4().hex}"
+    made = {}
+    for number in (1, 2, 3):
+        (tmp_path / str(number)).mkdir()
+        settings = {
+            "node.id": str(number),
+            "broker.rack": f"r{number}",
+            "zookeeper.connect": path,
+            "zookeeper.session.timeout.ms": str(SESSION_MS),
+            "offsets.topic.num.partitions": "6",
+        }
+        made[number] = server_process_class(tmp_path / str(number), **settings)
+    try:
+        for process in made.values():
+            process.start()
+        yield made
+    finally:
+        codes = [process.stop() for process in made.values() if process.process is not None]
+    assert codes == [0] * len(codes)
+
+
+def eventually(holds, what):
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (found := holds()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+def cluster_of(process):
+    with connect(process.address, ClientConfig(delivery_timeout_ms=20_000)) as connection:
+        return connection.kafka.describe_cluster()
+
+
+def leaders_of(process, topic):
+    with connect(process.address) as connection:
+        return dict(connection.kafka.describe_topic(topic).leaders)
+
+
+def alive(process):
+    return {each.broker_id for each in cluster_of(process).brokers}
+
+
+def test_clients_use_all_brokers_whichever_they_ask_first(brokers):
+    one, two, three = brokers.values()
+    found = eventually(lambda: len((each := cluster_of(two)).brokers) == 3 and each, "all are alive")
+    assert {each.broker_id: (each.port, each.rack) for each in found.brokers} == {
+        number: (process.port, f"r{number}") for number, process in brokers.items()
+    }
+    admin = KafkaAdminClient(bootstrap_servers=[one.address])
+    admin.create_topics([NewTopic("t", 6, -1)])
+    admin.close()
+    assert all(len(leaders_of(each, "t")) == 6 for each in brokers.values()), "all know it at once"
+    assert sorted(leaders_of(three, "t").values()) == [1, 1, 2, 2, 3, 3]
+    producer = KafkaProducer(bootstrap_servers=[two.address], acks="all")
+    sent = [producer.send("t", b"%d" % number, partition=number % 6) for number in range(300)]
+    assert {future.get(30).partition for future in sent} == set(range(6))
+    producer.close()
+    consumer = KafkaConsumer(
+        "t", bootstrap_servers=[three.address], group_id="g", auto_offset_reset="earliest"
+    )
+    got = set()
+    eventually(
+        lambda: (
+            got.update(int(record.value) for records in consumer.poll(200).values() for record in records)
+            or len(got) == 300
+        ),
+        "everything is read",
+    )
+    consumer.commit()
+    consumer.close()
+    other = Consumer({"bootstrap.servers": one.address, "group.id": "g"})
+    other.subscribe(["t"])
+    assert other.poll(3) is None, "the group's offsets are found through any broker"
+    other.close()
+
+
+def test_tables_are_written_and_read_through_any_broker(brokers):
+    one, two, three = brokers.values()
+    eventually(lambda: len(alive(one)) == 3, "all are alive")
+    with connect(one.address) as first, connect(two.address) as second, connect(three.address) as third:
+        first.execute(
+            "CREATE TABLE k (id INT, v STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num'='6')"
+        )
+        assert set(leaders_of(three, "default.k").values()) == {1, 2, 3}, "its buckets are spread"
+        rows = [{"id": number, "v": f"v{number}"} for number in range(500)]
+        second.table("k").upsert(rows)
+        table = third.table("k")
+        assert table.count() == 500
+        assert [table.lookup_one({"id": number}) for number in (0, 77, 499)] == [
+            rows[number] for number in (0, 77, 499)
+        ]
+
+
+def test_a_killed_broker_is_missed_and_leads_again_when_it_is_back(brokers):
+    eventually(lambda: len(alive(brokers[3])) == 3, "all are alive")
+    controller = cluster_of(brokers[3]).controller
+    others = [number for number in brokers if number != controller]
+    with connect(brokers[controller].address) as connection:
+        connection.kafka.create_topic("t", partitions=3)
+    producer = KafkaProducer(bootstrap_servers=[brokers[others[0]].address], acks="all")
+    for partition in range(3):
+        producer.send("t", b"before", partition=partition).get(30)
+    (lost,) = [
+        partition for partition, leader in leaders_of(brokers[others[0]], "t").items() if leader == controller
+    ]
+    killed_at = time.monotonic()
+    brokers[controller].kill()
+
+    def taken_over():
+        found = cluster_of(brokers[others[1]])
+        return found.controller in others and ("t", lost) in found.offline
+
+    eventually(taken_over, "another is the controller, and the partition is known to have no leader")
+    assert time.monotonic() - killed_at < DEADLINE_SECONDS / 2
+    for partition in {0, 1, 2} - {lost}:
+        producer.send("t", b"meanwhile", partition=partition).get(30)
+    brokers[controller].start()
+    eventually(lambda: leaders_of(brokers[others[0]], "t")[lost] == controller, "it leads again")
+    producer.send("t", b"after", partition=lost).get(30)
+    producer.close()
+    with connect(brokers[others[0]].address) as connection:
+        assert connection.kafka.offsets("t") == {0: 2, 1: 2, 2: 2}
+
+
+def test_a_process_that_was_stopped_beyond_its_session_acknowledges_nothing_before_it_is_back(brokers):
+    """What was sent to it while it stood is what it does first."""
+    eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
+    with connect(brokers[1].address) as connection:
+        connection.kafka.create_topic("t", partitions=3)
+    (own,) = [partition for partition, leader in leaders_of(brokers[2], "t").items() if leader == 3]
+    producer = KafkaProducer(
+        bootstrap_servers=[brokers[1].address], acks="all", retries=0, request_timeout_ms=40_000,
+        delivery_timeout_ms=60_000, enable_idempotence=False, linger_ms=0,
+    )  # fmt: skip
+    producer.send("t", b"before", partition=own).get(30)
+    os.kill(brokers[3].process.pid, signal.SIGSTOP)
+    try:
+        pending = producer.send("t", b"to a zombie", partition=own)
+        eventually(lambda: ("t", own) in cluster_of(brokers[1]).offline, "it is missed")
+    finally:
+        os.kill(brokers[3].process.pid, signal.SIGCONT)
+    with pytest.raises(Exception, match="NotLeader"):
+        pending.get(60)
+    eventually(lambda: leaders_of(brokers[2], "t")[own] == 3, "it is back")
+    producer.close()
+    with connect(brokers[2].address) as connection:
+        eventually(lambda: connection.kafka.offsets("t")[own] == 1, "it has what it had acknowledged, alone")
+
+
+def test_what_cannot_be_is_said_in_one_sentence(
+    brokers, zookeeper, tmp_path, server_process_class, free_port
+):
+    path = brokers[1].settings["zookeeper.connect"]
+
+    def refused(number, data, address, *words):
+        command = [sys.executable, "-m", "tablelayer.cli.main", "serve", "--data", str(data)]
+        command += ["--listen", "127.0.0.1:0", "--zookeeper", address, "--set", f"node.id={number}"]
+        command += ["--set", "zookeeper.connection.timeout.ms=1500", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    nobody = f"127.0.0.1:{free_port()}"
+    assert f"no ZooKeeper server answered at {nobody} within 1.5 s" in refused(9, tmp_path / "a", nobody)
+    assert "is no address of ZooKeeper" in refused(9, tmp_path / "b", f"{nobody}//x")
+    assert "each has one replica" in refused(9, tmp_path / "c", path, "--set", "default.replication.factor=3")
+    brokers[3].stop()
+    data = brokers[3].directory / "data"
+    assert "is the path behind the address the right one?" in refused(3, data, f"{zookeeper}/elsewhere")
+    assert "belongs to broker 3, not 4; set node.id=3" in refused(4, data, path)
+    assert "belongs to the cluster" in refused(
+        3, data, f"{_other(server_process_class, tmp_path, zookeeper)}"
+    )
+
+
+def _other(server_process_class, tmp_path, zookeeper):
+    """A second cluster beside the first, which stays."""
+    path = f"{zookeeper}/second"
+    (tmp_path / "second").mkdir()
+    other = server_process_class(tmp_path / "second", **{"node.id": "7", "zookeeper.connect": path})
+    other.start()
+    other.stop()
+    return path
