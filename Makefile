@@ -32,6 +32,9 @@ demo: setup  ## the whole idea on real data: tables, Kafka clients, Spark, the l
 demo-wide: setup  ## partial updates: three sources, one wide table
 	@$(BIN)/python -m examples.demo_wide
 
+demo-cdc: setup  ## PostgreSQL's changes in tables, through Debezium; the broker is killed meanwhile (about 3 minutes)
+	@$(BIN)/python -m examples.cdc
+
 # Kafka's own tools are fetched while the first tests run; the tests wait for many clocks, so there are more workers than cores.
 test: setup  ## all tests that take minutes, not hours
 	@$(BIN)/python -m bench.kafka_peer > /dev/null 2>&1 & $(BIN)/python -m pytest -n 3 --dist loadgroup
@@ -74,4 +77,4 @@ format: setup  ## write the format that `make check` asks for
 clean:  ## remove what the demo, the tests and the benchmarks left behind
 	@rm -rf .demo .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-.PHONY: help setup demo demo-wide test quick soak mutants compat docs wheel check bench format clean
+.PHONY: help setup demo demo-wide demo-cdc test quick soak mutants compat docs wheel check bench format clean

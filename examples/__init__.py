@@ -1,1 +1,1 @@
-"""Examples that run: `make demo`, `make demo-wide`."""
+"""Examples that run: `make demo`, `make demo-wide`, `make demo-cdc`."""

@@ -49,8 +49,17 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
 _PLAUSIBLE_DAYS = (-354_285, 376_199)  # years 1000 to 2999
 _NEAR_EPOCH_SECONDS = 4_102_445
 """What lies nearer to 1970 than this, 47 days, is a date until 2100 in a unit that is 1,000 times larger."""
-_INFINITE_DAYS = {-2_147_472_692: 1, -2_147_472_691: -1}
-"""What PostgreSQL's connector makes of the dates `infinity` and `-infinity`; 32 bits do not reach the former."""
+_INFINITE_DAYS = {-622_191_234: 1, -2_147_472_692: 1, -625_821_272: -1, -2_147_472_691: -1}
+"""What PostgreSQL's connector makes of the dates `infinity` and `-infinity`, in a snapshot and in the stream: 32 bits
+do not reach them."""
+_INFINITE_TIMES = {
+    sign * number: sign
+    for sign, millis in ((1, 9_223_372_036_825_200), (-1, 9_223_372_036_832_400))
+    for number in (millis, millis * 1000)
+}
+"""And of its timestamps, in milliseconds and in microseconds."""
+_INFINITE_TEXTS = (b"+292269055-12-02", b"-5877611-06-21")
+"""In texts, those that end on the other side of time."""
 _DIGITS_MAX = 38
 
 
@@ -261,10 +270,13 @@ class DebeziumField(Field):
         if texts.any():
             cut = self.column.type.kind in (TypeKind.DATE, TypeKind.TIME)
             lengths = self.lengths.copy()
-            _read_texts(self.data, self.starts, lengths, texts, cut, signs)
+            far = self.conventions.out_of_range is not OutOfRange.KEEP
+            _read_texts(self.data, self.starts, lengths, texts, cut, far, signs)
             self.lengths = lengths
             if self.column.type.kind is TypeKind.TIME:
                 signs[:] = 0
+            else:
+                self._turn_infinities(signs)
         counted = self.kinds == json_scan.NUMBER
         if self.conventions.time is DebeziumTime.ISOSTRING and self._said() is None:
             counted = np.zeros(len(self.kinds), np.bool_)
@@ -282,6 +294,12 @@ class DebeziumField(Field):
         if failures:
             raise min(failures, key=lambda error: error.index)
         return self._placed(values, signs)
+
+    def _turn_infinities(self, signs: np.ndarray) -> None:
+        for row in np.flatnonzero(signs).tolist():
+            start, length = int(self.starts[row]), int(self.lengths[row])
+            if self.data[start : start + length].tobytes() in _INFINITE_TEXTS:
+                signs[row] = -signs[row]
 
     def _with_hint(self, error: RowError) -> RowError:
         if self.kinds[error.index] != json_scan.NUMBER or self.conventions.time is not DebeziumTime.ISOSTRING:
@@ -451,9 +469,7 @@ def _first_that_does_not_fit(values: pa.Array, target: pa.DataType) -> int:
 
 
 def _is_infinite(numbers: np.ndarray) -> Mask:
-    """PostgreSQL's infinities in any unit: nothing else is so near to the end of 64 bits."""
-    found: Mask = np.abs(numbers // 1000) > 9_223_372_036_000_000
-    return found
+    return np.isin(numbers, list(_INFINITE_TIMES))
 
 
 _NUMBER, _CODED, _EITHER = 1, 2, 3
@@ -485,15 +501,25 @@ _INFINITY = np.frombuffer(b"infinity", np.uint8)
 
 
 @njit(cache=True, nogil=True)
-def _read_texts(data: Bytes, starts: Array, lengths: Array, texts: Any, cut: bool, signs: Array) -> None:
-    """Leave the Z at the end of texts out if `cut`; signs: 1 for infinity, -1 for -infinity."""
+def _read_texts(
+    data: Bytes, starts: Array, lengths: Array, texts: Any, cut: bool, far: bool, signs: Array
+) -> None:
+    """Leave the Z at the end of texts out if `cut`; signs: 1 for infinity, -1 for -infinity, and if `far` for years of
+    more than four digits."""
     for row in range(len(starts)):
         if not texts[row]:
             continue
         start, length = np.int64(starts[row]), np.int64(lengths[row])
         if cut and length > 1 and data[start + length - 1] == 90:
             lengths[row] = length - 1
-            continue
+        signed = length > 0 and (data[start] == 43 or data[start] == 45)
+        if far and signed:
+            digits = 0
+            while digits + 1 < length and 48 <= data[start + 1 + digits] <= 57:
+                digits += 1
+            if digits > 4 and digits + 1 < length and data[start + 1 + digits] == 45:
+                signs[row] = 1 if data[start] == 43 else -1
+                continue
         negative = length > 0 and data[start] == 45
         begin = start + 1 if negative else start
         if start + length - begin != len(_INFINITY):

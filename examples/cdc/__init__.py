@@ -1,0 +1,1 @@
+"""Change data capture: PostgreSQL, Debezium, primary-key tables, union reads."""
