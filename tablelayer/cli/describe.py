@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from tablelayer.cli.options import Format
@@ -9,11 +11,11 @@ from tablelayer.cli.output import write_rows
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.values import literal_sql
 
+_COLUMNS = ("column", "type", "nullable", "default", "key", "comment")
 
-def describe_definition(definition: TableDefinition, output: Format) -> None:
-    """Columns as rows; for people, what holds for the whole table below."""
-    schema = definition.schema
-    rows = [
+
+def _rows(definition: TableDefinition) -> list[tuple[str, ...]]:
+    return [
         (
             column.name,
             str(column.type),
@@ -22,9 +24,30 @@ def describe_definition(definition: TableDefinition, output: Format) -> None:
             _key(definition, column.name),
             column.comment or "",
         )
-        for column in schema.columns
+        for column in definition.schema.columns
     ]
-    write_rows(("column", "type", "nullable", "default", "key", "comment"), rows, output)
+
+
+def definition_object(definition: TableDefinition) -> dict[str, Any]:
+    """All that `describe_definition` says, for programs."""
+    return {
+        "table": str(definition.path),
+        "comment": definition.comment,
+        "columns": [dict(zip(_COLUMNS, row, strict=True)) for row in _rows(definition)],
+        "primary key": definition.schema.primary_key,
+        "buckets": definition.bucket_count,
+        "bucket key": definition.bucket_key,
+        "partitioned by": definition.partition_keys,
+        "options": dict(definition.options),
+        "id": str(definition.table_id),
+        "schema": definition.schema.schema_id,
+        "altered": len(definition.history),
+    }
+
+
+def describe_definition(definition: TableDefinition, output: Format) -> None:
+    """Columns as rows; for people, what holds for the whole table below."""
+    write_rows(_COLUMNS, _rows(definition), output)
     if output is not Format.TABLE:
         return
     if definition.comment:

@@ -9,7 +9,7 @@ import typer
 
 from tablelayer.cli.connect import open_connection
 from tablelayer.cli.options import Format
-from tablelayer.cli.output import write_rows
+from tablelayer.cli.output import write_object, write_rows
 from tablelayer.client import Connection
 from tablelayer.lake.coordinator import LakeStatus, ServerCoordinator, list_lake
 from tablelayer.model.lake.offsets import in_order
@@ -17,6 +17,7 @@ from tablelayer.model.messages.lake import ListedLake
 from tablelayer.model.table.definition import DEFAULT_DATABASE
 
 _COLUMNS = ("table", "format", "snapshot", "behind", "lag", "age", "freshness", "state")
+_BUCKETS = ("bucket", "tiered", "log end", "behind")
 _NUMERIC = (False, False, True, True, True, True, True, False)
 
 
@@ -38,14 +39,18 @@ def show(server: str, name: str | None, output: Format, *, finish: bool) -> None
             )
             return
         status = coordinator.describe(table_id)
-        if output is Format.TABLE:
-            for title, value in zip(_COLUMNS, _row(shown, status), strict=True):
-                typer.echo(f"{title}: {value}")
         rows = [
             (str(place), status.offsets.get(place, 0), end, max(0, end - status.offsets.get(place, 0)))
             for place, end in in_order(status.ends)
         ]
-        write_rows(("bucket", "tiered", "log end", "behind"), rows, output, numeric=(True,) * 4)
+        if output is Format.JSON:
+            told = dict(zip(_COLUMNS, _row(shown, status), strict=True))
+            write_object({**told, "buckets": [dict(zip(_BUCKETS, row, strict=True)) for row in rows]})
+            return
+        if output is Format.TABLE:
+            for title, value in zip(_COLUMNS, _row(shown, status), strict=True):
+                typer.echo(f"{title}: {value}")
+        write_rows(_BUCKETS, rows, output, numeric=(True,) * 4)
 
 
 def _find(connection: Connection, name: str) -> tuple[str, UUID]:

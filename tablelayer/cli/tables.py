@@ -64,10 +64,15 @@ def describe(
       headrace tables describe orders
     """
     from tablelayer.cli.connect import open_connection
-    from tablelayer.cli.describe import describe_definition
+    from tablelayer.cli.describe import definition_object, describe_definition
+    from tablelayer.cli.output import write_object
 
     with open_connection(server) as connection:
-        describe_definition(connection.admin.describe_table(name), output)
+        definition = connection.admin.describe_table(name)
+    if output is Format.JSON:
+        write_object(definition_object(definition))
+    else:
+        describe_definition(definition, output)
 
 
 @tables.command()

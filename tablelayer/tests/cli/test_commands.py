@@ -140,7 +140,18 @@ def test_tables_are_listed_described_and_looked_into(headrace, fruit):
     assert "DECIMAL(5, 2)" in described
     assert "primary" in described
     assert "comment: edible" in described
+    (told,) = json_lines(headrace("tables", "describe", "fruit", "-o", "json"))
+    assert (told["table"], told["comment"], told["primary key"], told["buckets"]) == (
+        "default.fruit",
+        "edible",
+        ["id"],
+        1,
+    )
+    assert [(each["column"], each["type"]) for each in told["columns"]][2] == ("price", "DECIMAL(5, 2)")
     assert headrace("tables", "count", "fruit").stdout == "2\n"
+    assert json_lines(headrace("tables", "count", "fruit", "-o", "json")) == [
+        {"table": "default.fruit", "rows": 2}
+    ]
     head = [
         json.loads(line)
         for line in headrace("tables", "head", "fruit", "-c", "name,id", "-o", "json").stdout.splitlines()
