@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +11,41 @@ import pyarrow as pa
 from tablelayer.cli.errors import CommandError
 from tablelayer.client import Connection, Table
 from tablelayer.model.schema.schema import Column
+from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.partitions import check_partitioned
 
 _EARLIEST = -2
 Row = tuple[Any, ...]
+
+
+_SAMPLES = 100
+"""Of each partition of a topic; an envelope with its schema takes some kilobytes."""
+
+
+def table_for_topic(
+    connection: Connection,
+    name: str,
+    topic: str,
+    primary_key: Sequence[str],
+    buckets: int,
+    options: Mapping[str, str],
+) -> TableDefinition:
+    """A table for the newest records of a topic. Raises TableError if they do not say what its columns are."""
+    from tablelayer.model.json.derived import Sample, derive
+
+    begin, end = connection.kafka.offsets(topic, _EARLIEST), connection.kafka.offsets(topic)
+    unread = {place: max(begin[place], last - _SAMPLES) for place, last in end.items()}
+    records = []
+    while unread := {place: at for place, at in unread.items() if at < end[place]}:
+        found, after = connection.kafka.read(topic, unread, max_wait_ms=500)
+        if not found and after == unread:
+            break  # what is left are transactions that are open
+        records += found
+        unread = {**unread, **after}
+    records.sort(key=lambda record: (record.timestamp_ms, record.partition, record.offset))
+    samples = [Sample.of(record.key, record.value) for record in records]
+    derived = derive(TablePath.parse(name), samples, primary_key)
+    return replace(derived, bucket_count=buckets, options={**derived.options, **options})
 
 
 def _topics(connection: Connection, table: Table) -> list[str]:

@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-from tablelayer.cli.names import table_names
+from tablelayer.cli.names import table_names, topic_names
 from tablelayer.cli.options import DEFAULT_SERVER, Format, FormatOption, ServerOption
+from tablelayer.cli.words import named_values
 
-tables = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, describe and look into tables.")
+tables = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List, create, describe and look into tables."
+)
 
 TableArgument = Annotated[
     str,
@@ -52,6 +55,55 @@ def list_tables(
                 kind = "primary key" if definition.is_primary_key_table else "log"
                 rows.append((str(table.path), kind, definition.bucket_count, table.count()))
     write_rows(("table", "kind", "buckets", "rows"), rows, output, numeric=(False, False, True, True))
+
+
+@tables.command()
+def create(
+    name: TableArgument,
+    from_topic: Annotated[
+        str,
+        typer.Option(
+            "--from-topic",
+            metavar="TOPIC",
+            help="The topic whose records say what columns there are, such as a connector's.",
+            autocompletion=topic_names,
+        ),
+    ],
+    primary_key: Annotated[
+        str | None,
+        typer.Option(
+            "--primary-key",
+            metavar="A,B,...",
+            help="The key; otherwise the fields of the records' keys.",
+            show_default=False,
+        ),
+    ] = None,
+    buckets: Annotated[int, typer.Option(min=1, help="Number of buckets.")] = 1,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An option of the table; repeatable."),
+    ] = None,
+    shown: Annotated[bool, typer.Option("--print", help="Show the statement, and create nothing.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Create a table for the records of a topic: their schema (Kafka Connect's), or what is found in them.
+
+    \b
+      headrace tables create shop.orders --from-topic cdc.public.orders
+      headrace tables create shop.orders --from-topic cdc.public.orders --print > orders.sql
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.inspect import table_for_topic
+    from tablelayer.model.ddl import create_table_sql
+
+    options = named_values(sets or [])
+    with open_connection(server) as connection:
+        definition = table_for_topic(
+            connection, name, from_topic, _columns(primary_key) or (), buckets, options
+        )
+        if not shown:
+            definition = connection.admin.create_table(definition)
+    typer.echo(f"{create_table_sql(definition)};")
 
 
 @tables.command()

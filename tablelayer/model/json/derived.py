@@ -1,0 +1,207 @@
+"""A table for the records of a topic: columns from the schema that Kafka Connect puts around a record, or else from the
+values of records, and the primary key from the record's key.
+
+A type that has no exact counterpart is the text that the connector writes for it (enums, intervals, geometries).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.json import connect_schema
+from tablelayer.model.json.connect_schema import DECIMAL, VARIABLE_DECIMAL, ConnectSchema
+from tablelayer.model.options.kafka_formats import KafkaValueFormat
+from tablelayer.model.options.table_options import TableOptions
+from tablelayer.model.schema.schema import Column, Schema
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.types import column_types as types
+from tablelayer.model.types.column_types import DataType
+
+_CONNECT = "org.apache.kafka.connect.data."
+_TIME = "io.debezium.time."
+_NAMED = {
+    f"{_TIME}Date": types.DATE,
+    f"{_TIME}IsoDate": types.DATE,
+    f"{_CONNECT}Date": types.DATE,
+    f"{_TIME}Time": types.time(3),
+    f"{_CONNECT}Time": types.time(3),
+    f"{_TIME}MicroTime": types.time(6),
+    f"{_TIME}IsoTime": types.time(6),
+    f"{_TIME}NanoTime": types.time(9),
+    f"{_TIME}Timestamp": types.timestamp(3),
+    f"{_CONNECT}Timestamp": types.timestamp(3),
+    f"{_TIME}MicroTimestamp": types.timestamp(6),
+    f"{_TIME}IsoTimestamp": types.timestamp(6),
+    f"{_TIME}NanoTimestamp": types.timestamp(9),
+    f"{_TIME}ZonedTimestamp": types.timestamp_ltz(6),
+    VARIABLE_DECIMAL: types.decimal(38, 18),
+}
+_PLAIN = {
+    "int8": types.TINYINT,
+    "int16": types.SMALLINT,
+    "int32": types.INT,
+    "int64": types.BIGINT,
+    "float": types.FLOAT,
+    "float32": types.FLOAT,
+    "double": types.DOUBLE,
+    "float64": types.DOUBLE,
+    "boolean": types.BOOLEAN,
+    "string": types.STRING,
+    "bytes": types.BYTES,
+}
+_ENVELOPE = frozenset({"schema", "payload"})
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One record, its JSON read; None for what it does not have, and for what is no JSON."""
+
+    key: Any
+    value: Any
+
+    @classmethod
+    def of(cls, key: bytes | None, value: bytes | None) -> Sample:
+        return cls(_json(key), _json(value))
+
+
+def derive(path: TablePath, samples: Sequence[Sample], primary_key: Sequence[str] = ()) -> TableDefinition:
+    """The table for a topic's records, the newest last. primary_key: instead of the fields of the records' keys.
+
+    Raises TableError(INVALID_TABLE) if the records do not say what columns there are.
+    """
+    rows = [each for each in map(_row, samples) if each is not None]
+    if not rows:
+        raise _invalid(
+            "none of its records has a row in JSON: an object, or an envelope of Debezium's or Connect's"
+        )
+    newest = rows[-1]
+    schema = next(
+        (row.schema for row in reversed(rows) if row.schema is not None and row.schema.fields), None
+    )
+    if schema is not None:
+        found = [(str(field.field), _type_of(field), field.optional) for field in schema.fields]
+    else:
+        found = [(name, kind, True) for name, kind in _inferred(row.values for row in rows).items()]
+    keys = tuple(primary_key) or _key_names(samples)
+    known = [name for name, _, _ in found]
+    missing = [name for name in keys if name not in known]
+    if missing:
+        raise _invalid(
+            f"its rows have no field '{missing[0]}' for the primary key; they have {', '.join(known)}"
+        )
+    columns = [
+        Column(index, name, kind, nullable=name not in keys and optional)
+        for index, (name, kind, optional) in enumerate(found)
+    ]
+    options: dict[str, str] = {}
+    if newest.is_change:
+        options[TableOptions.kafka_value_format.name] = KafkaValueFormat.DEBEZIUM_JSON
+    elif newest.wrapped:
+        options[TableOptions.kafka_value_path.name] = "payload"
+    return TableDefinition(path, Schema.of(columns, keys), options=options)
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """The row of a record: its values, its schema if there is one, whether Connect's envelope is around it, and
+    Debezium's."""
+
+    values: dict[str, Any]
+    schema: ConnectSchema | None
+    wrapped: bool
+    is_change: bool
+
+
+def _row(sample: Sample) -> _Row | None:
+    value, schema, wrapped = sample.value, None, False
+    if isinstance(value, dict) and value.keys() >= _ENVELOPE:
+        wrapped = True
+        schema = connect_schema.parse(json.dumps(value["schema"]).encode())
+        value = value["payload"]
+    if not isinstance(value, dict):
+        return None
+    if "op" in value and ("before" in value or "after" in value):
+        side = "after" if value.get("after") is not None else "before"
+        image = value.get(side)
+        return (
+            _Row(image, None if schema is None else schema.child(side), wrapped, True)
+            if isinstance(image, dict)
+            else None
+        )
+    return _Row(value, schema, wrapped, False)
+
+
+def _key_names(samples: Sequence[Sample]) -> tuple[str, ...]:
+    for sample in reversed(samples):
+        key = sample.key
+        if isinstance(key, dict) and key.keys() >= _ENVELOPE:
+            key = key["payload"]
+        if isinstance(key, dict) and key:
+            return tuple(key)
+    return ()
+
+
+def _type_of(field: ConnectSchema) -> DataType:
+    if field.name == DECIMAL:
+        scale = field.scale or 0
+        precision = str(
+            (field.parameters or {}).get("connect.decimal.precision", types.MAX_DECIMAL_PRECISION)
+        )
+        digits = int(precision) if precision.isdigit() else types.MAX_DECIMAL_PRECISION
+        fits = 0 <= scale <= types.MAX_DECIMAL_PRECISION
+        return (
+            types.decimal(min(max(digits, scale, 1), types.MAX_DECIMAL_PRECISION), scale)
+            if fits
+            else types.STRING
+        )
+    named = None if field.name is None else _NAMED.get(field.name)
+    if named is not None:
+        return named
+    match field.type:
+        case "array" if field.items is not None:
+            return types.array_of(_type_of(field.items), nullable=field.items.optional)
+        case "map" if field.values is not None:
+            key = types.STRING if field.keys is None else _type_of(field.keys)
+            return types.map_of(key, _type_of(field.values), nullable=field.values.optional)
+    return _PLAIN.get(field.type, types.STRING)
+
+
+def _inferred(rows: Iterable[dict[str, Any]]) -> dict[str, DataType]:
+    """Types by field, of all values of it; what was always null is left out."""
+    found: dict[str, DataType | None] = {}
+    for row in rows:
+        for name, value in row.items():
+            known = found.setdefault(name, None)
+            if value is None:
+                continue
+            kind = _inferred_type(value)
+            if {known, kind} == {types.BIGINT, types.DOUBLE}:
+                found[name] = types.DOUBLE
+            else:
+                found[name] = kind if known in (None, kind) else types.STRING
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _inferred_type(value: Any) -> DataType:
+    match value:
+        case bool():
+            return types.BOOLEAN
+        case int() if -(1 << 63) <= value < 1 << 63:
+            return types.BIGINT
+        case int() | float():
+            return types.DOUBLE
+    return types.STRING
+
+
+def _json(data: bytes | None) -> Any:
+    try:
+        return None if data is None else msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _invalid(message: str) -> TableError:
+    return TableError(TableErrorCode.INVALID_TABLE, message)
