@@ -31,7 +31,7 @@ def table_for_topic(
     options: Mapping[str, str],
 ) -> TableDefinition:
     """A table for the newest records of a topic. Raises TableError if they do not say what its columns are."""
-    from tablelayer.model.json.derived import Sample, derive
+    from tablelayer.model.table.derived import Sample, derive
 
     begin, end = connection.kafka.offsets(topic, _EARLIEST), connection.kafka.offsets(topic)
     unread = {place: max(begin[place], last - _SAMPLES) for place, last in end.items()}
