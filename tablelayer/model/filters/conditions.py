@@ -227,7 +227,7 @@ class _Translation:
         if not isinstance(bare, sql.Literal) or not bare.is_string:
             return None
         try:
-            value = typed(str(bare.this), column.type)
+            value = typed(str(bare.this), column.type)  # with microseconds at most
         except ValueError:
             return None
         if isinstance(value, datetime.datetime) and value.microsecond % 10 ** (6 - _kept_digits(column)):

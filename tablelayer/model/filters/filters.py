@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from tablelayer.model.batches.statistics import ColumnStatistics
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters import substrait
+from tablelayer.model.filters.ticks import in_ticks
 from tablelayer.model.schema.schema import Schema
 
 FilterLike = str | pc.Expression | None
@@ -54,8 +55,9 @@ def encode_filter(expression: pc.Expression, schema: Schema) -> bytes:
             f"{expression!r} is no filter: give a condition in SQL or a pyarrow.compute.Expression"
         )
     _check_nesting(expression)
-    arrow = schema.arrow()
+    shown = expression
     try:
+        expression, arrow = in_ticks(expression, schema.arrow())
         data = substrait.compact(bytes(expression.to_substrait(arrow)))
         reader = substrait.TreeReader(substrait.parse(data), [column.type for column in schema.columns])
         reader.read()
@@ -63,7 +65,7 @@ def encode_filter(expression: pc.Expression, schema: Schema) -> bytes:
         data = substrait.compact(bytes(expression.to_substrait(used)))
     except (pa.ArrowException, ValueError, TypeError, KeyError) as error:
         raise _invalid(
-            f"the filter {str(expression)[:1000]} cannot be sent to the server: {error}. Compare a column with a value "
+            f"the filter {str(shown)[:1000]} cannot be sent to the server: {error}. Compare a column with a value "
             "of its own type (pyarrow.scalar(value, type)), and use AND, OR, NOT, IN, IS NULL, starts_with"
         ) from error
     _check_size(data)

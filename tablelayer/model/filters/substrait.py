@@ -5,6 +5,8 @@ A filter travels as a Substrait `ExtendedExpression` (pyarrow writes it). Here i
 is listed here can be said: a function that is not is refused by name, so that no filter can ask for work or memory that
 does not follow from its rows. No node gives more than 16 bytes a row.
 
+TIME, TIMESTAMP and TIMESTAMP_LTZ compare with their own literals, or with a BIGINT: a number of nanoseconds (`ticks`).
+
 Bounds, checked while reading: `DEPTH_MAX` (a chain of ANDs or of ORs is one level, however long), `NODES_MAX` (the
 values of an IN do not count: they become one sorted set), and `FIELDS_MAX` of protobuf that the interpreter walks over.
 
@@ -558,6 +560,8 @@ class TreeReader:
                 return self._function(self._call(_message(value)), depth)
             if number == 8:
                 return self._one_of(_message(value))
+            if number == 6:
+                return self._choice(_message(value), depth)
             raise ValueError(f"{_UNKNOWN.get(number, 'a kind of expression')} cannot be in a filter")
         raise ValueError("an expression is empty")
 
@@ -570,6 +574,30 @@ class TreeReader:
                 return ColumnValue(self._reference(_message(value)))
             break
         return self._node(data, depth)
+
+    def _choice(self, data: memoryview, depth: int) -> Node:
+        """CASE: clauses of a condition and a value, and what is left."""
+        clauses = list[tuple[Node, Node]]()
+        found: Node | None = None
+        for number, value in self._fields(data):
+            if number == 1:
+                self._count(depth + len(clauses))  # each is one level deeper than the one before
+                parts = dict(self._fields(_message(value)))
+                condition, then = (
+                    self._operand(_message(parts.get(each, memoryview(b""))), depth + 1) for each in (1, 2)
+                )
+                clauses.append((condition, then))
+            elif number == 2:
+                found = self._operand(_message(value), depth + 1)
+        if found is None or not clauses:
+            raise ValueError("an if-then-else has no else")
+        for condition, then in reversed(clauses):
+            if any(isinstance(each, Value) and each.scalar.type in _UNBOUNDED for each in (then, found)):
+                raise ValueError(
+                    "a text as a value of an if-then-else cannot be in a filter: each row would have it"
+                )
+            found = Call(pc.if_else, (condition, then, found))
+        return found
 
     def _reference(self, data: memoryview) -> int:
         """direct_reference.struct_field.field, without a child."""
@@ -768,7 +796,7 @@ class TreeReader:
         raise ValueError(f"a value of a kind that cannot be computed with (Substrait's literal {number})")
 
 
-_UNKNOWN: Final = {5: "a window function", 6: "if-then-else", 7: "a switch", 9: "an IN of several columns", 10: "a map",
+_UNKNOWN: Final = {5: "a window function", 7: "a switch", 9: "an IN of several columns", 10: "a map",
                    11: "a cast", 12: "a subquery"}  # fmt: skip
 _LITERAL_KINDS: Final = {
     TypeKind.BOOLEAN: pa.bool_(), TypeKind.DOUBLE: pa.float64(), TypeKind.STRING: pa.string(),
@@ -829,7 +857,7 @@ def _values(options: Any, data: memoryview, data_type: DataType) -> tuple[pa.Arr
 
 def _in_unit(numbers: np.ndarray, values: np.ndarray, sizes: np.ndarray, factor: int) -> np.ndarray:
     """Times in units of `factor` nanoseconds, without those between two units or beyond all."""
-    given = np.full(len(values), 1_000, np.int64)
+    given = np.where(numbers == _TICKS, 1, 1_000)
     for precision, size in _TIME_UNIT.items():
         given[(numbers >= 34) & (sizes == precision)] = size
     if ((numbers >= 34) & ~np.isin(sizes, list(_TIME_UNIT))).any():
@@ -876,12 +904,15 @@ class Literal(msgspec.Struct, frozen=True):
 
 
 _INTEGER_LITERALS: Final = {2: pa.int8(), 3: pa.int16(), 5: pa.int32(), 7: pa.int64()}
+_UNBOUNDED: Final = frozenset({pa.string(), pa.binary()})
+_TICKS: Final = 7
+"""The literal of a BIGINT, which beside a time is a number of nanoseconds."""
 _TIME_UNIT: Final = {0: 1_000_000_000, 3: 1_000_000, 6: 1_000, 9: 1}
 
 
 _LITERALS_OF: Final = {
-    TypeKind.BOOLEAN: (1,), TypeKind.DATE: (16,), TypeKind.TIME: (17,), TypeKind.DECIMAL: (24,),
-    TypeKind.TIMESTAMP: (14, 34), TypeKind.TIMESTAMP_LTZ: (27, 35),
+    TypeKind.BOOLEAN: (1,), TypeKind.DATE: (16,), TypeKind.TIME: (17, 7), TypeKind.DECIMAL: (24,),
+    TypeKind.TIMESTAMP: (14, 34, 7), TypeKind.TIMESTAMP_LTZ: (27, 35, 7),
     **dict.fromkeys(INTEGER_BITS, tuple(_INTEGER_LITERALS)), **dict.fromkeys(FLOAT_KINDS, (10, 11)),
     **dict.fromkeys(TEXT_KINDS, (12, 21)), **dict.fromkeys(BINARY_KINDS, (13, 23)),
 }  # fmt: skip
@@ -911,6 +942,8 @@ def _value(
         unscaled = int.from_bytes(_message(parts.get(1, memoryview(b""))), "little", signed=True)
         scale = _signed(parts.get(3, 0))
         return unscaled * int(10 ** (38 - scale)) if 0 <= scale <= 38 else None
+    if number == _TICKS and kind in (TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ):
+        return _signed(value)
     if kind is TypeKind.TIME:
         return _signed(value) * 1_000 if number == 17 else None
     tags = {TypeKind.TIMESTAMP: (14, 34), TypeKind.TIMESTAMP_LTZ: (27, 35)}.get(kind)

@@ -32,10 +32,10 @@ from tablelayer.model.filters.filters import Filter, Verdict, encode_filter
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types import column_types as types
 from tablelayer.model.types.column_types import DataType, TypeKind
+from tablelayer.model.types.text import parse_type
 from tablelayer.tests.model.random_rows import EVERY_TYPE, array_of, batches, values_of
 
-COMPARED = [each for each in EVERY_TYPE if each.kind is not TypeKind.TIME and each.precision != 9]
-"""Types whose literals pyarrow can send."""
+COMPARED = EVERY_TYPE
 _SIGNS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 
 
@@ -143,6 +143,61 @@ def test_a_wrong_statistic_would_be_noticed(lie: str) -> None:
     assert noticed
 
 
+def test_choices_are_what_pyarrow_makes_of_them_whatever_else_the_table_has() -> None:
+    text = "ROW<x TIMESTAMP(9)>"
+    schema = Schema.of(
+        [Column(0, "n", parse_type(text)), Column(1, "a", types.INT), Column(2, "b", types.BOOLEAN),
+         Column(3, "t", types.timestamp(9))],
+        schema_id=0,
+    )  # fmt: skip
+    rows = [
+        {"n": None, "a": a, "b": b, "t": t}
+        for a in (None, 1, 2)
+        for b in (None, True, False)
+        for t in (None, 5, 6)
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema.arrow())
+    a, b, t = (pc.field(name) for name in "abt")
+    one, moment = pa.scalar(1, pa.int32()), pa.scalar(5, pa.timestamp("ns"))
+    for expression in (
+        pc.if_else(b, a == one, t > moment),
+        pc.if_else(b, a, pa.scalar(2, pa.int32())) == one,
+        pc.case_when(pc.make_struct(b, a == one), t == moment, a != one, b),
+        ~pc.if_else(a == one, t.isin(pa.array([5, None], pa.timestamp("ns"))), b),
+        t < moment,
+    ):
+        parsed = Filter.parse(encode_filter(expression, schema), schema)
+        found = parsed.mask(batch.select([schema.columns[position].name for position in parsed.columns]))
+        assert np.flatnonzero(found).tolist() == wanted_by_pyarrow(batch, expression), expression
+
+
+def test_a_case_of_very_many_clauses_is_refused() -> None:
+    schema = Schema.of([Column(0, "a", types.INT)], schema_id=0)
+    conditions = [pc.field("a") == pa.scalar(number, pa.int32()) for number in range(150)]
+    flags = [pc.scalar(number % 2 == 0) for number in range(151)]
+    for count, taken in ((50, True), (150, False)):
+        case = pc.case_when(pc.make_struct(*conditions[:count]), *flags[: count + 1])
+        if taken:
+            parsed = Filter.parse(encode_filter(case, schema), schema)
+            batch = pa.record_batch({"a": pa.array([0, 1, 48, 49, 99], pa.int32())})
+            assert parsed.mask(batch).tolist() == [True, False, True, False, True]
+        else:
+            with pytest.raises(TableError, match="nested deeper than 100"):
+                encode_filter(case, schema)
+
+
+def test_times_of_another_kind_than_the_columns_are_refused() -> None:
+    schema = Schema.of([Column(0, "t", types.timestamp(9)), Column(1, "d", types.time(3))], schema_id=0)
+    for expression in (
+        pc.field("t") > pa.scalar(1, pa.timestamp("ns", "UTC")),
+        pc.field("t") > pa.scalar(1, pa.int64()),
+        pc.field("d").isin(pa.array([1], pa.timestamp("ns"))),
+    ):
+        with pytest.raises(TableError, match="cannot be compared") as caught:
+            encode_filter(expression, schema)
+        assert caught.value.code is TableErrorCode.INVALID_FILTER
+
+
 def test_in_is_what_pyarrow_has_for_nulls() -> None:
     schema = Schema.of([Column(0, "a", types.INT)], schema_id=0)
     every = [[None, 1, 2, 3], [None], [1], [3, None], [2, 2]]
@@ -165,6 +220,7 @@ MOMENTS = Schema.of(
         Column(0, "seen", types.timestamp(3)),
         Column(1, "z", types.timestamp_ltz(6)),
         Column(2, "d", types.DATE),
+        Column(3, "n", types.timestamp(9)),
     ],
     schema_id=0,
 )
@@ -174,6 +230,8 @@ MOMENTS = Schema.of(
     ("condition", "dialect", "whole"),
     [
         ("seen = TIMESTAMP '2024-09-19 12:00:00'", "duckdb", True),
+        ("n = TIMESTAMP '2024-09-19 12:00:00' OR n > '2024-09-20 12:00:00.000001'", "duckdb", True),
+        ("n NOT IN (TIMESTAMP '2024-09-19 12:00:00', TIMESTAMP '2024-09-20')", "duckdb", True),
         ("seen >= '2024-09-19 12:00:00' AND seen < TIMESTAMP '2024-09-20'", "duckdb", True),
         ("seen < TIMESTAMP_NTZ '2024-09-19 12:00:00'", "spark", True),
         ("seen < TIMESTAMP '2024-09-19 12:00:00'", "spark", False),
@@ -197,6 +255,9 @@ def test_moments_in_sql_are_pushed(condition: str, dialect: str, whole: bool) ->
             pa.array(moments, pa.timestamp("ms")),
             pa.array(moments, pa.timestamp("us", "UTC")),
             pa.array([each and each.date() for each in moments], pa.date32()),
+            pc.add_checked(pa.array(moments, pa.timestamp("ns")).cast(pa.int64()), 1).cast(
+                pa.timestamp("ns")
+            ),
         ],
         schema=MOMENTS.arrow(),
     )
@@ -369,7 +430,7 @@ def test_what_is_computed_row_by_row_is_what_pyarrow_computes(expression: pc.Exp
     [
         (pc.binary_repeat(S, 1_000_000) == "x", "binary_repeat"),
         (pc.utf8_upper(S) == "X", "utf8_upper"),
-        (pc.if_else(A > 1, A, A) > 1, "if-then-else"),
+        (pc.if_else(A > 1, "x" * 1_000_000, S) == "x", "a text as a value of an if-then-else"),
         (A.cast(pa.int64(), safe=False) > 1, "cast"),
     ],
 )
