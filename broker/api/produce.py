@@ -188,10 +188,11 @@ class ProduceApi:
         topic, version, acks = request.topic_data[0], context.api_version, request.acks
         index, metadata = topic.partition_data[0].index, self._metadata
         image = metadata.topic_by_id(topic.topic_id) if version >= _FIRST_VERSION_WITH_IDS else None
-        partition = self._find(topic.name if image is None else image.name, index)
+        name = topic.name if image is None else image.name
+        if not context.may(Operation.WRITE, ResourceType.TOPIC, name, audited=False):
+            return None  # before the topic is looked for: who is denied does not wait longer if it is there
+        partition = self._find(name, index)
         if partition is None or partition.hooks is not None or partition.topic.internal:
-            return None
-        if not context.may(Operation.WRITE, ResourceType.TOPIC, partition.topic.name):
             return None
         authorizer, rights = context.authorizer, context.authorizer.version
         try:

@@ -12,9 +12,9 @@ a principal from one host, and ALL_LINES_MAX of all. What is beyond is counted, 
 `{"time": ..., "principal": "User:ann", "host": "10.0.0.7", "left_out": 4711}`, without a principal where there were
 too many of all. What was allowed is always written.
 
-The event loop hands lines to a thread, which writes them to a file that is rotated by size, or gives them to the logger
-`headrace.audit`. When the thread falls behind by QUEUED_MAX lines, more are counted and dropped, and a line says how
-many: `{"dropped": 17}`.
+The event loop hands over what is to be said; a thread makes lines of it and writes them to a file that is rotated by
+size, or gives them to the logger `headrace.audit`. When the thread falls behind by QUEUED_MAX lines, more are counted
+and dropped, and a line says how many: `{"dropped": 17}`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class AuditLog:
             return
         self._put(
             {
-                "time": self._now(),
+                "time": self._time_ms(),
                 "principal": principal,
                 "host": asked.client_host,
                 "listener": asked.listener,
@@ -159,21 +159,18 @@ class AuditLog:
     def _end_minute(self) -> None:
         for whose, count in self._left_out.items():
             who = {} if whose is None else {"principal": whose[0], "host": whose[1]}
-            self._put({"time": self._now(), **who, "left_out": count})
+            self._put({"time": self._time_ms(), **who, "left_out": count})
         self._left_out.clear()
         self._written.clear()
         self._written_count = 0
 
-    def _now(self) -> str:
-        seconds, ms = divmod(self._time_ms(), 1000)
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
-
     def _put(self, fields: Mapping[str, Any]) -> None:
+        """`time` is in milliseconds here."""
         try:
             if self._dropped:
-                self._queue.put_nowait(_line({"dropped": self._dropped}))
+                self._queue.put_nowait({"dropped": self._dropped})
                 self._dropped = 0
-            self._queue.put_nowait(_line(fields))
+            self._queue.put_nowait(fields)
         except queue.Full:
             self._dropped += 1
 
@@ -182,6 +179,9 @@ class _Listener(QueueListener):
     def enqueue_sentinel(self) -> None:
         """Waits for a place, where the library's gives up."""
         cast("queue.Queue[Any]", self.queue).put(None)
+
+    def prepare(self, record: Any) -> logging.LogRecord:
+        return _line(record)
 
 
 class _ToLogger(logging.Handler):
@@ -192,5 +192,8 @@ class _ToLogger(logging.Handler):
 
 
 def _line(fields: Mapping[str, Any]) -> logging.LogRecord:
+    if "time" in fields:
+        seconds, ms = divmod(fields["time"], 1000)
+        fields = {**fields, "time": f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"}
     text = msgspec.json.encode(fields).decode()
     return logging.LogRecord(LOGGER, logging.INFO, "", 0, text, None, None)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -64,3 +66,24 @@ class CallClock(Clock):
     def _turn(self) -> None:
         self._note()
         self._handle = self._loop.call_soon(self._turn)
+
+
+class Count:
+    """How many calls there were."""
+
+    calls = 0
+
+
+@contextmanager
+def counted_calls() -> Iterator[Count]:
+    """The calls of functions, Python's and C's, on this thread."""
+    count = Count()
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        count.calls += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        yield count
+    finally:
+        sys.setprofile(None)

@@ -77,7 +77,7 @@ class TableRights:
 
     def require_visible(self, context: RequestContext, path: TablePath, table_id: UUID) -> None:
         """Raises TableError(TABLE_NOT_FOUND) for somebody who may not know that it is there."""
-        if not self.may(context, Operation.DESCRIBE, path):
+        if not context.may(Operation.DESCRIBE, _TOPIC, path.whole.topic, audited=False):
             raise no_table_with_id(table_id)
 
     # -- columns -------------------------------------------------------------------------------------------
@@ -118,13 +118,20 @@ class TableRights:
 
     def may_see_database(self, context: RequestContext, name: str) -> bool:
         """It, or one of its tables."""
-        return context.may(Operation.DESCRIBE, _TOPIC, f"{name}.") or bool(self.visible_tables(context, name))
+        is_seen = context.may(Operation.DESCRIBE, _TOPIC, f"{name}.", audited=False)
+        return is_seen or bool(self.visible_tables(context, name))
 
     def visible_tables(self, context: RequestContext, database: str) -> list[str]:
+        if not context.may_any(Operation.DESCRIBE, _TOPIC):
+            return []  # whoever sees nothing learns nothing by how long that takes
         tables = self._catalog.tables(database)
         if context.authorizer.is_open:
             return tables
-        return [each for each in tables if context.may(Operation.DESCRIBE, _TOPIC, f"{database}.{each}")]
+        return [
+            each
+            for each in tables
+            if context.may(Operation.DESCRIBE, _TOPIC, f"{database}.{each}", audited=False)
+        ]
 
     def require_on_database(self, context: RequestContext, operation: Operation, name: str) -> None:
         """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""

@@ -16,6 +16,7 @@ import pytest
 from broker.security.acl.model import PatternType, Permission
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.tests.security.people import SECURED, allow, client, creation, grant, revoke_all
+from broker.tests.security.test_denied_work import OF_IDS_MAX, OF_NAMES_MAX, StandingClock, calls_of
 from protocol.errors import ErrorCode
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
@@ -176,6 +177,29 @@ async def test_by_name_the_refusal_is_the_same_whether_the_table_exists(tmp_path
         await allow(made.broker, operation, TOPIC, "default.t", "default.missing")
         assert told(await ann.send(build("t")))[0] != DENIED
         assert told(await ann.send(build("missing")))[0] != DENIED
+
+
+async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path) -> None:
+    """Counted in calls on the event loop, as `broker/tests/security/test_denied_work.py` does it."""
+    found: list[tuple[str, int, int, int]] = []
+    async with tables(tmp_path, SECURED, clock=StandingClock()) as made:
+        made.broker = client(made.broker, "admin")
+        table = await made.create("id BIGINT NOT NULL, a STRING, b STRING, PRIMARY KEY (id)", buckets=8)
+        for number in range(20):
+            await made.create("id BIGINT", name=f"t{number}")
+
+        async def compare(api: str, most: int, there: ApiMessage, missing: ApiMessage) -> None:
+            # From a host of its own: so many refusals of one are written down.
+            ann = client(made.broker, "ann", f"10.0.0.{len(found)}")
+            found.append((api, await calls_of(ann, there, None), await calls_of(ann, missing, None), most))
+
+        for api, (_, build) in BY_NAME.items():
+            await compare(api, OF_NAMES_MAX, build("t"), build("u"))
+        for api, (_, by_id) in BY_ID.items():
+            await compare(api, OF_IDS_MAX, by_id(table, table.table_id), by_id(table, NOWHERE))
+        for api, (_, build) in ON_DATABASE.items():
+            await compare(api, OF_NAMES_MAX, build("default"), build("another"))
+    assert not [each for each in found if abs(each[1] - each[2]) > each[3]]
 
 
 @pytest.mark.parametrize("api", ON_DATABASE)
