@@ -13,14 +13,14 @@ import typer
 
 from tablelayer.cli.answer import Answer
 from tablelayer.cli.completion import Completer, Names
-from tablelayer.cli.connect import open_connection
+from tablelayer.cli.connect import nearest_name, open_connection
 from tablelayer.cli.describe import describe_definition
 from tablelayer.cli.errors import CommandError, explain
 from tablelayer.cli.options import Format, SqlFormat
 from tablelayer.cli.output import write_arrow
 from tablelayer.cli.progress import reading
 from tablelayer.cli.sql import Session
-from tablelayer.client import Connection
+from tablelayer.client import Connection, TableError
 
 _NAMES_A_PASSWORD = re.compile(r"\b(?:PASSWORD|IDENTIFIED)\b", re.IGNORECASE)
 HISTORY = Path("~/.cache/headrace/sql_history")
@@ -171,6 +171,8 @@ def _prompt(connection: Connection, session: Session, server: str, output: Forma
                 sentence = explain(error)
                 if sentence is None:
                     raise
+                if isinstance(error, TableError) and (near := nearest_name(connection, error)) is not None:
+                    sentence += f"\ndid you mean {near}?"
                 typer.echo(sentence, err=True)
             names.forget()
     finally:

@@ -328,7 +328,8 @@ def produce(
             try:
                 places = connection.kafka.produce(name, piece)
             except Exception as error:
-                error.add_note(f"{written} records had been written before")
+                if written:
+                    error.add_note(f"{written} records had been written before")
                 raise
             written += len(places)
             if output is not Format.TABLE:

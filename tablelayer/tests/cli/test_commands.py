@@ -230,6 +230,25 @@ def test_top_shows_rates(headrace, server):
     assert 0 <= process["cpu_percent"] < 1000
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("tables", "count", "fruits"), "default.fruit"),
+        (("sql", "-e", "SELECT * FROM friut"), "default.fruit"),
+        (("sql", "-e", "SHOW TABLES FROM defalt"), "default"),
+        (("topics", "describe", "default.fruits"), "default.fruit"),
+        (("groups", "describe", "pikers"), "pickers"),
+        (("tables", "count", "nothing_like_it"), None),
+    ],
+)
+def test_names_that_are_nearly_right(headrace, fruit, words, meant):
+    fruit.commit("pickers", {0: 1})
+    done = headrace(*words)
+    assert done.exit_code == 1
+    hints = [line for line in done.stderr.splitlines() if line.startswith("did you mean")]
+    assert hints == ([] if meant is None else [f"did you mean {meant}?"])
+
+
 def test_nobody_to_talk_to():
     from typer.testing import CliRunner
 
