@@ -336,12 +336,12 @@ def _check_replication_factor(factor: int, brokers: int) -> None:
         problem = "Replication factor must be larger than 0, or -1 to use the default value."
     else:
         why = (
-            f"because only {brokers} broker(s) are registered."
+            f" because only {brokers} broker(s) are registered."
             if factor > brokers
-            else f"yet: {_NOT_REPLICATED}"
+            else f": {_NOT_REPLICATED}"
         )
         problem = (
             f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be "
-            f"reached {why}"
+            f"reached{why}"
         )
     raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, problem)

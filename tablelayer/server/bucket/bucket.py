@@ -269,7 +269,15 @@ class TableBucket:
     ) -> Part:
         """Rows that were produced here, decoded for `definition`, as a write to the bucket they belong to. Raises
         KafkaError if that is not served."""
-        other: object = self.services.context.partition(topic, bucket).hooks
+        metadata = self.services.context.metadata
+        leader = metadata.leader(topic, bucket)
+        if leader is not None and leader.broker_id != self.services.context.identity.broker_id:
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"rows of bucket {bucket} of {topic} are on broker {leader.broker_id}, and are not handed on from this"
+                " one yet: write them with the table client, or produce each to the partition of its own bucket",
+            )
+        other: object = metadata.partition(topic, bucket).hooks
         if not isinstance(other, TableBucket):
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"bucket {bucket} is not served")
         return Part(other, made_for(definition, rows), writer, rows.rows.nbytes)
@@ -301,6 +309,8 @@ class TableBucket:
         repetition is about to be acknowledged."""
         for bucket in range(definition.bucket_count):
             partition = self.services.context.partition(self._topic.name, bucket)
+            if partition.closed:
+                continue  # another broker's: nothing of the batch went there
             end = partition.log.log_end_offset
             if not await partition.wait_for_high_watermark(end, timeout_ms):
                 raise KafkaError(

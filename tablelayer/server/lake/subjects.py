@@ -66,7 +66,20 @@ class LakeSubjects:
         found = [of_table(each) for each in self._catalog.all_tables()]
         topics = self._catalog.context.metadata.topics()
         found += [of_topic(topic) for topic in topics if _is_plain(topic) and is_tiered_topic(topic.config)]
-        return [each for each in found if each.enabled]
+        return [each for each in found if each.enabled and self.is_here(each)]
+
+    def is_here(self, subject: Subject) -> bool:
+        """Whether this broker leads all of it: what several lead is not tiered, for none of them sees its ends."""
+        return not any(partition.closed for _, partition in self.places(subject))
+
+    def _tierable(self, subject: Subject) -> Subject:
+        """Raises TableError(LAKE_NOT_ENABLED)."""
+        if not self.is_here(_enabled(subject)):
+            raise TableError(
+                TableErrorCode.LAKE_NOT_ENABLED,
+                f"{subject.name} is led by several brokers or by another one, and is not tiered there yet",
+            )
+        return subject
 
     def by_topic(self, name: str) -> Subject:
         """A plain topic. Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
@@ -74,11 +87,11 @@ class LakeSubjects:
         if topic is None or not _is_plain(topic):
             what = "does not exist" if topic is None else "is a table"
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"plain topic {name} {what}")
-        return _enabled(of_topic(topic))
+        return self._tierable(of_topic(topic))
 
     def by_path(self, path: TablePath) -> Subject:
         """Raises TableError: the catalog's, or LAKE_NOT_ENABLED."""
-        return _enabled(of_table(self._catalog.by_path(path)))
+        return self._tierable(of_table(self._catalog.by_path(path)))
 
     def by_id(self, table_id: UUID) -> Subject:
         """Raises TableError(TABLE_NOT_FOUND)."""
@@ -89,7 +102,7 @@ class LakeSubjects:
 
     def tiered_by_id(self, table_id: UUID) -> Subject:
         """Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
-        return _enabled(self.by_id(table_id))
+        return self._tierable(self.by_id(table_id))
 
     def places(self, subject: Subject) -> Iterator[tuple[Place, Partition]]:
         """Where the subject's records are now."""
@@ -108,7 +121,7 @@ class LakeSubjects:
                 yield PartitionBucket(each.path.partition, each.table_id, partition.index), partition
 
     def progress(self, subject: Subject) -> LakeProgress:
-        """How far the lake is; one small read for each place that is behind."""
+        """How far the lake is, of what this broker leads; one small read for each place that is behind."""
         record = self._lake.state(subject.table_id)
         ends, behind, oldest_ms = {}, 0, -1
         for place, partition in self.places(subject):
@@ -162,6 +175,8 @@ class LakeSubjects:
         if not definition.settings.datalake_enabled:
             return True
         assert definition.table_id is not None
+        if not self.is_here(of_table(definition)):
+            return False
         offsets = self._lake.state(definition.table_id).offsets
         return all(
             partition.high_watermark <= offsets.get(place, 0)

@@ -43,6 +43,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import asdict, replace
 
+from broker.cluster.image import NO_LEADER
 from broker.cluster.nodes import OwnedNodes
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import MAX_SEQUENCE
@@ -179,6 +180,7 @@ class StagedCommits:
         """Check a chunk and store it, for the host `client`. Raises TableError or KafkaError."""
         check_names(writer, batch_id, [attempt])
         assert definition.table_id is not None
+        self._check_one_broker(definition)
         hooks = self._bucket_of(*self._resolved(definition, place))
         await self._services.run(hooks.check_write, chunk.batch, chunk.targets)
         path = self._area.path(definition.table_id, writer, batch_id, attempt, place)
@@ -186,6 +188,18 @@ class StagedCommits:
         async with self._lock(definition.table_id, f"{writer}\0{attempt}\0{place_text(place)}"):
             await self._services.run(
                 _append, self._area, path, number, chunk, durable, self._space, client, self._decided
+            )
+
+    def _check_one_broker(self, definition: TableDefinition) -> None:
+        """A batch is written by the broker that has all of its chunks. Raises TableError."""
+        metadata = self._services.context.metadata
+        entry = metadata.entry(definition.path.topic)
+        led = set() if entry is None else {state.leader for state in entry.states()} - {NO_LEADER}
+        if len(led) > 1 or (definition.is_partitioned and len(metadata.image.brokers) > 1):
+            raise TableError(
+                TableErrorCode.INVALID_TABLE,
+                f"the buckets of {definition.path} are led by several brokers: rows that are staged first and committed"
+                " as a whole are not offered there yet; ordinary writes are",
             )
 
     def _decided(self) -> set[Path]:

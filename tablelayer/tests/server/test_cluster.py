@@ -1,0 +1,83 @@
+"""Tables whose buckets several brokers lead: each serves its own, and what needs all in one place is refused."""
+
+from __future__ import annotations
+
+from broker.testing.cluster import DirectCluster, direct_cluster
+from broker.testing.direct import DirectBroker
+from protocol.errors import ErrorCode
+from tablelayer.model import messages as m
+from tablelayer.model.errors import TableErrorCode
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.server.extension import TableExtension
+from tablelayer.tests.server.tables import Row, Table, Tables
+from tablelayer.tests.server.test_kafka_face import produce
+from tablelayer.tests.server.test_staged_writes import stage
+
+BUCKETS = 4
+
+
+def extensions() -> list[TableExtension]:
+    return [TableExtension()]
+
+
+def tables_at(cluster: DirectCluster, node_id: int) -> Tables:
+    broker = cluster.brokers[node_id]
+    (extension,) = broker.broker._extensions
+    assert isinstance(extension, TableExtension)
+    return Tables(broker, extension)
+
+
+def own_buckets(broker: DirectBroker, topic: str) -> list[int]:
+    return [each.index for each in broker.context.metadata.partitions(topic) if not each.closed]
+
+
+async def created(cluster: DirectCluster, columns: str, **options: str) -> dict[int, Table]:
+    """A table made through the first broker, as each of them has it."""
+    await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == len(cluster.brokers))
+    await tables_at(cluster, 1).create(columns, buckets=BUCKETS, **options)
+    return {number: await tables_at(cluster, number).open() for number in cluster.brokers}
+
+
+async def test_each_broker_serves_the_buckets_that_it_leads(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2, extensions) as cluster:
+        opened = await created(cluster, "a INT")
+        for number, table in opened.items():
+            mine = own_buckets(table.broker, "default.t")
+            assert len(mine) == BUCKETS // 2
+            for bucket in range(BUCKETS):
+                answer = await table.append([{"a": number}], bucket=bucket)
+                expected = ErrorCode.NONE if bucket in mine else ErrorCode.NOT_LEADER_OR_FOLLOWER
+                assert answer.error_code == expected
+            assert [await table.changelog(bucket=bucket) for bucket in mine] == [[("+A", {"a": number})]] * 2
+        await opened[1].alter("ADD COLUMN b STRING")
+        assert [column.name for column in (await opened[2].latest()).schema.columns] == ["a", "b"]
+
+
+async def test_rows_of_a_kafka_client_for_another_brokers_bucket_are_refused_for_good(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2, extensions) as cluster:
+        opened = await created(cluster, "k INT, v STRING, PRIMARY KEY (k)")
+        table = opened[1]
+        (mine, *_) = own_buckets(table.broker, "default.t")
+        rows: list[Row] = [{"k": number, "v": "x"} for number in range(20)]
+        codes = {(await produce(table, (None, row), partition=mine)).error_code for row in rows}
+        assert codes == {ErrorCode.NONE, ErrorCode.POLICY_VIOLATION}
+        refused = await produce(table, *((None, row) for row in rows), partition=mine)
+        assert refused.error_code == ErrorCode.POLICY_VIOLATION
+        assert "are on broker 2" in refused.error_message
+
+
+async def test_what_needs_all_buckets_in_one_place_is_refused_with_the_reason(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2, extensions) as cluster:
+        table = (await created(cluster, "k INT, PRIMARY KEY (k)"))[1]
+        (mine, *_) = own_buckets(table.broker, "default.t")
+        staged = await stage(table, 1, "a", {mine: [[{"k": 1}]]})
+        assert staged.error_code == TableErrorCode.INVALID_TABLE
+        assert "led by several brokers" in staged.error_message
+        definition = TableDefinition(
+            TablePath("default", "u"),
+            table.definition.schema,
+            bucket_count=1,
+            options={"table.datalake.enabled": "true", "table.datalake.format": "iceberg"},
+        )
+        answer = await table.broker.send(m.CreateTableRequest(definition=definition.to_json()))
+        assert "not offered in a cluster of several brokers yet" in answer.error_message
