@@ -206,6 +206,7 @@ def follow(page: str, folder: Path, spark: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "<!-- run: spark" not in (DOCS / page).read_text()]
 )

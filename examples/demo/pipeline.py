@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.stage import StepFailedError
+from headrace.spark import lookup_join
 from tablelayer.client.security.settings import ConnectionSettings
-from tablelayer.spark.lookups import lookup_join
 
 ORDER = (
     "order_key BIGINT, cust_key INT, total_price DECIMAL(15,2), order_date DATE,"

@@ -24,13 +24,13 @@ from examples.demo.pipeline import Pipeline
 from examples.demo.truth import Answer, Truth
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
+from headrace import ChangeType, Connection, connect
+from headrace.spark import session
 from protocol.errors import KafkaError
-from tablelayer.client import ChangeType, Connection, connect
 from tablelayer.client.errors import AuthenticationFailed
 from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.lake.union_read import union_read
 from tablelayer.spark.jars import paimon_jar, spark_jars
-from tablelayer.spark.sessions import session
 
 WORK = ROOT / ".demo"
 LAKE_VARIABLE = "LAKE"

@@ -9,7 +9,7 @@ from examples import server as processes
 from examples.demo_wide.scenario import KEY, SOURCES, TABLES, WIDE_COLUMNS, Change, Key, expected
 from examples.server import ROOT, Server
 from examples.stage import Stage, StepFailedError
-from tablelayer.client import Connection, connect
+from headrace import Connection, connect
 
 WORK = ROOT / ".demo" / "wide"
 SHORT_NAMES = ("+A", "+I", "-U", "+U", "-D")

@@ -32,8 +32,9 @@ def config_option(*, of_all: bool = False) -> TyperOption:
     return TyperOption(
         param_decls=["--config"],
         metavar="FILE",
-        help="Kafka's client properties to connect with, such as security.protocol and sasl.jaas.config; default:"
-        f" the file that {CONFIG_VARIABLE} names.",
+        help="Kafka's client properties to connect with, such as bootstrap.servers, security.protocol and"
+        " sasl.jaas.config: a file, or NAME for ~/.config/headrace/NAME.properties; default: what"
+        f" {CONFIG_VARIABLE} names.",
         expose_value=False,
         is_eager=True,
         callback=keep,

@@ -113,15 +113,24 @@ def _of_security(properties: Mapping[str, object]) -> dict[str, str]:
 
 
 def environment(file: Path | None = None) -> dict[str, str]:
-    """The properties that the environment gives, with `file` instead of the one it names. Raises SettingsError for a
-    file that cannot be read.
+    """The properties that the environment gives, with `file` instead of the one it names. Either may be the name of a
+    profile (`profile`). Raises SettingsError for a file that cannot be read.
     """
     named = file or os.environ.get(CONFIG_VARIABLE)
-    found = read_properties(Path(named)) if named else {}
+    found = read_properties(profile(Path(named))) if named else {}
     for variable, value in os.environ.items():
         if variable.startswith(VARIABLE_PREFIX):
             found[variable.removeprefix(VARIABLE_PREFIX).lower().replace("_", ".")] = value
     return found
+
+
+def profile(path: Path) -> Path:
+    """The file that is meant: `prod`, where there is no such file, is `~/.config/headrace/prod.properties`."""
+    if path.name != str(path) or path.exists():
+        return path
+    kept = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "headrace"
+    found = kept / f"{path.name}.properties"
+    return found if found.exists() else path
 
 
 def read_properties(path: Path) -> dict[str, str]:

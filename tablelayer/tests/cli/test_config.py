@@ -131,3 +131,18 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         refused.stderr.strip()
         == f"cannot read the properties in {tmp_path / 'none'}: No such file or directory"
     )
+
+
+def test_a_profile_is_a_file_of_its_name(
+    strict: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "kept"))
+    monkeypatch.chdir(tmp_path)
+    assert "cannot read the properties in prod" in run("--config", "prod", "topics", "list").stderr
+    (tmp_path / "kept" / "headrace").mkdir(parents=True)
+    properties(tmp_path / "kept" / "headrace" / "prod.properties", strict)
+    assert run("--config", "prod", "topics", "list").exit_code == 0
+    monkeypatch.setenv("HEADRACE_CONFIG", "prod")
+    assert run("topics", "list").exit_code == 0
+    properties(tmp_path / "prod", strict, "another")
+    assert "refuses user ann" in run("topics", "list").stderr, "a file that is there counts"
