@@ -36,6 +36,7 @@ WATCH_SECONDS_MAX = 0.2
 RETRY_SECONDS = (0.05, 0.4)
 PATIENCE_SECONDS = 30.0
 """Sessions of the dead have to end, and those who wait for that to start."""
+AGREED_SECONDS = 10.0
 MADE = "made-"
 PASSING = {
     ErrorCode.REQUEST_TIMED_OUT,
@@ -231,12 +232,14 @@ class ClusterSimulation(Simulation):
         results = answer.topics if isinstance(request, CreateTopicsRequest) else answer.responses
         return ErrorCode(results[0].error_code)
 
-    def _compare(self, found: set[str], who: str) -> None:
+    def _compared(self, found: set[str], who: str) -> list[str]:
         expected = self._topics - {KEPT}
+        problems = []
         if missing := sorted(expected - found):
-            self.problems.append(f"{who} does not know {missing}, which were made")
+            problems.append(f"{who} does not know {missing}, which were made")
         if left := sorted(found - expected - self._doubtful):
-            self.problems.append(f"{who} knows {left}, which were deleted or never made")
+            problems.append(f"{who} knows {left}, which were deleted or never made")
+        return problems
 
     # -- checks --------------------------------------------------------------------------------------------
 
@@ -246,26 +249,33 @@ class ClusterSimulation(Simulation):
         await self._check_metadata()
 
     async def _check_metadata(self) -> None:
-        """M5."""
+        """M5: soon after the last change, which may have been a registration."""
+        ends = self.world.loop.time() + AGREED_SECONDS
+        while (problems := await self._disagreements()) and self.world.loop.time() < ends:
+            await self._rest()
+        self.problems += problems
+
+    async def _disagreements(self) -> list[str]:
         said: dict[int, Any] = {}
+        problems: list[str] = []
         for node_id in self.world.members:
             answer = await self.asked(self.link("checker", node_id), MetadataRequest(topics=None), 9)
             brokers = {each.node_id: (each.host, each.port) for each in answer.brokers}
             if brokers != {number: (f"broker-{number}", PORT) for number in range(BROKERS)}:
-                self.problems.append(f"broker {node_id} names the brokers {brokers}")
-            self._compare(
-                {each.name for each in answer.topics if each.name.startswith(MADE)}, f"broker {node_id}"
-            )
+                problems.append(f"broker {node_id} names the brokers {brokers}")
+            made = {each.name for each in answer.topics if each.name.startswith(MADE)}
+            problems += self._compared(made, f"broker {node_id}")
             said[node_id] = {
                 each.name: [(part.leader_id, part.leader_epoch, part.isr_nodes) for part in each.partitions]
                 for each in answer.topics
             }
             for name, parts in said[node_id].items():
                 if any(leader < 0 for leader, _, _ in parts):
-                    self.problems.append(f"broker {node_id} says of {name} {parts}")
+                    problems.append(f"broker {node_id} says of {name} {parts}")
         for node_id, topics in said.items():
             if topics != said[0]:
-                self.problems.append(f"broker 0 says {said[0]}, broker {node_id} {topics}")
+                problems.append(f"broker 0 says {said[0]}, broker {node_id} {topics}")
+        return problems
 
 
 def simulate_cluster(seed: int, folder: Path, *, operations: int = 200, mode: str | None = None) -> Report:

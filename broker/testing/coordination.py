@@ -69,7 +69,8 @@ class SimulatedEnsemble:
         """Whose each session was."""
         self._transactions = 0
 
-    async def connect(self, *, session_timeout_ms: int = 6_000) -> SimulatedStore:
+    async def connect(self, *, session_timeout_ms: float = 6_000) -> SimulatedStore:
+        """Infinite: a session that nobody can lose but by `end`, as that with an embedded store."""
         store = SimulatedStore(self, session_timeout_ms / 1000)
         self._stores.append(store)
         await store.open()
@@ -226,7 +227,8 @@ class SimulatedStore:
     async def open(self) -> None:
         self._session = self._ensemble.begin(self)
         await self._beat()
-        self._beats = asyncio.get_running_loop().create_task(self._keep_beating(), name="simulated lease")
+        if self.session_timeout < math.inf:
+            self._beats = asyncio.get_running_loop().create_task(self._keep_beating(), name="simulated lease")
 
     @property
     def session(self) -> int:

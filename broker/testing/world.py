@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ from broker.testing.network import ONE_WAY_SECONDS, SimulatedNetwork
 from protocol.schema import ApiMessage
 
 PORT = 9092
+SESSION_MS = 6_000
 REFUSED_SECONDS = 0.001
 REQUEST_SECONDS = 10.0
 """After this a client gives a request up."""
@@ -151,7 +153,8 @@ class Member:
         """Of a store of its own, the session of the process before is over."""
         if self.store is not None and self._world.ensemble is None:
             self.ensemble.end(self.store.session)
-        self.store = await self.ensemble.connect()
+        is_alone = self._world.ensemble is None
+        self.store = await self.ensemble.connect(session_timeout_ms=math.inf if is_alone else SESSION_MS)
         return self.store
 
     def lose_store(self) -> None:
