@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from broker.cluster.endpoints import current_leader, endpoint
@@ -87,6 +88,8 @@ class ProduceApi:
         self._executor = executor
         self._slices = slices
         self._kernel_asked_for = False
+        self._large_turn = asyncio.Lock()
+        """Of batches that decompress to much: they go one at a time anyway, and must not wait in threads."""
         self._in_sync_replicas = 1  # one broker holds every partition
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -319,7 +322,12 @@ class ProduceApi:
             if not self._kernel_asked_for:
                 self._kernel_asked_for = True
                 loop.run_in_executor(self._executor, check.load)  # nobody waits for it
-            prepared = await loop.run_in_executor(self._executor, partition.log.prepare, records)
+            prepare = partition.log.prepare
+            try:
+                prepared = await loop.run_in_executor(self._executor, partial(prepare, records, large=False))
+            except TakesTime:
+                async with self._large_turn:
+                    prepared = await loop.run_in_executor(self._executor, prepare, records)
             context.require(Operation.WRITE, ResourceType.TOPIC, partition.topic.name)
             info = partition.append(prepared, AppendOrigin.CLIENT, prepared=True)
             _fill(answer, info)

@@ -186,14 +186,16 @@ class PartitionLog:
         original = self._producer_state().check(header)
         return None if original is None else self._duplicate(original)
 
-    def prepare(self, batch: Buffer) -> memoryview:
+    def prepare(self, batch: Buffer, *, large: bool = True) -> memoryview:
         """Do the slow part of a client's append, which a topic may demand: look into the batch, recompress it.
 
-        Any thread may call it; `append` does it unless it is told that this was done. Raises KafkaError.
+        Any thread may call it; `append` does it unless it is told that this was done. Raises KafkaError, and TakesTime
+        for a batch that decompresses to so much that it has to be prepared alone, unless it may be `large`.
         """
         config, now_ms = self.config, self._clock.time_ms()
         view = memoryview(batch)
-        return prepare(view, validate_batch(view, config, AppendOrigin.CLIENT, now_ms), config, now_ms)
+        header = validate_batch(view, config, AppendOrigin.CLIENT, now_ms)
+        return prepare(view, header, config, now_ms, large=large)
 
     def append(
         self,

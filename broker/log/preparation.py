@@ -40,13 +40,20 @@ _large = threading.Lock()
 
 
 def prepare(
-    batch: memoryview, header: BatchHeader, config: LogConfig, now_ms: int, effort: Effort | None = None
+    batch: memoryview,
+    header: BatchHeader,
+    config: LogConfig,
+    now_ms: int,
+    effort: Effort | None = None,
+    *,
+    large: bool = True,
 ) -> memoryview:
     """The batch as it is to be appended; the same one if nothing changes. It has passed `validate_batch`.
 
     Raises KafkaError: INVALID_RECORD (with the records' indexes where single ones are wrong), INVALID_TIMESTAMP,
     MESSAGE_TOO_LARGE for one that decompresses to more than `LogConfig.decompressed_bytes_max`, at which Kafka's
-    producers split a batch and send its parts. With `effort` it raises TakesTime rather than do more at once.
+    producers split a batch and send its parts. With `effort` it raises TakesTime rather than do more at once, and
+    unless `large` rather than wait for its turn among those that decompress to much.
     """
     if not (
         config.needs_columns or header.attributes & COMPRESSION_MASK
@@ -61,7 +68,7 @@ def prepare(
             batch, header, config, now_ms, min(_DECOMPRESSED_FREELY, config.decompressed_bytes_max), effort
         )
     except DecompressedTooLarge:
-        if effort is not None:
+        if effort is not None or not large:
             raise TakesTime from None
     except DecodeError as error:
         raise _refused(error) from None

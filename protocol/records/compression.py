@@ -126,6 +126,7 @@ def decompress(codec: int, data: Buffer, *, max_bytes: int = MAX_DECOMPRESSED_BY
         try:
             return output[: decompress_into(data, output)]
         except cramjam.DecompressionError as error:
+            del output  # what is raised keeps the frame, and with it what is large
             if _NO_ROOM not in str(error):
                 raise _malformed(compression, error) from None
             if capacity >= max_bytes:

@@ -10,13 +10,21 @@ import gzip
 import random
 import socket
 import struct
+import threading
 import time
 
 import pytest
 
+from broker.log.partition_log import PartitionLog
 from broker.testing.direct import direct_broker, values_of
 from protocol.errors import ErrorCode
-from protocol.records.compression import MAX_DECOMPRESSED_BYTES, Compression, compress
+from protocol.records.compression import (
+    MAX_DECOMPRESSED_BYTES,
+    Compression,
+    DecompressedTooLarge,
+    compress,
+    decompress,
+)
 from protocol.records.encode import Record, build_batch
 from protocol.records.header import HEADER_SIZE, write_crc
 
@@ -32,6 +40,49 @@ def bomb(codec: Compression, body: bytes) -> bytes:
     struct.pack_into(">h", batch, 21, int(codec))
     write_crc(batch)
     return bytes(batch)
+
+
+async def test_many_bombs_at_once_leave_threads_to_others(tmp_path, monkeypatch) -> None:
+    """Those that decompress to much wait for each other on the event loop: a thread has one of them at most."""
+    busy, most = 0, 0
+    lock = threading.Lock()
+    original = PartitionLog.prepare
+
+    def prepare(self, batch, *, large=True):
+        nonlocal busy, most
+        if not large:
+            return original(self, batch, large=False)
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        try:
+            return original(self, batch)
+        finally:
+            with lock:
+                busy -= 1
+
+    monkeypatch.setattr(PartitionLog, "prepare", prepare)
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("compacted", cleanup_policy="compact")
+        kind, body = bodies()["gzip"]
+        batch = bomb(kind, body)
+        answers = await asyncio.gather(*(broker.produce("compacted", batch) for _ in range(6)))
+        assert [answer.error_code for answer in answers] == [ErrorCode.MESSAGE_TOO_LARGE] * 6
+        assert most == 1
+
+
+def test_a_refused_bomb_keeps_no_memory() -> None:
+    with pytest.raises(DecompressedTooLarge) as refused:
+        decompress(Compression.GZIP, gzip.compress(bytes(16 * MIB), 9), max_bytes=8 * MIB)
+    error: BaseException | None = refused.value
+    kept = []
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            kept.append(trace.tb_frame.f_locals.get("output"))
+            trace = trace.tb_next
+        error = error.__context__
+    assert not any(each is not None for each in kept)
 
 
 def bodies() -> dict[str, tuple[Compression, bytes]]:
