@@ -2,7 +2,8 @@
 
 What fails is logged with its traceback and counted (`headrace_background_failures_total`). Work that is meant to run as
 long as the broker does is begun again after a pause, which doubles from failure to failure and is short again once the
-work has held out for as long as the longest pause. Work for many topics, tables or groups catches what goes wrong with
+work has held out for as long as the longest pause. Work that has lost the coordination store has not failed: it is
+begun again until the store is back. Work for many topics, tables or groups catches what goes wrong with
 one of them itself and tells of it by `failed`, so that the others do not wait for that pause.
 """
 
@@ -12,6 +13,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
+
+from broker.ports import STORE_LOST
 
 logger = logging.getLogger("headrace.server")
 
@@ -64,6 +67,9 @@ class BackgroundTasks:
             began = loop.time()
             try:
                 return await work()
+            except STORE_LOST as error:
+                logger.info("%s waits for the coordination store: %s", name, error.message)
+                pause = PAUSE_SECONDS_MIN
             except Exception as error:  # noqa: BLE001 - told
                 if loop.time() - began >= PAUSE_SECONDS_MAX:
                     pause = PAUSE_SECONDS_MIN

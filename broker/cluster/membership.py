@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,6 +29,8 @@ from broker.ports import (
     StoreUnavailableError,
 )
 from protocol.errors import ErrorCode, KafkaError
+
+logger = logging.getLogger("headrace.metadata")
 
 WAIT_SECONDS: Final = 30.0
 """For the session of a former process to end, which is longer than any session should be."""
@@ -70,6 +73,11 @@ async def register(
     if (
         node is None or node.owner != store.session or node.data != data
     ):  # unless it was made, and nobody was told
+        if node is not None and wait_seconds:
+            logger.warning(
+                "a broker with node.id=%d is registered: waiting until its session is over",
+                registration.broker_id,
+            )
         await _gone(store, path, wait_seconds)
         try:
             await store.transact([CreateNode(path, data, ephemeral=True)])

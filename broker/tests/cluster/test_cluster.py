@@ -377,3 +377,25 @@ async def test_what_a_broker_has_missed_it_reads_when_it_is_back(tmp_path) -> No
             for name in (f"t{number}" for number in range(60))
             if leaders(two, name) != leaders(one, name)
         } == set()
+
+
+async def test_when_the_store_is_back_everything_is_and_nothing_has_failed_meanwhile(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2, session_ms=1500) as cluster:
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        one, two = cluster.brokers.values()
+        await one.create_topic("t", 2)
+        for store in cluster.stores.values():
+            cluster.ensemble.cut(store)
+        with pytest.raises(KafkaError) as told:
+            await two.create_topic("u")
+        assert told.value.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+        await asyncio.sleep(2)
+        for store in cluster.stores.values():
+            cluster.ensemble.heal(store)
+        for partition, leader in enumerate(leaders(one, "t")):
+            await cluster.agreed(
+                lambda broker, index=partition, who=leader: leaders(broker, "t")[index] == who
+            )
+            await produced_in_time(cluster.brokers[leader], "t", partition)
+        await two.create_topic("v")
+        assert [each.broker._background.failures for each in cluster.brokers.values()] == [0, 0]
