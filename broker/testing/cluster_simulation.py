@@ -6,10 +6,10 @@ loses connections under transactions, and tells late of changes. Topics are made
 
 Beside C1 and C2 for all partitions:
 
-    M1 to M4  what is written to the ensemble (`controllers.py`)
-    M5        after all was healed every broker is registered, and all of them name the same brokers, at their
+    M1 to M5  what is written to the ensemble (`controllers.py`)
+    M6        after all was healed every broker is registered, and all of them name the same brokers, at their
               addresses, the same topics, which are those that were made and not deleted, and the same leaders
-    M6        who deletes a topic that was made is not told that there is none, whichever broker it asks
+    M7        who deletes a topic that was made is not told that there is none, whichever broker it asks
 """
 
 from __future__ import annotations
@@ -101,6 +101,9 @@ class ClusterSimulation(Simulation):
             else:
                 self._coordinators[name, group] = answer.node_id
         return self.link(name, node_id)
+
+    def appended(self, link: Link, asked_at: float) -> None:
+        self.watch.acknowledged(link.node_id, asked_at)
 
     async def try_again(self, name: str, about: Place | str) -> None:
         if isinstance(about, str):
@@ -249,7 +252,7 @@ class ClusterSimulation(Simulation):
         await self._check_metadata()
 
     async def _check_metadata(self) -> None:
-        """M5: soon after the last change, which may have been a registration."""
+        """M6: soon after the last change, which may have been a registration."""
         ends = self.world.loop.time() + AGREED_SECONDS
         while (problems := await self._disagreements()) and self.world.loop.time() < ends:
             await self._rest()

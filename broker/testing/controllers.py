@@ -11,10 +11,12 @@ M2  topics, the states of their partitions and the live brokers are changed toge
     claimed it with: until another claims the next epoch nobody else changes anything
 M3  the leader epoch of a partition never goes back, and one leader has it
 M4  a broker is registered by a node that goes with its session
+M5  who is not registered acknowledges nothing (`acknowledged`): its lease has ended before
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -36,7 +38,22 @@ class ControllerWatch:
         self._ensemble = ensemble
         self._epoch = 0
         self._led: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self._registered: dict[str, list[list[float]]] = {}
         ensemble.observers.append(self._observe)
+        ensemble.end_observers.append(self._ended)
+
+    def acknowledged(self, node_id: int, asked_at: float) -> None:
+        """A broker was asked then, for the first time, to append something, and has just been heard to have done so."""
+        times = self._registered.get(f"{tree.BROKER_IDS}/{node_id}", [])
+        if not any(until >= asked_at for _, until in times):
+            self.problems.append(
+                f"broker {node_id} has appended what it was asked for at {asked_at}, and was registered {times}"
+            )
+
+    def _ended(self, session: int, gone: Sequence[str]) -> None:
+        for path in gone:
+            if path in self._registered:
+                self._registered[path][-1][1] = self._ensemble.clock.monotonic()
 
     def _observe(self, session: int, operations: Sequence[StoreOperation]) -> None:
         claims = [
@@ -54,6 +71,9 @@ class ControllerWatch:
         if changed:
             self._change(session, changed, operations)
         for each in operations:
+            if isinstance(each, CreateNode) and each.path.startswith(f"{tree.BROKER_IDS}/"):
+                now = self._ensemble.clock.monotonic()
+                self._registered.setdefault(each.path, []).append([now, math.inf])
             if isinstance(each, CreateNode | SetNode):
                 self._lead(each)
             if (

@@ -59,6 +59,8 @@ class SimulatedEnsemble:
         self.loss = loss
         self.watch_seconds_max = watch_seconds_max
         self.observers: list[Callable[[int, Sequence[StoreOperation]], None]] = []
+        self.end_observers: list[Callable[[int, Sequence[str]], None]] = []
+        """Told of every session that ends, and which nodes go with it."""
         self._delays = delays
         self._nodes: dict[str, Node] = {"/": Node(b"", 0)}
         self._counters: dict[str, int] = {}
@@ -153,10 +155,13 @@ class SimulatedEnsemble:
     def _end(self, session: int) -> None:
         self._heard.pop(session, None)
         touched: set[str] = set()
-        for path in [path for path, node in self._nodes.items() if node.owner == session and session]:
+        gone = [path for path, node in self._nodes.items() if node.owner == session and session]
+        for path in gone:
             del self._nodes[path]
             touched |= {path, _parent(path)}
         self._tell(touched)
+        for observer in self.end_observers:
+            observer(session, gone)
 
     def _tell(self, touched: set[str]) -> None:
         for store in self._stores:

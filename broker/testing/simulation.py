@@ -132,6 +132,8 @@ class Simulation:
         self._workloads = workloads
         self._progress: dict[str, float] = {}
         self._links: dict[tuple[str, int], Link] = {}
+        self._asked: set[tuple[int, int, Place, int]] = set()
+        """Batches that somebody was asked to append."""
 
     @property
     def is_over(self) -> bool:
@@ -169,6 +171,9 @@ class Simulation:
 
     async def coordinator(self, name: str, group: str) -> Link:
         return self.link(name)
+
+    def appended(self, link: Link, asked_at: float) -> None:
+        """A batch, as it was asked for then."""
 
     async def try_again(self, name: str, about: Place | str) -> None:
         """After an attempt that failed: what the client knew need not be so any more."""
@@ -415,8 +420,14 @@ class Simulation:
         data = TopicProduceData(
             name=place[0], partition_data=[PartitionProduceData(index=place[1], records=batch)]
         )
+        key, asked_at = (*identity, place, sequence), self.world.loop.time()
+        is_first = key not in self._asked
+        self._asked.add(key)
         answer = await link.send(ProduceRequest(acks=-1, timeout_ms=5_000, topic_data=[data]), 9)
-        return answer.responses[0].partition_responses[0]
+        part = answer.responses[0].partition_responses[0]
+        if is_first and not part.error_code:
+            self.appended(link, asked_at)
+        return part
 
     async def _reader(self) -> None:
         """What is seen once stays: reads on, and now and then from the start."""

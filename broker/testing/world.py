@@ -254,6 +254,7 @@ class Link:
         self._turn = asyncio.Lock()
         self._losses = 0
         self._sent = 0
+        self.node_id = member.node_id
 
     async def send(self, request: ApiMessage, version: int | None = None) -> Any:
         """The answer. Raises LinkLostError, for all that were to go over the connection that is lost. Requests that are
