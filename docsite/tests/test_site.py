@@ -174,9 +174,8 @@ class Newcomer:
         return done.stdout
 
     def _serve(self, code: str) -> None:
-        command = " \\\n".join(
-            [f"exec {code.strip()}", *(() if "listeners=" in code else (f"--listen 127.0.0.1:{self.port}",))]
-        )
+        configured = "--config" in code  # where it listens stands there
+        command = f"exec {code.strip()}" + ("" if configured else f" --listen 127.0.0.1:{self.port}")
         served = subprocess.Popen(
             ["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.folder, env=self.environment,
