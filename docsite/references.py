@@ -31,7 +31,7 @@ from tablelayer.model.options.table_options import DECLARED
 from tablelayer.server.extension import TableExtension
 from tablelayer.server.metrics import TABLE_METRICS
 
-CONSOLE_WIDTH = 100
+CONSOLE_WIDTH = 90
 
 
 def _cell(text: str) -> str:
@@ -43,7 +43,7 @@ def _config_rows(keys: Iterable[ConfigKey], *, dynamic: bool) -> Iterator[str]:
         default = "–" if key.default is None else f"`{_cell(key.default)}`" if key.default else "(empty)"
         kind = key.type.name.lower() + (f": {', '.join(key.choices)}" if key.choices else "")
         changed = (" | yes" if key.dynamic else " | no") if dynamic else ""
-        yield f"| `{key.name}` | {_cell(kind)} | {default}{changed} | {_cell(key.doc)} |"
+        yield f"| `{key.name}` | {_cell(key.doc)} | {default} | {_cell(kind)}{changed} |"
 
 
 def configuration() -> str:
@@ -58,8 +58,8 @@ def configuration() -> str:
     of_tables = [
         key for key in extension.topic_configs() if key.name not in options and key.name not in TOPIC_CONFIGS
     ]
-    head = "| name | type | default | while it runs | what it does |\n|---|---|---|---|---|"
-    short = "| name | type | default | what it does |\n|---|---|---|---|"
+    head = "| name | what it does | default | type | while it runs |\n|---|---|---|---|---|"
+    short = "| name | what it does | default | type |\n|---|---|---|---|"
     return "\n".join(
         [
             "# Configuration",
@@ -72,7 +72,7 @@ def configuration() -> str:
             "",
             "## Of the broker",
             "",
-            "Those marked in the fourth column are changed while the server runs, for one broker or all of them.",
+            "Those marked in the last column are changed while the server runs, for one broker or all of them.",
             "",
             head,
             *_config_rows([*ours, *families], dynamic=True),
