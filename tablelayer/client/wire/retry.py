@@ -101,7 +101,10 @@ def error_of(code: int, message: str | None, *, doing: str) -> TableError | Kafk
     except ValueError:
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing}: unknown error {code}: {message or ''}")
     if known in _NOT_AUTHORIZED:
-        more = "" if not message or message.lower().startswith("not authorized") else f": {message}"
+        reason = message or ""
+        if reason.lower().startswith("not authorized"):
+            _, _, reason = reason.partition(": ")  # it is said already
+        more = f": {reason}" if reason and not reason.endswith("authorization failed") else ""
         return KafkaError(known, f"not authorized to {doing}{more}")
     return KafkaError(known, f"{doing}: {message}" if message else f"could not {doing}")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import ErrorCode, KafkaError
 from protocol.jaas import parse_jaas
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.metadata import MetadataRequest
@@ -30,6 +31,7 @@ from tablelayer.client.security.java import for_java
 from tablelayer.client.security.sasl import OAuthBearer, Plain, SaslError, Scram
 from tablelayer.client.security.settings import environment, read_properties
 from tablelayer.client.security.tls import Tls
+from tablelayer.client.wire.retry import error_of
 
 SERVER_FIRST = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
 SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
@@ -741,3 +743,21 @@ def test_a_token_is_got_for_an_id_and_a_secret(tools: Any) -> None:
         server.close()
 
     tools.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (None, "not authorized to read t"),
+        ("not authorized: topic authorization failed", "not authorized to read t"),
+        (
+            "not authorized: columns c of t are withheld; a, b may be read, by name",
+            "not authorized to read t: columns c of t are withheld; a, b may be read, by name",
+        ),
+        ("the token is gone", "not authorized to read t: the token is gone"),
+    ],
+)
+def test_a_refusal_says_once_that_it_is_one_and_why(told: str | None, said: str) -> None:
+    error = error_of(ErrorCode.TOPIC_AUTHORIZATION_FAILED, told, doing="read t")
+    assert isinstance(error, KafkaError)
+    assert error.message == said

@@ -1,5 +1,5 @@
 """Spark against a server that lets in whom it knows, over SASL_SSL: readers and writers in executors, streams, joins
-and views; and nothing that Spark shows has the password in it."""
+and views; nothing that Spark shows has the password in it; and a user who may read some columns reads these."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from broker.testing.certificates import identity
+from tablelayer.cli.sql import Session
 from tablelayer.client import ConnectionSettings, connect
 from tablelayer.lake.change_source import TableChanges
 from tablelayer.spark.builder import create_view, table
@@ -41,7 +42,11 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectionSett
         {
             "listeners": "SASL_SSL://127.0.0.1:0",
             "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{module} required user_ann="{PASSWORD}";',
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+                f'{module} required user_ann="{PASSWORD}" user_bob="{PASSWORD} of bob";'
+            ),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ann",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(identity("server", authority).write(folder, "server")),
         },
@@ -117,3 +122,48 @@ def test_a_secured_server_is_read_written_followed_and_joined(
     with pytest.raises(Exception, match="refuses user ann by PLAIN") as caught:
         spark.read.format("headrace").options(**wrong, table="default.fruit").load()
     assert "another " + PASSWORD not in str(caught.value)
+
+
+def run_sql(secured: ConnectionSettings, *statements: str) -> None:
+    with connect(secured) as connection:
+        for statement in statements:
+            list(Session(connection).run(statement))
+
+
+@pytest.mark.parametrize("key", ["", ", PRIMARY KEY (a) NOT ENFORCED"])
+def test_sql_of_somebody_who_may_read_some_columns(spark: Any, secured: ConnectionSettings, key: str) -> None:
+    """Through `format("headrace")` and a view: what has these columns is answered, all else is refused by name."""
+    name = "people" if key else "visits"
+    run_sql(
+        secured,
+        f"CREATE TABLE {name} (a STRING, b INT, c STRING{key})",
+        f"INSERT INTO {name} VALUES ('x', 10, 'hidden'), ('y', 20, 'hidden')",
+        f"GRANT SELECT (a, b) ON {name} TO bob",
+    )
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    properties = dict(secured.properties) | {
+        "sasl.jaas.config": f'{module} required username="bob" password="{PASSWORD} of bob";'
+    }
+    options = {"bootstrap.servers": secured.bootstrap, "table": f"default.{name}"} | {
+        f"kafka.{name}": value for name, value in properties.items()
+    }
+    reader = spark.read.format("headrace").options(**options)
+    reader.option("columns", "a,b").load().createOrReplaceTempView(name)
+    assert sorted(spark.sql(f"SELECT * FROM {name}").collect()) == [("x", 10), ("y", 20)]
+    assert spark.sql(f"SELECT b FROM {name} WHERE a = 'y'").collect() == [(20,)]
+    assert spark.sql(f"SELECT sum(b), max(a) FROM {name}").collect() == [(30, "y")]
+    bobs = ConnectionSettings.make(secured.bootstrap, properties)
+    assert table(spark, f"default.{name}", bobs).select("b").where("a = 'x'").to_df().collect() == [(10,)]
+    for frame in (
+        spark.read.format("headrace").options(**options).load(),
+        spark.read.format("headrace").options(**options, columns="a,c").load(),
+        table(spark, f"default.{name}", bobs).select("a").where("c = 'hidden'").to_df(),
+    ):
+        with pytest.raises(
+            Exception, match=r"not authorized[^\n]*c of [^\n]*withheld; a, b may be read"
+        ) as refused:
+            frame.collect()
+        assert PASSWORD not in str(refused.value)
+    run_sql(secured, f"REVOKE SELECT (a, b) ON {name} FROM bob")
+    with pytest.raises(Exception, match="not authorized"):
+        spark.sql(f"SELECT a FROM {name}").collect()
