@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from tablelayer.model.table.definition import TableDefinition
 
 
-@dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message)."""
+    """What a statement gave: rows, a table's definition, or a text (`is_code`: SQL to copy, not a message).
 
-    rows: pa.Table | None = None
-    definition: TableDefinition | None = None
-    text: str | None = None
-    is_code: bool = False
+    Rows may still be arriving: whoever takes `batches` has them once, and whoever asks for `rows` waits for all.
+    """
+
+    __slots__ = ("_given", "definition", "is_code", "text")
+
+    def __init__(
+        self,
+        rows: pa.Table | pa.RecordBatchReader | None = None,
+        definition: TableDefinition | None = None,
+        text: str | None = None,
+        *,
+        is_code: bool = False,
+    ) -> None:
+        self._given = rows
+        self.definition = definition
+        self.text = text
+        self.is_code = is_code
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows; None if it has none."""
+        return None if self._given is None else self._given.schema
+
+    @property
+    def rows(self) -> pa.Table | None:
+        """All rows."""
+        if isinstance(self._given, pa.RecordBatchReader):
+            self._given = self._given.read_all()
+        return self._given
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as they come."""
+        if isinstance(self._given, pa.RecordBatchReader):
+            for batch in self._given:
+                for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                    yield batch.slice(start, _ROWS_AT_ONCE)
+        elif self._given is not None:
+            yield from self._given.to_batches(max_chunksize=_ROWS_AT_ONCE)
+
+
+_ROWS_AT_ONCE = 10_000
+"""As Python's values they are some ten MB."""

@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,51 @@ def console(*, stderr: bool = False) -> Console:
 def write_arrow(rows: pa.Table, output: Format) -> None:
     """Write an Arrow table to standard output."""
     write_rows(rows.column_names, _python_rows(rows, output), output, numeric=_numeric(rows.schema))
+
+
+def write_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch], output: Format) -> int:
+    """Write rows to standard output as they come; how many there were. A table's columns are as wide as the first
+    thousand rows need, and become wider if others need it."""
+    import pyarrow as pa
+
+    count, waiting = 0, list[pa.RecordBatch]()
+    stream: RowStream | None = None
+    for batch in batches:
+        count += batch.num_rows
+        waiting.append(batch)
+        if stream is None and output is Format.TABLE and count < _ROWS_TO_MEASURE:
+            continue
+        stream = stream or RowStream(output)
+        stream.write_arrow(pa.Table.from_batches(waiting, schema))
+        waiting.clear()
+    if stream is None:
+        write_arrow(pa.Table.from_batches(waiting, schema), output)
+    return count
+
+
+_ROWS_TO_MEASURE = 1_000
+_ROW_GROUP_ROWS = 122_880
+_ROW_GROUP_BYTES = 64 << 20
+
+
+def write_parquet(schema: pa.Schema, batches: Iterable[pa.RecordBatch], path: Path) -> int:
+    """Write rows to a file as they come, a row group at a time; how many there were."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        waiting, rows, size = list[pa.RecordBatch](), 0, 0
+        for batch in batches:
+            waiting.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(waiting, schema))
+                count, rows, size = count + rows, 0, 0
+                waiting.clear()
+        if waiting or not count:
+            writer.write_table(pa.Table.from_batches(waiting, schema))
+    return count + rows
 
 
 def _numeric(schema: pa.Schema) -> list[bool]:

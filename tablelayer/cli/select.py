@@ -38,8 +38,11 @@ _INEXACT = (TypeKind.FLOAT, TypeKind.DOUBLE)
 """A decimal literal is rounded to them in more than one way."""
 
 
-def run_select(connection: Connection, select: Select) -> pa.Table:
-    """The rows of a query. Raises TableError for a table that is not there, CommandError for what DuckDB refuses."""
+def run_select(connection: Connection, select: Select) -> pa.Table | pa.RecordBatchReader:
+    """The rows of a query. Raises TableError for a table that is not there, CommandError for what DuckDB refuses.
+
+    Rows that come from the server as they are, are given as they come.
+    """
     if select.table is not None and _SUFFIX not in select.table:
         answer = _without_scan(connection.table(select.table), select)
         if answer is not None:
@@ -51,12 +54,40 @@ def run_select(connection: Connection, select: Select) -> pa.Table:
         pushed = push_down(select.conditions.get(select.counts, ()), table.definition.schema, DUCKDB)
         if pushed.predicate is not None and pushed.complete:
             return _counted(table.count(arrow_expression(pushed.predicate, table.arrow_schema)))
+    if select.reads is not None and _SUFFIX not in select.reads:
+        arriving = _arriving(connection.table(select.reads), select)
+        if arriving is not None:
+            return arriving
     if select.aggregates and _SUFFIX not in select.tables[0]:
         table = connection.table(select.tables[0])
         answer = None if _begins_in_lake(table) else _of_extremes(table, select)
         if answer is not None:
             return answer
     return _in_duckdb(connection, select)
+
+
+def _arriving(table: Table, select: Select) -> pa.RecordBatchReader | None:
+    """The rows as the server sends them, if it can apply all of the WHERE; None if DuckDB has to see them."""
+    schema: Any = table.definition.schema
+    names = schema.names if select.columns_given is None else list(select.columns_given)
+    if not set(names) <= set(schema.names) or _begins_in_lake(table):
+        return None  # DuckDB knows what to say, and takes names in any case
+    conditions = select.conditions.get(select.tables[0], ())
+    wanted = None
+    if conditions:
+        first = schema.primary_key[0].lower() if schema.primary_key else None
+        pushed = push_down(conditions, schema, DUCKDB)
+        if pushed.predicate is None or not pushed.complete or first in select.bounds:
+            return None  # between bounds of the key there is less to read
+        wanted = arrow_expression(pushed.predicate, table.arrow_schema)
+    if table.definition.is_partitioned and select.is_simple:
+        table = _pruned(table, select) or table
+    arrow = table.arrow_schema
+    answer = pa.schema([pa.field(name, arrow.field(name).type) for name in names])
+    pieces = table.batches(None if select.columns_given is None else names, wanted)
+    return pa.RecordBatchReader.from_batches(
+        answer, (pa.RecordBatch.from_arrays(piece.columns, schema=answer) for piece in pieces)
+    )
 
 
 def _of_extremes(table: Table, select: Select) -> pa.Table | None:

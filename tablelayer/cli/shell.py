@@ -17,7 +17,7 @@ from tablelayer.cli.connect import nearest_name, open_connection
 from tablelayer.cli.describe import describe_definition
 from tablelayer.cli.errors import CommandError, explain
 from tablelayer.cli.options import Format, SqlFormat
-from tablelayer.cli.output import write_arrow
+from tablelayer.cli.output import write_batches, write_parquet
 from tablelayer.cli.progress import reading
 from tablelayer.cli.sql import Session
 from tablelayer.client import Connection, TableError
@@ -96,20 +96,17 @@ def _write_parquet(connection: Connection, session: Session, sql: str, to: Path 
     """One query's rows; other statements may stand before and after it."""
     if to is None:
         raise CommandError("Parquet goes into a file: add --to FILE")
-    rows = None
-    for answer in _answers(connection, session, sql):
-        if answer.rows is None:
-            continue
-        if rows is not None:
-            raise CommandError("a Parquet file has the rows of one query, and there are two")
-        rows = answer.rows
-    if rows is None:
-        raise CommandError("there is no query whose rows could be written")
-    import pyarrow.parquet as pq
-
+    count: int | None = None
     with _replacing(to) as path:
-        pq.write_table(rows, path, compression="zstd")
-    typer.echo(f"{rows.num_rows} row{'' if rows.num_rows == 1 else 's'} written to {to}", err=True)
+        for answer in _answers(connection, session, sql):
+            if answer.schema is None:
+                continue
+            if count is not None:
+                raise CommandError("a Parquet file has the rows of one query, and there are two")
+            count = write_parquet(answer.schema, answer.batches(), path)
+        if count is None:
+            raise CommandError("there is no query whose rows could be written")
+    typer.echo(f"{count} row{'' if count == 1 else 's'} written to {to}", err=True)
 
 
 def _answers(connection: Connection, session: Session, sql: str) -> Iterator[Answer]:
@@ -136,17 +133,17 @@ def _read(file: Path) -> str:
 def _run(connection: Connection, session: Session, sql: str, output: Format, *, timed: bool = False) -> None:
     started = perf_counter()
     for answer in _answers(connection, session, sql):
-        show(answer, output, seconds=perf_counter() - started if timed else None)
+        show(answer, output, started=started if timed else None)
         started = perf_counter()
 
 
-def show(answer: Answer, output: Format, *, seconds: float | None = None) -> None:
-    """Write an answer: rows and definitions to standard output; messages too, but not among CSV or JSON rows."""
-    took = "" if seconds is None else f" ({seconds:.3f} s)"
-    if answer.rows is not None:
-        write_arrow(answer.rows, output)
+def show(answer: Answer, output: Format, *, started: float | None = None) -> None:
+    """Write an answer: rows, as they come, and definitions to standard output; messages too, but not among CSV or JSON
+    rows. `started`: since when its time is to be told."""
+    count = None if answer.schema is None else write_batches(answer.schema, answer.batches(), output)
+    took = "" if started is None else f" ({perf_counter() - started:.3f} s)"
+    if count is not None:
         if output is Format.TABLE:
-            count = answer.rows.num_rows
             typer.echo(f"{count} row{'' if count == 1 else 's'}{took}")
     elif answer.definition is not None:
         describe_definition(answer.definition, output)

@@ -326,6 +326,17 @@ class Table(_Waiting):
         scan = self._inner.scan(columns, start, until, buckets, poll_timeout, as_of, filter, row_filter)
         return Scan(scan, self._loop)
 
+    def batches(
+        self, columns: Sequence[str] | None = None, filter: FilterLike = None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """The rows that `to_arrow` gives, a few MiB at a time."""
+        pieces = self._inner.batches(columns, filter)
+        try:
+            while (piece := self._loop.run(_next_piece(pieces))) is not None:
+                yield piece
+        finally:
+            self._loop.start(pieces.aclose())
+
     def snapshot(
         self,
         bucket: int,

@@ -651,6 +651,43 @@ class AsyncTable:
         found = await self._read_parts(as_of, read)
         return found[0] if len(found) == 1 else pa.concat_tables([answer.empty_table(), *found])
 
+    async def batches(
+        self, columns: Sequence[str] | None = None, filter: FilterLike = None
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """The rows that `to_arrow` gives, a few MiB at a time, so that a table may be larger than memory: bucket by
+        bucket, each as it is when its first row comes.
+
+        Close the iteration (`aclosing`) if it ends early. TableError (SCAN_EXPIRED) when retention has meanwhile taken
+        what an interrupted reading of a bucket would go on from.
+        """
+        ids, schema, order = self._reader.project(columns)
+        condition = self._condition(filter)
+        if not self.definition.is_primary_key_table:
+            scan = AsyncScan(
+                self._cluster,
+                self._parts,
+                columns=columns,
+                start="earliest",
+                until="latest",
+                condition=condition,
+            )
+            async with scan:
+                async for piece in scan:
+                    yield piece.batch
+            return
+        channel = f"batches-{next(_snapshot_numbers)}"
+        try:
+            for part in await self._parts.all():
+                for bucket in part.buckets:
+                    pieces = snapshot_pieces(
+                        self._cluster, part.definition, bucket, ids, schema, channel, condition=condition
+                    )
+                    async with aclosing(pieces):
+                        async for rows, _ in pieces:
+                            yield rows if order is None else rows.select(order)
+        finally:
+            self._cluster.release(channel)
+
     async def _read_parts(
         self, as_of: AnyMoment | None, read: Callable[[Part, Moment | None], Awaitable[pa.Table]]
     ) -> list[pa.Table]:

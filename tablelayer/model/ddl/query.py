@@ -53,6 +53,10 @@ class Select(msgspec.Struct, frozen=True):
     no use. A condition may name things that are no columns of the table."""
     counts: str | None = None
     """The table of a query that is COUNT(*) with WHERE, all of it in ``conditions``, and nothing else."""
+    reads: str | None = None
+    """The table of a query that gives plain columns of it (``columns_given``; None: all), with a WHERE or without one,
+    all of it in ``conditions``, and has no other clause."""
+    columns_given: tuple[str, ...] | None = None
     aggregates: tuple[tuple[str, str | None], ...] = ()
     """Of a query over one table that gives nothing but MIN, MAX and COUNT of plain columns and COUNT(*), all of its
     WHERE in ``conditions``: (function in capitals, column or None for ``*``), for each column of the answer."""

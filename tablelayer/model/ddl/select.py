@@ -82,6 +82,7 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
     except ValueError as error:
         raise DdlError(str(error), sql, start, len(text)) from None
     bounds = _bounds(tree, base_tables)
+    reads, columns_given = (False, None) if moments else _reads_rows(tree, base_tables, conditions)
     simple = _simple_parts(tree, base_tables)
     common: dict[str, Any] = {
         "columns_read": columns_read,
@@ -89,6 +90,8 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
         "moments": moments,
         "conditions": conditions,
         "counts": tables[0] if not moments and _counts_rows(tree, base_tables, conditions) else None,
+        "reads": tables[0] if reads else None,
+        "columns_given": columns_given,
         "aggregates": () if moments else _aggregates(tree, base_tables, conditions),
         "database": database,
     }
@@ -304,6 +307,37 @@ def _counts_rows(tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, 
     if [len(each) for each in conditions.values()] != [parts]:
         return False
     return isinstance(only, exp.Count) and isinstance(only.this, exp.Star) and source is tables[0]
+
+
+def _reads_rows(
+    tree: exp.Expr, tables: list[exp.Table], conditions: dict[str, tuple[str, ...]]
+) -> tuple[bool, tuple[str, ...] | None]:
+    """(whether it gives plain columns of rows that a condition is true for, and nothing else; which, None for all)."""
+    if not isinstance(tree, exp.Select) or len(tables) != 1:
+        return False, None
+    if any(
+        value for name, value in tree.args.items() if name not in _SIMPLE_CLAUSES or name in ("limit", "kind")
+    ):
+        return False, None
+    source = (tree.args.get("from_") or tree.args["from"]).this
+    if source is not tables[0] or any(
+        value for name, value in source.args.items() if name not in ("this", "db", "alias")
+    ):
+        return False, None
+    alias = source.args.get("alias")
+    if alias is not None and alias.args.get("columns"):
+        return False, None
+    where = tree.args.get("where")
+    if where is not None:
+        parts = len(list(where.this.flatten())) if isinstance(where.this, exp.And) else 1
+        if [len(each) for each in conditions.values()] != [parts]:
+            return False, None
+    if len(tree.expressions) == 1 and _is_plain_star(tree.expressions[0]):
+        return True, None
+    if not all(_is_plain_column(expression, source) for expression in tree.expressions):
+        return False, None
+    columns = tuple(expression.name for expression in tree.expressions)
+    return len(set(columns)) == len(columns), columns
 
 
 _AGGREGATES = {exp.Min: "MIN", exp.Max: "MAX", exp.Count: "COUNT"}

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tablelayer.client import connect
+from tablelayer.client import ClientConfig, connect
 
 _numbers = itertools.count()
 
@@ -97,7 +97,18 @@ def test_selects_go_the_cheapest_way(server, shop, database, monkeypatch):
     from tablelayer.client import Table
 
     ways = []
-    for name in ("lookup", "prefix_lookup", "count", "limit", "to_arrow", "range_scan", "scan", "extremes"):
+    reads = (
+        "lookup",
+        "prefix_lookup",
+        "count",
+        "limit",
+        "to_arrow",
+        "range_scan",
+        "scan",
+        "extremes",
+        "batches",
+    )
+    for name in reads:
         original = getattr(Table, name)
 
         def recorded(self, *arguments, _name=name, _original=original, **options):
@@ -128,7 +139,13 @@ def test_selects_go_the_cheapest_way(server, shop, database, monkeypatch):
         assert way("SELECT * FROM part WHERE b = 1 AND a = 1") == (["lookup"], False, 1)
         assert way("SELECT count(*) FROM item") == (["count"], False, 1)
         assert way("SELECT * FROM visit LIMIT 2") == (["limit"], False, 2)
-        assert way("SELECT * FROM part WHERE b = 1") == (["to_arrow"], True, 2)
+        assert way("SELECT * FROM part WHERE b = 1") == (["batches"], False, 2)
+        assert way("SELECT b, a FROM part AS p WHERE p.v > 'x'") == (["batches"], False, 2)
+        assert way("SELECT k FROM visit") == (["batches"], False, 3)
+        assert way("SELECT DISTINCT k FROM visit") == (["to_arrow"], True, 2)
+        assert way("SELECT K FROM visit") == (["to_arrow"], True, 3)
+        assert way("SELECT k FROM visit WHERE 1 = 2 AND k = 1") == (["to_arrow"], True, 0)
+        assert way("SELECT * FROM part WHERE length(v) = 1") == (["to_arrow"], True, 3)
         assert way("SELECT * FROM item WHERE k = 1 AND name = 'pear'") == (["range_scan"], True, 0)
         assert way("SELECT * FROM item WHERE k = 1.5") == (["lookup", "range_scan", "to_arrow"], True, 0)
         assert way('SELECT * FROM "visit$changelog"') == (["scan"], True, 3)
@@ -332,6 +349,14 @@ def test_conditions_go_to_the_server_and_change_no_answer(shop, server, database
 
         return recorded
 
+    def recording_pieces(original):
+        def recorded(self, *arguments, **options):
+            pieces = list(original(self, *arguments, **options))
+            given.append((self.path.table, sum(piece.num_rows for piece in pieces)))
+            return iter(pieces)
+
+        return recorded
+
     queries = {
         "SELECT k, name FROM item WHERE k > 1 AND price < 1 ORDER BY k": [("item", 1)],
         "SELECT count(*) AS n FROM item WHERE name LIKE 'f%' OR price IS NULL": None,
@@ -358,6 +383,7 @@ def test_conditions_go_to_the_server_and_change_no_answer(shop, server, database
             oracle.register(name, connection.table(f"{database}.{name}").to_arrow())
         for way in ("to_arrow", "range_scan"):
             monkeypatch.setattr(Table, way, recording(getattr(Table, way)))
+        monkeypatch.setattr(Table, "batches", recording_pieces(Table.batches))
         session = Session(connection, database)
         for text, read in queries.items():
             given.clear()
@@ -387,3 +413,66 @@ def test_changelogs_are_filtered_by_the_columns_of_the_table(shop):
         "WHERE price > 1.00 AND _change_type <> '-U' ORDER BY 2"
     )
     assert shop(text) == [{"c": "+I", "price": 1.5}, {"c": "+U", "price": 7.0}]
+
+
+@pytest.mark.parametrize("where", ["", " WHERE price >= 0 AND name IS NOT NULL"])
+@pytest.mark.parametrize("key", ["", ", PRIMARY KEY (k) NOT ENFORCED"])
+def test_rows_are_given_before_the_last_has_come(server, sql, database, monkeypatch, where, key):
+    from tablelayer.cli.sql import Session
+    from tablelayer.client.read import state
+
+    monkeypatch.setattr(state, "_PIECE_BYTES", 10_000)
+    count = 3_000
+    small = ClientConfig(scan_max_size_bytes=5_000, scan_max_bucket_size_bytes=5_000)
+    with connect(server, small) as connection:
+        connection.execute(f"CREATE TABLE {database}.many (k INT, name STRING, price DOUBLE{key})")
+        table = connection.table(f"{database}.many")
+        for start in range(0, count, 500):
+            rows = [{"k": k, "name": f"name {k}", "price": k / 7} for k in range(start, start + 500)]
+            table.upsert(rows) if key else table.append(rows)
+        (answer,) = Session(connection, database).run(f"SELECT name, k FROM many{where}")
+        assert answer.schema.names == ["name", "k"]
+        before = connection.metrics().rows_scanned
+        batches = answer.batches()
+        first = next(batches)
+        assert 0 < first.num_rows <= connection.metrics().rows_scanned - before < count
+        assert first.num_rows + sum(each.num_rows for each in batches) == count
+
+
+def test_rows_are_written_alike_whether_they_come_at_once_or_bit_by_bit(sql, database, monkeypatch, tmp_path):
+    import pyarrow.parquet as pq
+
+    from tablelayer.cli import answer, output
+
+    rows = ", ".join(f"({k}, '{'x' * (k % 37)}', {k}.5)" for k in range(300))
+    sql(f"CREATE TABLE t (k INT, s STRING, d DECIMAL(6, 1)); INSERT INTO t VALUES {rows}", "-d", database)
+
+    def written(text, form):
+        done = sql.raw(text, "-d", database, "-o", form)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    queries = ("SELECT * FROM t", "SELECT s, k FROM t WHERE k < 0", "SELECT k FROM t WHERE k >= 290")
+    whole = {(text, form): written(text, form) for text in queries for form in ("csv", "json", "table")}
+    monkeypatch.setattr(answer, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(output, "_ROWS_TO_MEASURE", 20)
+    monkeypatch.setattr(output, "_ROW_GROUP_ROWS", 50)
+    for (text, form), expected in whole.items():
+        found = written(text, form)
+        if form == "table":  # columns become wider as they must, and no text is cut
+            assert [line.split() for line in found.splitlines() if "─" not in line] == [
+                line.split() for line in expected.splitlines() if "─" not in line
+            ]
+        else:
+            assert found == expected
+    file = tmp_path / "t.parquet"
+    assert sql.raw("SELECT * FROM t", "-d", database, "-o", "parquet", "--to", str(file)).exit_code == 0
+    found = pq.ParquetFile(file)
+    assert found.num_row_groups > 1
+    assert found.read().column("k").to_pylist() == list(range(300))
+    empty = tmp_path / "none.parquet"
+    assert (
+        sql.raw("SELECT k FROM t WHERE k < 0", "-d", database, "-o", "parquet", "--to", str(empty)).exit_code
+        == 0
+    )
+    assert pq.read_table(empty).schema.names == ["k"]
