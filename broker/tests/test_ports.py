@@ -30,6 +30,7 @@ LEFT_OUT = {
     "broker/config.py": "the file that an operator names, read before there is a broker",
     "broker/security/sasl/jwks.py": "keys that an operator names, read again when they have changed",
     "broker/security/tls/stores.py": "keystores that an operator names",
+    "broker/security/tls/kernel.py": "asks what the system offers, for a line of the log",
     "broker/security/tls/listener_tls.py": "keys and certificates that an operator names, given to OpenSSL in a file",
     "broker/disk_errors.py": "one log of complaints for all of a process; how often it speaks decides nothing",
     "broker/metrics/endpoint.py": "an HTTP server beside the broker, which reads and changes nothing",

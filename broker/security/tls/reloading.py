@@ -19,6 +19,7 @@ from broker.config_key import ConfigError
 from broker.listeners import Listener
 from broker.net.tls import TlsError, TlsStream
 from broker.security.principal import Principal
+from broker.security.tls import kernel
 from broker.security.tls.listener_tls import LoadedTls, TlsSettings, load_tls, settings_of, stamps_of
 from protocol.errors import ErrorCode, KafkaError
 
@@ -74,6 +75,7 @@ class Certificates:
         """Before connections are accepted. Raises ConfigError."""
         for each in self._of.values():
             each.loaded = await self._load(settings_of(self._config, each.listener), None)
+        logger.info("TLS is made by %s", await self._in_thread(kernel.told))
 
     async def check(self, config: BrokerConfig, names: Collection[str]) -> None:
         """Whether the configurations as they would become can be used, if `names` of TLS are set. Raises KafkaError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
-from broker.security.tls import reloading
+from broker.security.tls import kernel, reloading
 from broker.security.tls.ciphers import choose_suites
 from broker.security.tls.listener_tls import load_tls, settings_of
 from broker.security.tls.names import subject_of
@@ -505,3 +506,37 @@ async def test_a_listener_without_a_key_does_not_start(tmp_path) -> None:
     broker = Broker(BrokerConfig({"listeners": "SSL://127.0.0.1:0"}), data_dir=tmp_path / "data")
     with pytest.raises(ConfigError, match=r"listener SSL: ssl.keystore.location is not set"):
         await broker.start()
+
+
+@pytest.mark.parametrize("by_openssl", [True, False])
+@pytest.mark.parametrize(
+    ("files", "by_kernel"),
+    [
+        ({}, False),
+        ({"sys/net/ipv4/tcp_available_ulp": "mptcp\n"}, False),
+        ({"sys/net/ipv4/tcp_available_ulp": "mptcp tls\n"}, True),
+        ({"net/tls_stat": "TlsCurrTxSw 0\n"}, True),
+    ],
+)
+def test_what_encrypts_is_told_with_what_is_not_used(
+    tmp_path, monkeypatch, files, by_kernel, by_openssl
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.delattr(ssl, "OP_ENABLE_KTLS", raising=False)
+    if by_openssl:
+        monkeypatch.setattr(ssl, "OP_ENABLE_KTLS", 8, raising=False)
+    said = kernel.told(tmp_path)
+    assert said.startswith(ssl.OPENSSL_VERSION)
+    assert ("OpenSSL's" in said, "the kernel's" in said) == (not by_openssl, not by_kernel)
+    assert ("it is offered here" in said) is (by_openssl and by_kernel)
+
+
+async def test_what_encrypts_is_logged_once(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, "headrace.security")
+    async with running(tmp_path) as broker:
+        await broker.reload_certificates()
+    assert [message for message in caplog.messages if ssl.OPENSSL_VERSION in message] == [
+        f"TLS is made by {kernel.told()}"
+    ]
