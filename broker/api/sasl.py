@@ -115,8 +115,10 @@ class SaslDoor:
         return _encoded(response, version, correlation_id)
 
     def _refused(self, refusal: Refusal, answer: list[Part] | None) -> Pending:
+        reason = str(refusal)  # and not what has the frames of all that was called
+
         def hang_up(outcome: asyncio.Future[Any]) -> NoReturn:
-            raise CloseConnection(str(refusal), answer, Fault.AUTHENTICATION)
+            raise CloseConnection(reason, answer, Fault.AUTHENTICATION)
 
         return Pending(asyncio.sleep(self._delay_seconds()), hang_up, may_cancel=True)
 

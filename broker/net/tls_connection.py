@@ -107,6 +107,7 @@ class TlsConnection(Connection):
             is_complete = step.result()
             principal = self._encryption.admit(tls) if is_complete else None
         except TlsError as error:
+            del step  # it has the error, which has this frame: nothing is to be left to the garbage collector
             self._refuse(f"the handshake of TLS failed: {error}")
             return
         except Exception:
