@@ -42,7 +42,7 @@ test: setup  ## all tests that take minutes, not hours
 quick: setup  ## the tests that take seconds
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not spark and not soak" protocol broker tablelayer mutants docsite
 
-soak: setup  ## the long tests, alone: kills, faults, random schedules, foreign clients, the mutants (hours)
+soak: setup  ## the long tests, alone: kills, faults, attacks, random schedules, foreign clients, the mutants (hours)
 	@$(BIN)/python -m pytest -m soak --timeout 0
 	@$(BIN)/python -m mutants
 
