@@ -402,6 +402,11 @@ class TopicManager:
             async with self._change:
                 await self._catch_up()
 
+    @property
+    def is_alone(self) -> bool:
+        """There are no other brokers, and never will be while this process lives."""
+        return self._is_alone
+
     async def settled(self) -> None:
         """Wait until the image has the changes that are under way, a topic that is being created among them."""
         async with self._change:

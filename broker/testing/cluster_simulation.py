@@ -15,13 +15,14 @@ Beside C1 and C2 for all partitions:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from broker.extension import Extension
 from broker.testing.controllers import ControllerWatch
 from broker.testing.histories import Place
-from broker.testing.simulation import CONFIG, KEPT, PARTITIONS, Report, Simulation
+from broker.testing.simulation import CONFIG, KEPT, PARTITIONS, Report, Simulation, Workload
 from broker.testing.world import PORT, Link, LinkLostError, Member, World
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -56,8 +57,10 @@ class ClusterSimulation(Simulation):
     kept_partitions = PARTITIONS * BROKERS
     patience_seconds = PATIENCE_SECONDS
 
-    def __init__(self, world: World, operations: int, mode: str | None = None) -> None:
-        super().__init__(world, operations, mode=mode)
+    def __init__(
+        self, world: World, operations: int, workloads: Sequence[Workload] = (), mode: str | None = None
+    ) -> None:
+        super().__init__(world, operations, workloads, mode)
         assert world.ensemble is not None
         self.watch = ControllerWatch(world.ensemble)
         self._leaders: dict[tuple[str, Place], int] = {}
@@ -126,11 +129,14 @@ class ClusterSimulation(Simulation):
         await asyncio.gather(*(member.start() for member in members))
         await self._create_topics()
         world.ensemble.loss, world.ensemble.watch_seconds_max = STORE_LOSS, WATCH_SECONDS_MAX
+        for workload in self._workloads:
+            await workload.prepare(self)
         clients = [
             *(self._producer(name) for name in ("a", "b")),
             self._reader(),
             self._group(),
             self._maker(),
+            *(client() for workload in self._workloads for client in workload.clients(self)),
         ]
         tasks = [asyncio.ensure_future(client) for client in clients]
         harm = [
@@ -250,6 +256,8 @@ class ClusterSimulation(Simulation):
         await self._check_kept()
         await self._check_positions()
         await self._check_metadata()
+        for workload in self._workloads:
+            self.problems += await workload.check(self)
 
     async def _check_metadata(self) -> None:
         """M6: soon after the last change, which may have been a registration."""
@@ -281,10 +289,18 @@ class ClusterSimulation(Simulation):
         return problems
 
 
-def simulate_cluster(seed: int, folder: Path, *, operations: int = 200, mode: str | None = None) -> Report:
+def simulate_cluster(
+    seed: int,
+    folder: Path,
+    *,
+    operations: int = 200,
+    mode: str | None = None,
+    make_extensions: Callable[[], Sequence[Extension]] = tuple,
+    workloads: Callable[[], Sequence[Workload]] = tuple,
+) -> Report:
     """One run. `seconds` are virtual ones."""
-    with World(seed, folder, loss=0.02, shared=True) as world:
-        simulation = ClusterSimulation(world, operations, mode)
+    with World(seed, folder, loss=0.02, make_extensions=make_extensions, shared=True) as world:
+        simulation = ClusterSimulation(world, operations, workloads(), mode)
         begin = world.loop.time()
         problems = world.run(simulation.run())
         return Report(

@@ -140,7 +140,10 @@ class TableExtension:
         return [*definitions, *options, *passed, *topics]
 
     def apis(self) -> Sequence[ApiDeclaration]:
-        return [*TableApis(self._load_handlers).declarations(), *self._process.declarations()]
+        return [
+            *TableApis(self._load_handlers, self.catalog.refreshed).declarations(),
+            *self._process.declarations(),
+        ]
 
     async def _load_handlers(self) -> Handlers:
         """In a thread: they need much that a broker without tables goes without."""

@@ -16,19 +16,30 @@ from broker.security.requirement import Requirement, whole, within
 from broker.security.rights import Operation
 from protocol.schema import ApiMessage
 from tablelayer.model import messages as m
-from tablelayer.model.errors import TableError
+from tablelayer.model.errors import TableError, TableErrorCode
 
 if TYPE_CHECKING:
     from tablelayer.server.api.handlers import Handlers
+
+_NOT_FOUND = (
+    TableErrorCode.TABLE_NOT_FOUND,
+    TableErrorCode.DATABASE_NOT_FOUND,
+    TableErrorCode.PARTITION_NOT_FOUND,
+)
 
 Request = TypeVar("Request", bound=ApiMessage)
 Response = TypeVar("Response", bound=m.TableResponse)
 
 
 class TableApis:
-    def __init__(self, load: Callable[[], Awaitable[Handlers]]) -> None:
-        """`load` is waited for when the first request comes."""
+    def __init__(
+        self, load: Callable[[], Awaitable[Handlers]], refreshed: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """`load` is waited for when the first request comes. `refreshed` learns what other brokers were told; False
+        where there are none.
+        """
         self._load = load
+        self._refreshed = refreshed
         self._handlers: Handlers | None = None
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -268,6 +279,12 @@ class TableApis:
             if handlers is None:
                 handlers = self._handlers = await self._load()
             try:
+                try:
+                    return await handler(handlers)(context, asked)
+                except TableError as error:
+                    # Made a moment ago, perhaps, by another broker, which has answered already.
+                    if error.code not in _NOT_FOUND or not await self._refreshed():
+                        raise
                 return await handler(handlers)(context, asked)
             except TableError as error:
                 return response(error_code=int(error.code), error_message=error.message)

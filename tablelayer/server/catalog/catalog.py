@@ -129,6 +129,15 @@ class Catalog:
         """Follow which databases are made, altered and dropped through other brokers, until cancelled."""
         await follow(self.context.store, DATABASES, self._read_databases)
 
+    async def refreshed(self) -> bool:
+        """From here on is known what others have made and dropped before. False: there are no others."""
+        metadata = self.context.metadata
+        if metadata.is_alone:
+            return False
+        await self._read_databases()
+        await metadata.refreshed()
+        return True
+
     async def _read_databases(self) -> None:
         store = self.context.store
         names = await store.children(DATABASES)
