@@ -42,14 +42,15 @@ class Answer:
             self._given = self._given.read_all()
         return self._given
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows as they come."""
+    def batches(self, rows_max: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows as they come, at most so many at a time."""
+        most = rows_max or _ROWS_AT_ONCE
         if isinstance(self._given, pa.RecordBatchReader):
             for batch in self._given:
-                for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                    yield batch.slice(start, _ROWS_AT_ONCE)
+                for start in range(0, batch.num_rows, most):
+                    yield batch.slice(start, most)
         elif self._given is not None:
-            yield from self._given.to_batches(max_chunksize=_ROWS_AT_ONCE)
+            yield from self._given.to_batches(max_chunksize=most)
 
 
 _ROWS_AT_ONCE = 10_000

@@ -27,6 +27,7 @@ from tablelayer.model.ddl import (
     DropUser,
     Grant,
     Insert,
+    InsertSelect,
     Revoke,
     Select,
     ShowCreateDatabase,
@@ -47,6 +48,8 @@ from tablelayer.model.ddl import (
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.table_options import DECLARED, DeleteBehavior, MergeEngine
 from tablelayer.model.table.definition import TableDefinition
+
+_ROWS_AT_ONCE = 200_000
 
 
 class Session:
@@ -92,6 +95,8 @@ class Session:
             return run_rights(self._connection.security, statement)
         if isinstance(statement, Insert):
             return self._insert(statement)
+        if isinstance(statement, InsertSelect):
+            return self._insert_select(statement)
         if isinstance(statement, Update):
             return self._update(statement)
         if isinstance(statement, Delete):
@@ -168,6 +173,38 @@ class Session:
         else:
             table.append(rows)
         return Answer(text=_count(len(rows), "written"))
+
+    def _insert_select(self, statement: InsertSelect) -> Answer:
+        """As they come, a few MiB at a time; what is read of the table itself is read before the first is written."""
+        table = self._connection.table(statement.path)
+        schema = table.definition.schema
+        names = list(statement.columns) if statement.columns is not None else schema.names
+        schema.select(names)
+        answer = Answer(run_select(self._connection, statement.select))
+        assert answer.schema is not None
+        if len(answer.schema) != len(names):
+            raise TableError(
+                TableErrorCode.INVALID_ROW,
+                f"{table.path}: the query gives {len(answer.schema)} columns for {len(names)} ({', '.join(names)})",
+            )
+        if any(str(statement.path) in name for name in statement.select.tables):
+            _ = answer.rows
+        written = 0
+        for batch in answer.batches(_ROWS_AT_ONCE):
+            rows = pa.Table.from_batches([batch]).rename_columns(names)
+            try:
+                if not table.definition.is_primary_key_table:
+                    table.append(rows)
+                elif len(names) < len(schema.names) and _takes_some_columns(table.definition):
+                    table.partial(rows, names)
+                else:
+                    table.upsert(rows)
+            except Exception as error:
+                if written:
+                    error.add_note(f"{_count(written, 'written')} before")
+                raise
+            written += batch.num_rows
+        return Answer(text=_count(written, "written"))
 
     def _update(self, statement: Update) -> Answer:
         table = self._connection.table(statement.path)

@@ -14,6 +14,7 @@ from sqlglot import TokenType
 from tablelayer.model.ddl.alter import AlterReader
 from tablelayer.model.ddl.clauses import ClauseReader
 from tablelayer.model.ddl.literals import read_literal
+from tablelayer.model.ddl.query import Select
 from tablelayer.model.ddl.rights import RightsReader
 from tablelayer.model.ddl.statements import (
     AlterDatabase,
@@ -26,6 +27,7 @@ from tablelayer.model.ddl.statements import (
     DropDatabase,
     DropTable,
     Insert,
+    InsertSelect,
     ShowCreateDatabase,
     ShowCreateTable,
     ShowDatabases,
@@ -286,7 +288,7 @@ class Parser(ClauseReader):
 
     # Rows
 
-    def insert(self) -> Insert:
+    def insert(self) -> Insert | InsertSelect:
         self.stream.expect("INSERT")
         self.refuse("OVERWRITE", what="INSERT")
         self.stream.expect("INTO")
@@ -295,7 +297,9 @@ class Parser(ClauseReader):
         columns: tuple[str, ...] | None = None
         if self.stream.accept_kind(TokenType.L_PAREN):
             columns = tuple(self.names())
-        self.refuse("SELECT", "WITH", "PARTITION", what="INSERT INTO ...")
+        self.refuse("PARTITION", what="INSERT INTO ...")
+        if self.stream.at("SELECT") or self.stream.at("WITH") or self.stream.at("FROM"):
+            return InsertSelect(path, columns, self.select())
         self.stream.expect("VALUES")
         rows: list[tuple[Value, ...]] = []
         while True:
@@ -355,7 +359,7 @@ class Parser(ClauseReader):
             if not self.stream.accept("AND"):
                 return key
 
-    def select(self) -> Statement:
+    def select(self) -> Select:
         first = self.stream.tokens[self.stream.position]
         last = first
         while self.stream.token is not None and not self.stream.is_kind(TokenType.SEMICOLON):

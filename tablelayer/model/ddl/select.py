@@ -126,13 +126,18 @@ def _syntax_error(sql: str, start: int, text: str, error: ParseError) -> DdlErro
     return DdlError(description, sql, start + offset, max(1, len(highlight)))
 
 
+_FILE = re.compile(r"/|\\|\.(csv|tsv|json|jsonl|ndjson|parquet)(\.(gz|zst))?$", re.IGNORECASE)
+"""What no table's name can have in it."""
+
+
 def _base_tables(tree: exp.Expr) -> list[exp.Table]:
-    """The tables read, without the names that WITH defines."""
+    """The tables read, without the names that WITH defines, and without files, which are DuckDB's."""
     defined = {cte.alias_or_name.lower() for cte in tree.find_all(exp.CTE)}
     return [
         table
         for table in tree.find_all(exp.Table)
-        if isinstance(table.this, exp.Identifier) and (table.db or table.name.lower() not in defined)
+        if isinstance(table.this, exp.Identifier)
+        and (table.db or (table.name.lower() not in defined and not _FILE.search(table.name)))
     ]
 
 

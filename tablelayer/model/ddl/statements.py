@@ -135,6 +135,14 @@ class Insert(msgspec.Struct, frozen=True):
     rows: tuple[tuple[Value, ...], ...]
 
 
+class InsertSelect(msgspec.Struct, frozen=True):
+    """The rows of a query into ``columns`` (None: all of the table), in the order of both."""
+
+    path: TablePath
+    columns: tuple[str, ...] | None
+    select: Select
+
+
 class Update(msgspec.Struct, frozen=True):
     """Set ``assignments`` in the row whose key columns equal ``key``; whether that is the whole key is not
     known here.
@@ -245,6 +253,7 @@ Statement = (
     | DescribeTable
     | ShowCreateTable
     | Insert
+    | InsertSelect
     | Update
     | Delete
     | Grant

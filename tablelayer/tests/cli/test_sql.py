@@ -476,3 +476,50 @@ def test_rows_are_written_alike_whether_they_come_at_once_or_bit_by_bit(sql, dat
         == 0
     )
     assert pq.read_table(empty).schema.names == ["k"]
+
+
+def test_the_rows_of_any_query_are_inserted(shop, sql, database, tmp_path, monkeypatch):
+    import duckdb
+
+    from tablelayer.cli import sql as module
+
+    monkeypatch.setattr(module, "_ROWS_AT_ONCE", 2)
+    csv, parquet = tmp_path / "in.csv", tmp_path / "in.parquet"
+    csv.write_text("k,name,price,seen\n1,cherry,7.25,2024-09-20\n7,date,0.10,\n8,elder,1,2024-01-01\n")
+    duckdb.sql("SELECT 20 + range AS k, 'p' AS name FROM range(5)").write_parquet(str(parquet))
+    shop(
+        f"INSERT INTO item SELECT * FROM read_csv('{csv}'); INSERT INTO item (k, name) SELECT * FROM '{parquet}'"
+    )
+    assert shop("SELECT k, name, price FROM item WHERE k <> 2 AND k < 22 ORDER BY k") == [
+        {"k": 1, "name": "cherry", "price": 7.25}, {"k": 3, "name": "fig", "price": -0.01},
+        {"k": 7, "name": "date", "price": 0.1}, {"k": 8, "name": "elder", "price": 1.0},
+        {"k": 20, "name": "p", "price": None}, {"k": 21, "name": "p", "price": None},
+    ]  # fmt: skip
+    # What is read of the table itself does not see what is written.
+    shop(
+        "INSERT INTO item (k, name) SELECT k + 1, name FROM item WHERE k >= 20; INSERT INTO visit SELECT * FROM visit"
+    )
+    assert [row["k"] for row in shop("SELECT k FROM item WHERE k >= 20 ORDER BY k")] == [
+        20,
+        21,
+        22,
+        23,
+        24,
+        25,
+    ]
+    assert shop("SELECT count(*) AS n FROM visit") == [{"n": 6}]
+    shop("INSERT INTO part WITH x AS (SELECT k, name FROM item WHERE k = 1) FROM x SELECT k, 9, name")
+    assert shop("SELECT v FROM part WHERE a = 1 AND b = 9") == [{"v": "cherry"}]
+
+    def said(text):
+        done = sql.raw(text, "-d", database)
+        assert done.exit_code == 1
+        return done.stderr
+
+    assert "the query gives 1 columns for 4 (k, name, price, seen)" in said("INSERT INTO item SELECT 1")
+    failed = said(
+        "INSERT INTO item (k) SELECT CASE WHEN range = 5 THEN 3000000000 ELSE 100 + range END FROM range(9)"
+    )
+    assert "3000000000 does not fit column 'k' of type INT" in failed
+    assert "4 rows written before" in failed
+    assert "no_such.csv" in said("INSERT INTO item SELECT * FROM 'no_such.csv'")

@@ -111,6 +111,8 @@ def read(table: Table) -> int:
     whole: pa.Table = table.to_arrow(["id"], "id > 1", as_of=1_700_000_000_000)
     frames = [len(table.to_pandas()), table.to_polars().height]
     between: pa.Table = table.range_scan(1, {"id": 5}, include_upper=True, limit=10)
+    arrived: int = sum(part.num_rows for part in table.batches(["id"], "id > 1"))
+    print(arrived)
     for piece, offset in table.snapshot(0, ["id"]):
         count += piece.num_rows + offset
     ends: dict[int, int] = table.offsets("latest")
@@ -188,6 +190,8 @@ async def asynchronous(address: str) -> int:
             + len(await table.to_pandas())
             + (await table.to_polars()).height
         )
+        async for part in table.batches(["id"]):
+            print(part.num_rows)
         async for piece, offset in table.snapshot(0):
             count += piece.num_rows + offset
         scan: AsyncScan

@@ -225,7 +225,7 @@ def test_nested_values_in_statements():
         ("DROP TABLE t u", "u", "expected ';'"),
         ("INSERT INTO t VALUES (1, 2), (3)", "(", "1 values, where 2 are needed"),
         ("INSERT INTO t (a, b) VALUES (1)", "(", "1 values, where 2 are needed"),
-        ("INSERT INTO t SELECT 1", "SELECT", "not in this release"),
+        ("INSERT INTO t PARTITION (a = 1) SELECT 1", "PARTITION", "not in this release"),
         ("INSERT INTO t VALUES (now())", "now", "expected a value"),
         ("INSERT INTO t VALUES (12abc)", "12", "'12abc' is not a number"),
         ("INSERT INTO t VALUES (DATE '2023-02-29')", "'2023-02-29'", "day"),
