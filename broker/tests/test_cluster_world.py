@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,12 +14,15 @@ from broker.cluster import tree
 from broker.ports import CreateNode, SetNode
 from broker.testing.controllers import ControllerWatch
 from broker.testing.coordination import SimulatedEnsemble
+from broker.testing.direct import values_of
 from broker.testing.loop import SimulatedClock, SimulatedLoop
 from broker.testing.world import LinkLostError, World
 from protocol.errors import ErrorCode
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records.encode import Record, build_batch
 
 Scenario = Callable[[World, ControllerWatch], Awaitable[None]]
 SESSION_SECONDS = 6.0
@@ -212,3 +216,100 @@ def test_what_one_broker_was_told_counts_for_who_asks_another_before_it_has_hear
         for node_id in range(3):
             world.add(node_id)
         world.run(scenario(world, ControllerWatch(world.ensemble)))
+
+
+PARTITIONS = 6
+ACKS_ALL = -1
+
+
+async def keep_producing(world: World, partition: int, acknowledged: dict[tuple[int, int], bytes]) -> None:
+    """One record after the other, to whoever says that it leads the partition; what is acknowledged is written down."""
+    number = 0
+    while True:
+        number += 1
+        value = b"%d-%d" % (partition, number)
+        for node_id in world.members:
+            batch = build_batch([Record(None, value, (), 1)])
+            data = TopicProduceData(
+                name="kept", partition_data=[PartitionProduceData(index=partition, records=batch)]
+            )
+            request = ProduceRequest(acks=ACKS_ALL, timeout_ms=1000, topic_data=[data])
+            try:
+                answer = await world.link(node_id, f"producer {partition}").send(request, 8)
+            except LinkLostError:
+                continue
+            told = answer.responses[0].partition_responses[0]
+            if told.error_code == ErrorCode.NONE:
+                assert acknowledged.setdefault((partition, told.base_offset), value) == value, "told twice"
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_acknowledged_is_there_once_whatever_happens_to_whom(seed: int, tmp_path: Path) -> None:
+    """Kills, pauses beyond a session and losses of the store, one after the other; each partition has one log."""
+
+    async def scenario(world: World, watch: ControllerWatch) -> None:
+        acknowledged: dict[tuple[int, int], bytes] = {}
+
+        async def whole() -> None:
+            await until_created(world, "first")
+            while len(await registered(world)) < len(world.members):  # noqa: ASYNC110 - of virtual time
+                await asyncio.sleep(0.1)
+            for_ever = CreatableTopicConfig(name="retention.ms", value="-1")
+            topic = CreatableTopic(
+                name="kept", num_partitions=PARTITIONS, replication_factor=1, configs=[for_ever]
+            )
+            request = CreateTopicsRequest(topics=[topic], timeout_ms=5_000)
+            while "kept" not in world.ensemble.children(tree.TOPICS):  # type: ignore[union-attr]
+                with contextlib.suppress(LinkLostError):
+                    await world.link(0).send(request, 5)
+                await asyncio.sleep(0.1)
+            producers = [
+                asyncio.ensure_future(keep_producing(world, each, acknowledged)) for each in range(PARTITIONS)
+            ]
+            for _ in range(4):
+                member = world.members[world.loop.random.randrange(len(world.members))]
+                match world.loop.random.choice(["kill", "stop", "cut off"]):
+                    case "kill" if member.is_up:
+                        member.kill()
+                        await asyncio.sleep(SESSION_SECONDS)
+                    case "stop" if member.is_up:
+                        member.suspend()
+                        await asyncio.sleep(SESSION_SECONDS * 1.5)
+                        member.resume()
+                    case _ if member.is_up:
+                        member.lose_store()
+                        await asyncio.sleep(SESSION_SECONDS * 1.5)
+                        member.find_store()
+                await asyncio.sleep(SESSION_SECONDS / 2)
+            async with asyncio.timeout(60):
+                while await offline(world, "kept"):  # noqa: ASYNC110 - of virtual time
+                    await asyncio.sleep(0.1)
+            count = len(acknowledged)
+            await asyncio.sleep(3)
+            assert len(acknowledged) > count, "everybody gets on"
+            for each in producers:
+                each.cancel()
+            await asyncio.gather(*producers, return_exceptions=True)
+            for (partition, offset), value in acknowledged.items():
+                leader = await leader_of(world, "kept", partition)
+                direct = world.members[leader].direct
+                assert direct is not None
+                answer = await direct.fetch("kept", offset, partition=partition)
+                assert (offset, value) in values_of(answer.records), (partition, offset, leader, answer)
+
+        await in_a_cluster(world, whole)
+
+    run(seed, tmp_path, scenario)
+
+
+async def leader_of(world: World, topic: str, partition: int) -> int:
+    assert world.ensemble is not None
+    node = world.ensemble.node(tree.chunk_path(topic, 0))
+    assert node is not None
+    return tree.decode_states(node.data)[partition].leader
+
+
+async def offline(world: World, topic: str) -> list[int]:
+    leaders = [await leader_of(world, topic, each) for each in range(PARTITIONS)]
+    return [leader for leader in leaders if leader < 0 or not world.members[leader].is_up]

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from broker.background import BackgroundTasks
 from broker.cluster import tree
 from broker.cluster.image import NO_LEADER
 from broker.cluster.metadata import NewTopic
 from broker.cluster.topic import TopicImage
 from broker.config_key import ConfigError
+from broker.ports import StoreUnavailableError
 from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker, direct_broker, values_of
 from protocol.errors import ErrorCode, KafkaError
@@ -321,6 +323,8 @@ async def test_configurations_set_through_one_broker_count_on_all(tmp_path) -> N
         await two.broker._configs.alter("2", lambda _: {"log.retention.ms": "777"})
         await cluster.agreed(lambda broker: broker.context.config["log.retention.ms"] == 777, 2)
         assert one.context.config["log.retention.ms"] == 12345
+        await two.broker._configs.alter("", lambda _: {"log.retention.ms": "54321"})
+        await cluster.agreed(lambda broker: broker.context.config["log.retention.ms"] == 54321, 1)
 
 
 async def test_a_directory_goes_with_its_cluster(tmp_path) -> None:
@@ -399,3 +403,30 @@ async def test_when_the_store_is_back_everything_is_and_nothing_has_failed_meanw
             await produced_in_time(cluster.brokers[leader], "t", partition)
         await two.create_topic("v")
         assert [each.broker._background.failures for each in cluster.brokers.values()] == [0, 0]
+
+
+async def test_a_change_is_answered_when_the_others_know_of_it(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2) as cluster:
+        one, two = cluster.brokers.values()
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        async with two.context.metadata._change:  # it is busy with something else
+            made = asyncio.ensure_future(one.create_topic("t"))
+            await cluster.agreed(lambda broker: broker.context.metadata.topic("t") is not None, 1)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not made.done()
+        await made
+        assert two.context.metadata.topic("t") is not None
+
+
+async def test_work_that_has_lost_the_store_has_not_failed() -> None:
+    background, attempts = BackgroundTasks(), 0
+
+    async def work() -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise StoreUnavailableError("away")
+
+    await background.keep(work, "work")
+    assert (attempts, background.failures) == (2, 0)

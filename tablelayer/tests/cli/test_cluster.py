@@ -1,0 +1,36 @@
+"""`headrace cluster` and what prevents that a server becomes one of many."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+from tablelayer.tests.cli.test_serve import refused
+
+
+def test_a_single_server_is_a_cluster_of_one(headrace, server) -> None:
+    found = headrace("cluster", "brokers", "--server", server, "--format", "json")
+    (broker,) = [json.loads(line) for line in found.stdout.splitlines()]
+    assert (broker["broker"], broker["address"], broker["is controller"]) == (0, server, True)
+    said = headrace("cluster", "status", "--server", server).stdout
+    assert "controller: broker 0" in said
+    assert "1 brokers alive: 0" in said
+    assert " 0 offline" in said
+
+
+def test_a_member_of_a_cluster_that_cannot_be_says_why(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{probe.getsockname()[1]}"
+    words = ("--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"))
+    quick = ("--set", "zookeeper.connection.timeout.ms=500")
+    assert f"no ZooKeeper server answered at {nobody} within 0.5 s; is it running there?" in refused(
+        *words, "--zookeeper", f"{nobody}/path", *quick
+    )
+    assert "is no address of ZooKeeper" in refused(*words, "--zookeeper", f"{nobody}/a//b", *quick)
+    assert "say different things" in refused(
+        *words, "--zookeeper", nobody, "--set", "zookeeper.connect=elsewhere:2181"
+    )
+    assert "Partitions are not replicated yet" in refused(*words, "--set", "default.replication.factor=3")
+    assert not (tmp_path / "data" / "meta.properties").exists(), "nothing was begun"
