@@ -145,6 +145,13 @@ def create_view(
     reader.option("table", path).options(**options).load().createOrReplaceTempView(f"`{name}`")
 
 
+def conf_options(spark: Any) -> dict[str, str]:
+    """The options of the data source that a session's settings stand for; none if they name no server."""
+    if spark.conf.get(BOOTSTRAP_CONF, None) is None:
+        return {}
+    return server_options(bootstrap_of(spark, None))
+
+
 def bootstrap_of(spark: Any, given: Bootstrap | None) -> ConnectionSettings:
     """Where the server is and how to be let in; see the module."""
     if isinstance(given, ConnectionSettings):

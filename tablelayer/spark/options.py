@@ -1,4 +1,5 @@
-"""The options of the `headrace` data source, checked: an option that is unknown or malformed is an error.
+"""The options of the `headrace` data source, checked: one that is malformed is an error, and so is one that is nearly
+a name of ours and none. Others are Spark's own (`queryName`, `path`, `option.table`, `provider`) or another source's.
 
 Names are compared without case, dots and underscores, because Spark writes all of them in lower case:
 `bootstrap.servers`, `startingOffsets` and `starting.offsets` are what one expects. `kafka.security.protocol` and its
@@ -9,7 +10,9 @@ shows the value of one.
 from __future__ import annotations
 
 import datetime
+import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -32,7 +35,7 @@ bucket."""
 _READ = (
     "bootstrap.servers", "table", "columns", "mode", "where", "limit", "startingOffsets", "endingOffsets",
     "startingTimestamp", "endingTimestamp", "maxOffsetsPerTrigger", "availableNow", "failOnDataLoss",
-    "minPartitions", "maxRecordsPerPartition",
+    "minPartitions", "maxRecordsPerPartition", "path",
 )  # fmt: skip
 _WRITE = (
     "bootstrap.servers", "table", "write.mode", "columns", "row.kind.column", "delivery", "txnAppId",
@@ -40,6 +43,15 @@ _WRITE = (
 )  # fmt: skip
 KAFKA_PREFIX = "kafka."
 _EXAMPLES = {"bootstrap.servers": "127.0.0.1:9092", "table": "default.orders"}
+_STORED_PREFIX = "option."
+"""Of the options of CREATE TABLE ... USING headrace OPTIONS (...), which Spark gives with its own properties."""
+_NEAR = 0.75
+"""How alike a name is to one of ours that is taken for a slip: `colums`, `maxFilesPerTrigger`, `dbtable`."""
+_NOT_HANDED_ON = (
+    "; in SQL say CREATE TEMPORARY VIEW x USING headrace OPTIONS (table 'db.t', ...): those of CREATE TABLE Spark"
+    " does not hand on to a source in Python (SELECT ... FROM t WITH (table 'db.t') does)"
+)
+_CHANGELOG, _LAKE = "$changelog", "$lake"
 _MAX_RECORDS_PER_PARTITION = 1_000_000
 
 
@@ -64,11 +76,23 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         given = _Given(options, _READ)
-        mode = given.choice("mode", ("current", "changelog", "upsert"), "current")
+        table = given.table()
+        stated = given.choice("mode", ("current", "changelog", "upsert"), None)
+        if table.lower().endswith(_CHANGELOG):
+            table = table[: -len(_CHANGELOG)]
+            if stated not in (None, "changelog"):
+                raise ValueError(f"{table}{_CHANGELOG} is every change of {table}: leave mode '{stated}' out")
+            stated = "changelog"
+        elif _LAKE in table.lower():
+            raise ValueError(
+                f"{table} is read by tablelayer.lake.union_read.union_read(spark, server, '{table}'): this source "
+                "reads the server's rows"
+            )
+        mode = stated or "current"
         limit = given.number("limit", 0)
         return cls(
             bootstrap=given.server(),
-            table=given.required("table"),
+            table=table,
             columns=given.names("columns"),
             mode=cast(Mode, mode),
             start=given.place("startingOffsets", "startingTimestamp", ("full", "earliest", "latest")),
@@ -117,7 +141,7 @@ class WriteOptions:
             )
         return cls(
             bootstrap=given.server(),
-            table=given.required("table"),
+            table=given.table(),
             mode=cast("WriteMode | None", mode),
             columns=columns,
             row_kind_column=given.text("row.kind.column"),
@@ -149,23 +173,45 @@ def plain(name: str) -> str:
     return name.lower().replace(".", "").replace("_", "")
 
 
+def names_server(options: Mapping[str, str]) -> bool:
+    """Whether a server is among the options."""
+    places = {plain("bootstrap.servers"), plain("kafka.bootstrap.servers")}
+    return any(plain(name.lower().removeprefix(_STORED_PREFIX)) in places for name in options)
+
+
+def _ours(options: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    """The options that are ours, by plain name. Raises ValueError for one that is nearly the name of one."""
+    names = {plain(name): name for name in known}
+    every = {plain(name): name for name in (*_READ, *_WRITE)}
+    found: dict[str, str] = {}
+    for name, value in options.items():
+        stored = name.lower().startswith(_STORED_PREFIX)
+        word = plain(name[len(_STORED_PREFIX) :] if stored else name)
+        if word in names:
+            if not stored or word not in found:
+                found[word] = str(value)
+        elif word not in every:
+            near = difflib.get_close_matches(word, names, n=1, cutoff=_NEAR)
+            if near:
+                raise ValueError(
+                    f"unknown option {name}: did you mean {names[near[0]]}? The options are {', '.join(known)}"
+                )
+    return found
+
+
 class _Given:
     """The options as given, by plain name; each method takes one and checks it."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-        names = {plain(name): name for name in known}
-        self._properties = {
-            name[len(KAFKA_PREFIX) :].lower(): str(value)
-            for name, value in options.items()
-            if name.lower().startswith(KAFKA_PREFIX)
-        }
-        options = {
-            name: value for name, value in options.items() if not name.lower().startswith(KAFKA_PREFIX)
-        }
-        unknown = [name for name in options if plain(name) not in names]
-        if unknown:
-            raise ValueError(f"unknown option {', '.join(unknown)}; the options are {', '.join(known)}")
-        self._values = {plain(name): str(value) for name, value in options.items()}
+        self._properties: dict[str, str] = {}
+        others = {}
+        for name, value in options.items():
+            word = name.lower().removeprefix(_STORED_PREFIX)
+            if word.startswith(KAFKA_PREFIX):
+                self._properties[word[len(KAFKA_PREFIX) :]] = str(value)
+            else:
+                others[name] = value
+        self._values = _ours(others, known)
 
     def text(self, name: str) -> str | None:
         return self._values.get(plain(name)) or None
@@ -175,8 +221,16 @@ class _Given:
         if value is None:
             raise ValueError(
                 f"option '{name}' is missing, for example .option('{name}', '{_EXAMPLES[name]}')"
+                + (_NOT_HANDED_ON if name == "table" else "")
             )
         return value
+
+    def table(self) -> str:
+        """The table's path, which may be what is loaded or saved."""
+        path = self.text("path")
+        if self.text("table") is None and path is not None and not re.search(r"[/:\\]", path):
+            return path
+        return self.required("table")
 
     def server(self) -> ConnectionSettings:
         """Where the server is, with the properties that are given, else those of the environment."""

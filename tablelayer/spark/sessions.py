@@ -77,9 +77,9 @@ def session(
     _silence_python_side()
     if warehouse is not None:
         attach_catalog(spark, iceberg_catalog_properties(warehouse))
-    from tablelayer.spark.source import HeadraceDataSource
+    from tablelayer.spark.source import register
 
-    spark.dataSource.register(HeadraceDataSource)
+    register(spark)
     return spark
 
 

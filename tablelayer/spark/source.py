@@ -5,7 +5,10 @@
 A server that authenticates is told by `kafka.security.protocol`, `kafka.sasl.jaas.config` and their kin, as Spark's
 Kafka source takes them (Java's names, and librdkafka's).
 
-Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` and `table` are required:
+Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` (or `kafka.bootstrap.servers`, or the session's
+`spark.headrace.bootstrap.servers` when the source was registered) and `table` (or `load("db.t")`) are required. Options
+that are Spark's or other sources' are left alone; one that looks like one of ours and is none is an error:
+- `table` `db.t$changelog` is `db.t` in mode `changelog`.
 - `columns`: `a,b`, only these are read from the server (Spark's Python sources have no column pruning); metadata
   columns may be among them. A schema given by `.schema(...)` does the same.
 - `mode`: `current` (default) gives a log table's rows, or a PK table's rows as they are (batches only);
@@ -33,53 +36,79 @@ client's half of it, that takes a planning worker longer than all that reading n
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource
 
-from tablelayer.spark.batch import HeadraceReader
-from tablelayer.spark.options import ReadOptions
-from tablelayer.spark.planning import plan_read
-from tablelayer.spark.stream import HeadraceStreamReader, stream_reader
-from tablelayer.spark.types import METADATA_FIELDS, spark_schema
-from tablelayer.spark.worker import connection
+_PYTHON = sys.executable
 
 
 def register(spark: Any) -> None:
-    """Let a session of your own read and write `format("headrace")`; those of `session` do so already."""
+    """Let a session of your own read and write `format("headrace")`; those of `session` do so already. The server of
+    options that name none is the session's `spark.headrace.bootstrap.servers` at this moment.
+    """
+    spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")  # see `stream`
+    HeadraceDataSource.defaults = _package("builder", "conf_options")(spark)
     spark.dataSource.register(HeadraceDataSource)
+
+
+def _package(module: str, name: str) -> Any:
+    """What is imported when it is needed: Spark's workers may be another Python, which is told here."""
+    try:
+        return getattr(import_module(f"tablelayer.spark.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            f"the Python of Spark's workers, {sys.executable}, has no module '{error.name}', which tables need:"
+            f" set PYSPARK_PYTHON={_PYTHON} (or spark.pyspark.python) before the session starts, install"
+            " headrace[spark] there, or make the session with tablelayer.spark.sessions.session"
+        ) from None
 
 
 class HeadraceDataSource(DataSource):
     """What `format("headrace")` is in a session that it is registered in (`register`)."""
+
+    defaults: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
 
     @classmethod
     def name(cls) -> str:
         return "headrace"
 
     def schema(self) -> Any:
-        options = ReadOptions.parse(dict(self.options))
-        definition = connection(options.bootstrap).admin.describe_table(options.table)
+        options = self._read_options()
+        definition = _package("worker", "connection")(options.bootstrap).admin.describe_table(options.table)
         if options.columns is not None:
             names = list(options.columns)
         else:
-            names = [*definition.schema.names, *(METADATA_FIELDS if options.mode != "current" else ())]
-        read = plan_read(options, definition, names)
-        schema = spark_schema(read.columns, read.metadata)
+            metadata = _package("types", "METADATA_FIELDS") if options.mode != "current" else ()
+            names = [*definition.schema.names, *metadata]
+        read = _package("planning", "plan_read")(options, definition, names)
+        schema = _package("types", "spark_schema")(read.columns, read.metadata)
         return type(schema)([schema[name] for name in names])
 
-    def reader(self, schema: Any) -> HeadraceReader:
-        return HeadraceReader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
+    def reader(self, schema: Any) -> Any:
+        return _package("batch", "HeadraceReader")(self._read_options(), schema.fieldNames())
 
-    def streamReader(self, schema: Any) -> HeadraceStreamReader:  # noqa: N802 - Spark's name
-        return stream_reader(ReadOptions.parse(dict(self.options)), schema.fieldNames())
+    def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
+        return _package("stream", "reader_or_refusal")(self._read_options, schema.fieldNames())
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
-        from tablelayer.spark.sink import batch_writer
-
-        return batch_writer(dict(self.options), schema, overwrite)
+        return _package("sink", "batch_writer")(self._given(), schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802 - Spark's name
-        from tablelayer.spark.sink import stream_writer
+        return _package("sink", "stream_writer")(self._given(), schema, overwrite)
 
-        return stream_writer(dict(self.options), schema, overwrite)
+    def _read_options(self) -> Any:
+        return _package("options", "ReadOptions").parse(self._given())
+
+    def _given(self) -> dict[str, str]:
+        options = dict(self.options)
+        if not _package("options", "names_server")(options):
+            options = {**self.defaults, **options}
+        return options
+
+
+# Spark sends the class to its workers: by value, so that one that has no such module can say so.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])

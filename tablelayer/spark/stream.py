@@ -8,14 +8,17 @@
   table that was dropped and made again under the same name is an error, not a continuation.
 - **Admission**: `maxOffsetsPerTrigger` bounds a micro-batch. The state that opens a "full" stream is one
   micro-batch, whatever its size; its tasks hold a few Arrow batches at a time.
-- **Trigger.AvailableNow**: on Spark 4.1 a source is asked once how far it goes, and cannot learn that the trigger
-  is AvailableNow. With `maxOffsetsPerTrigger` there are three ways: `availableNow=true` here too makes one micro-batch
-  of all that is there; `availableNow=capped` together with `tablelayer.spark.run_available_now(writer)`, instead of
-  the trigger, makes capped ones up to where the table ended when the run began; and with neither the query ends
-  after one capped micro-batch, and goes on when it is run again. That loses nothing, and is easily taken for the end:
-  unless `availableNow=false` says that the trigger is another one, the first micro-batch that the cap cuts off is
-  told of in the log. (4.1's `PythonMicroBatchStream` has neither of Spark's interfaces SupportsAdmissionControl and
-  SupportsTriggerAvailableNow, and no call to a Python source has the trigger in it.)
+- **Trigger.AvailableNow** reads what was there when the query was started, in one run, also when a batch was left over
+  from a run that broke off: `register` and `session` switch Spark's wrapper on for that
+  (`spark.sql.streaming.triggerAvailableNowWrapper.enabled`; without it Spark 4.1 makes one micro-batch, which may be
+  the left-over one). On Spark 4.1 a source is asked once how far it goes, before it knows where the query is, and
+  cannot learn that the trigger is AvailableNow. With `maxOffsetsPerTrigger` there are therefore two ways:
+  `availableNow=true` here too makes one micro-batch of all that is there; `availableNow=capped` together with
+  `tablelayer.spark.run_available_now(writer)`, instead of the trigger, makes capped ones up to where the table ended
+  when the run began. With neither the query ends after one capped micro-batch, which is told of in the log unless
+  `availableNow=false` says that the trigger is another one, and is refused when it is run again. (4.1's
+  `PythonMicroBatchStream` has neither of Spark's interfaces SupportsAdmissionControl and SupportsTriggerAvailableNow,
+  and no call to a Python source has the trigger in it.)
 - **Partitioned tables** are read as a whole: partitions that are added are read from their beginning, those that are
   dropped end, R18.3. A partition that is new to the stream and whose log does not reach back to offset 0 begins with
   its state (a PK table whose stream began "full"), else that is lost rows.
@@ -26,7 +29,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +69,37 @@ def stream_reader(options: ReadOptions, names: list[str]) -> HeadraceStreamReade
     definition = connection(options.bootstrap).admin.describe_table(options.table)
     kind = PartitionedStreamReader if definition.is_partitioned else HeadraceStreamReader
     return kind(options, names)
+
+
+def reader_or_refusal(given: Callable[[], ReadOptions], names: list[str]) -> DataSourceStreamReader:
+    """The reader, or one that fails with what is wrong: what is raised before Spark 4.1 has a reader it hides behind an
+    `UnboundLocalError`, for want of one to stop."""
+    try:
+        return stream_reader(given(), names)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the query is to end with it
+        return RefusedStreamReader(error)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """What cannot be read: every question about it raises why."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise self.error
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        raise self.error
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[SplitPartition]:
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self.error
+
+    def stop(self) -> None:
+        """Nothing is open."""
 
 
 def run_available_now(writer: Any) -> Any:
@@ -110,10 +144,15 @@ class HeadraceStreamReader(DataSourceStreamReader):
         self._at: Any = None
         self._pinned: Any = None
         self._warned = False
+        self._is_new = False
 
     # -- where ---------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        self._is_new = True
+        return self._initial_offset()
+
+    def _initial_offset(self) -> dict[str, Any]:
         if self._initial is None:
             start = self.options.start or "earliest"
             if self._begins_full:
@@ -132,7 +171,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
         at = (
             Position.from_json(start)
             if start is not None
-            else self._at or Position.from_json(self.initialOffset())
+            else self._at or Position.from_json(self._initial_offset())
         )
         table = self._table()
         latest = resolve(table, "latest")
@@ -152,6 +191,20 @@ class HeadraceStreamReader(DataSourceStreamReader):
         if start is None:
             self._at = end
         return end.to_json()
+
+    def _resume(self, last: Any) -> None:
+        """The first range after a restart is the last one that the checkpoint knows. When Spark has asked for the end
+        before it, the trigger is AvailableNow, and that end was admitted from a beginning that is long past.
+        """
+        if self._at is None:
+            self._at = last
+        elif not self._is_new and self._most is not None and self.options.available_now is None:
+            raise ValueError(
+                f"{self.options.table}: Trigger.AvailableNow with maxOffsetsPerTrigger={self._most} does not go on from"
+                " its checkpoint on this Spark; set availableNow=true for one micro-batch of all that is there, or"
+                " availableNow=capped and run_available_now for several"
+            )
+        self._is_new = True
 
     @property
     def _most(self) -> int | None:
@@ -177,8 +230,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
         first, last = Position.from_json(start), Position.from_json(end)
         for position in (first, last):
             self._check_table(position)
-        if self._at is None:
-            self._at = last  # after a restart: this is the last range that the checkpoint knows
+        self._resume(last)
         begin = batch_start(first, last)
         if isinstance(begin, str):
             splits = state_splits(last.offsets)
@@ -251,7 +303,7 @@ class HeadraceStreamReader(DataSourceStreamReader):
 class PartitionedStreamReader(HeadraceStreamReader):
     """A partitioned table as a whole; see `PartitionedPosition`."""
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def _initial_offset(self) -> dict[str, Any]:
         if self._initial is None:
             began: dict[str, PartitionAt] = {}
             if not self._begins_full:
@@ -278,7 +330,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         admitted with the others; one that begins with its state is not capped.
         """
         given = PartitionedPosition.from_json(start) if start is not None else self._at
-        at: PartitionedPosition = given or PartitionedPosition.from_json(self.initialOffset())
+        at: PartitionedPosition = given or PartitionedPosition.from_json(self._initial_offset())
         table = self._table()
         latest = self._latest(table)
         if self.options.available_now == "capped":
@@ -314,8 +366,7 @@ class PartitionedStreamReader(HeadraceStreamReader):
         first, last = PartitionedPosition.from_json(start), PartitionedPosition.from_json(end)
         for position in (first, last):
             self._check_table(position)
-        if self._at is None:
-            self._at = last  # after a restart: this is the last range that the checkpoint knows
+        self._resume(last)
         table = open_table(self.options.bootstrap, self.read_plan.definition)
         present = {each.name: each for each in table.partitions()}
         splits: list[Split] = []
