@@ -16,21 +16,23 @@ from tablelayer.lake import tiering_job
 from tablelayer.cli import tier
 
 def run_tiering(*_, **__):
-    print("a round", flush=True)
+    said = "a round"
     while True:
         try:
+            said = said and print(said, flush=True)
             time.sleep(600)
         except KeyboardInterrupt as interrupt:
             {then}
 
 tiering_job.run_tiering = run_tiering
+tier._GRACE_SECONDS = {grace}
 tier.run("127.0.0.1:1", (), (), once=False, interval_s=1.0, warehouse=None)
 """
 
 
-def ended(then: str, signals: int) -> tuple[int, str, str]:
+def ended(then: str, signals: int, grace: float = 600) -> tuple[int, str, str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", JOB.format(then=then)],
+        [sys.executable, "-c", JOB.format(then=then, grace=grace)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     assert process.stdout is not None
@@ -39,7 +41,8 @@ def ended(then: str, signals: int) -> tuple[int, str, str]:
         process.send_signal(signal.SIGTERM)
         if number + 1 < signals:
             assert process.stdout.readline() == "goes on\n"
-    out, err = process.communicate(timeout=60)
+    with process:
+        out, err = process.communicate(timeout=60)
     return process.returncode, out, err
 
 
@@ -50,6 +53,11 @@ def test_a_signal_ends_the_job_without_a_traceback(then: str) -> None:
     code, out, err = ended(then, 1)
     assert code == 128 + signal.SIGTERM
     assert (out + err).strip() == "ended by a signal"
+
+
+def test_a_job_that_does_not_end_is_ended() -> None:
+    code, _, err = ended("print('goes on', flush=True)", 1, grace=0.1)
+    assert (code, err) == (128 + signal.SIGTERM, "")
 
 
 def test_a_second_signal_ends_a_job_that_does_not_end() -> None:
