@@ -87,7 +87,7 @@ MANY_TOPICS: Final = 1000
 """Made at once: so many objects that the garbage collector must not look through them in one pass."""
 TOPICS_PER_CHANGE: Final = 64
 """Made by one transaction of the store, of those that are asked for together."""
-KNOWN_SECONDS: Final = 1.0
+KNOWN_SECONDS: Final = 5.0
 """So long a change waits for others to know of it; one of them may have died just now."""
 RETRY_SECONDS: Final = 0.5
 """After the store could not be asked, or somebody else has this broker's id."""
