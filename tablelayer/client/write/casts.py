@@ -12,9 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tablelayer.model.errors import RowError
-from tablelayer.model.schema.schema import Column
-from tablelayer.model.types.column_types import from_arrow
+from tablelayer.model.types.far_years import nanos_of
 
 ARROW_ERRORS = (
     pa.ArrowInvalid,
@@ -182,28 +180,26 @@ def _instants_of_utc(texts: Any, target: pa.DataType) -> Any:
 
 def _far_moments(texts: Any, target: pa.DataType) -> Any:
     """Signed years, of up to nine digits, as the Kafka face writes and reads them (ISO 8601's expanded form)."""
-    from tablelayer.model.json.rows import json_to_rows, rows_to_json
-
-    texts = texts.cast(pa.string())
-    if pa.types.is_timestamp(target):
-        zoned = pc.match_substring_regex(texts, pattern=_WITH_ZONE)
-        if target.tz is None and pc.any(zoned).as_py():
+    ticks: list[int | None] = []
+    zoned = pa.types.is_timestamp(target) and target.tz is not None
+    unit = 86_400 * 10**9 if pa.types.is_date(target) else _NANOS[target.unit]
+    for text in texts.to_pylist():
+        if text is None:
+            ticks.append(None)
+            continue
+        try:
+            nanos, has_zone = nanos_of(text)
+        except ValueError as error:
+            raise pa.ArrowInvalid(str(error)) from error
+        if has_zone and not zoned:
             raise pa.ArrowInvalid("expected no zone offset")
-        midnight = pc.if_else(
-            pc.match_substring_regex(texts, pattern="[T ]"),
-            texts,
-            pc.binary_join_element_wise(texts, "00:00", "T"),
-        )
-        texts = midnight
-        if target.tz is not None:
-            texts = pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", ""))
-    column = Column(0, "v", from_arrow(target))
-    objects = rows_to_json(pa.record_batch([_whole(texts)], names=["v"]))
+        if nanos % unit:
+            raise pa.ArrowInvalid("it has more digits than the column keeps")
+        ticks.append(nanos // unit)
     try:
-        return json_to_rows(objects, [column]).column(0)
-    except RowError as error:
-        raise pa.ArrowInvalid(error.reason) from error
+        return pa.array(ticks, pa.int32() if pa.types.is_date(target) else pa.int64()).cast(target)
+    except OverflowError as error:
+        raise pa.ArrowInvalid("it is out of range") from error
 
 
-def _whole(array: Any) -> pa.Array:
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+_NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tablelayer.model.rows.nested import entries, is_nested, row_fields
+from tablelayer.model.types.far_years import date_text, time_text, timestamp_text
 
 
 def python_value(value: pa.Scalar) -> Any:
@@ -85,7 +86,12 @@ def _one(single: pa.Array) -> Any:
             return value.as_py()
         except (OverflowError, ValueError):
             pass
-    from tablelayer.model.json.write import rows_to_json  # compiled: only who needs it waits for it
+    ticks = single.view(pa.int32() if kind.bit_width == 32 else pa.int64())[0].as_py()
+    if pa.types.is_date32(kind):
+        return date_text(ticks)
+    if pa.types.is_time(kind):
+        return time_text(ticks, 9)
+    return timestamp_text(ticks * _NANOS[kind.unit], zoned=kind.tz is not None)
 
-    (row,) = rows_to_json(pa.record_batch([single], names=["v"])).to_pylist()
-    return row[len(b'{"v":"') : -len(b'"}')].decode()
+
+_NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
