@@ -18,6 +18,8 @@ from tablelayer.client import (
     ClientConfig,
     ClientError,
     ClientMetrics,
+    ConfigKind,
+    ConfigListing,
     Connection,
     ConnectionFailed,
     ConnectionLost,
@@ -28,6 +30,7 @@ from tablelayer.client import (
     KafkaRecord,
     LookupResult,
     OutcomeUnknown,
+    OutgoingRecord,
     RequestMetrics,
     RequestTimeout,
     Scan,
@@ -72,6 +75,16 @@ def administer(connection: Connection) -> list[str]:
     leaders: Mapping[int, int] = kafka.describe_topic("clicks").leaders
     free = [left for left, _ in kafka.log_sizes().disks.values()]
     ports = [port for _, port in kafka.brokers().values()]
+    kafka.add_partitions("clicks", 4, validate_only=True)
+    written: list[tuple[int, int]] = kafka.produce("clicks", [OutgoingRecord(b"1", key=b"k", partition=0)])
+    kafka.alter_configs(ConfigKind.TOPIC, "clicks", {"retention.ms": "1"}, delete=["segment.ms"])
+    kind, name = kafka.configured()[0]
+    listings: list[ConfigListing] = kafka.configs(kind, name)
+    kafka.commit_offsets("readers", "clicks", dict(written))
+    kafka.delete_offsets("readers", "clicks", [0])
+    kafka.delete_group("readers")
+    led = [broker.partitions_led for broker in kafka.describe_cluster().brokers if listings]
+    ports += [server.broker_id for server in admin.servers() if led]
     kafka.delete_topic(kafka.list_topics()[0].name)
     states = [kafka.describe_group(listing.group).state for listing in kafka.list_groups()]
     tables = [*admin.list_databases(), *admin.list_tables("shop")]
