@@ -80,8 +80,9 @@ class ServerProcess:
         """What the server says first; empty if it says nothing or ends."""
         assert self.process is not None
         assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], READY_SECONDS)
-        return self.process.stdout.readline() if readable else ""
+        poll = select.poll()  # `select` takes no descriptor above 1,023
+        poll.register(self.process.stdout, select.POLLIN)
+        return self.process.stdout.readline() if poll.poll(READY_SECONDS * 1000) else ""
 
     def kill(self) -> None:
         """kill -9: nothing is flushed, nobody is told."""

@@ -103,6 +103,7 @@ class ConfigsApi:
                     cluster=Operation.ALTER_CONFIGS,
                     group=Operation.ALTER_CONFIGS,
                 ),
+                on_error=_alter_failed,
             ),
             ApiDeclaration(
                 IncrementalAlterConfigsRequest,
@@ -113,6 +114,7 @@ class ConfigsApi:
                     cluster=Operation.ALTER_CONFIGS,
                     group=Operation.ALTER_CONFIGS,
                 ),
+                on_error=_alter_failed,
             ),
             ApiDeclaration(
                 ListConfigResourcesRequest,
@@ -420,3 +422,22 @@ def _size_of(entry: DescribeConfigsResourceResult) -> int:
     texts = (entry.name, entry.value, entry.documentation)
     size = 16 + sum(len(text) for text in texts if text is not None)
     return size + sum(8 + len(each.name) + len(each.value or "") for each in entry.synonyms)
+
+
+def _alter_failed(
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest, version: int, error: KafkaError
+) -> Work[AlterConfigsResponse | IncrementalAlterConfigsResponse]:
+    answers = []
+    for resource in request.resources:
+        yield
+        answers.append(
+            AlterConfigsResourceResponse(
+                error_code=error.code,
+                error_message=error.message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+    if isinstance(request, AlterConfigsRequest):
+        return AlterConfigsResponse(responses=answers)
+    return IncrementalAlterConfigsResponse(responses=answers)

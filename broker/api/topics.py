@@ -23,7 +23,7 @@ from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
-from broker.slices import Slices
+from broker.slices import Slices, Work
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -66,6 +66,7 @@ class TopicsApi:
                 self.create_topics,
                 within(cluster=Operation.CREATE, topic=(Operation.CREATE, Operation.DESCRIBE_CONFIGS)),
                 charged=Quota.MUTATION,
+                on_error=_create_failed,
             ),
             ApiDeclaration(
                 DeleteTopicsRequest,
@@ -73,6 +74,7 @@ class TopicsApi:
                 self.delete_topics,
                 within(topic=(Operation.DELETE, Operation.DESCRIBE), cluster=Operation.DELETE),
                 charged=Quota.MUTATION,
+                on_error=_delete_failed,
             ),
             ApiDeclaration(
                 CreatePartitionsRequest,
@@ -80,6 +82,7 @@ class TopicsApi:
                 self.create_partitions,
                 within(topic=Operation.ALTER),
                 charged=Quota.MUTATION,
+                on_error=_growth_failed,
             ),
         ]
 
@@ -345,3 +348,43 @@ def _check_replication_factor(factor: int, brokers: int) -> None:
             f"reached{why}"
         )
     raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, problem)
+
+
+def _create_failed(
+    request: CreateTopicsRequest, version: int, error: KafkaError
+) -> Work[CreateTopicsResponse]:
+    response = CreateTopicsResponse(topics=[])
+    for topic in request.topics:
+        yield
+        response.topics.append(
+            CreatableTopicResult(
+                name=topic.name, error_code=error.code, error_message=error.message, configs=None
+            )
+        )
+    return response
+
+
+def _delete_failed(
+    request: DeleteTopicsRequest, version: int, error: KafkaError
+) -> Work[DeleteTopicsResponse]:
+    response = DeleteTopicsResponse(responses=[])
+    for topic in request.topics or [DeleteTopicState(name=name) for name in request.topic_names]:
+        yield
+        response.responses.append(
+            DeletableTopicResult(
+                name=topic.name, topic_id=topic.topic_id, error_code=error.code, error_message=error.message
+            )
+        )
+    return response
+
+
+def _growth_failed(
+    request: CreatePartitionsRequest, version: int, error: KafkaError
+) -> Work[CreatePartitionsResponse]:
+    response = CreatePartitionsResponse(results=[])
+    for topic in request.topics:
+        yield
+        response.results.append(
+            CreatePartitionsTopicResult(name=topic.name, error_code=error.code, error_message=error.message)
+        )
+    return response

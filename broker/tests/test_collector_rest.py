@@ -112,9 +112,11 @@ async def test_in_a_process_of_somebody_else_nothing_is_spared(tmp_path) -> None
 async def test_topics_that_are_deleted_are_freed_without_the_collector(tmp_path) -> None:
     async with direct_broker(tmp_path) as broker:
         metadata = broker.broker.context.metadata
-        await metadata.create_topics([NewTopic("t", 2, {})])
+        await metadata.create_topics([NewTopic("deleted", 2, {})])
         gc.disable()
-        await metadata.delete_topic("t")
+        await metadata.delete_topic("deleted")
         await asyncio.sleep(0)
-        left = [each for each in gc.get_objects() if isinstance(each, Partition) and each.topic.name == "t"]
+        left = [
+            each for each in gc.get_objects() if isinstance(each, Partition) and each.topic.name == "deleted"
+        ]
         assert not left

@@ -27,7 +27,9 @@ def zookeeper(tmp_path_factory, free_port):
     command = [sys.executable, "-m", "tablelayer.cli.main", "zookeeper", "--listen", address]
     command += ["--data", str(tmp_path_factory.mktemp("zookeeper"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        readable, _, _ = select.select([process.stdout], [], [], DEADLINE_SECONDS)
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        readable = poll.poll(DEADLINE_SECONDS * 1000)
         assert readable
         assert "zookeeper is ready on" in process.stdout.readline()
         yield address

@@ -254,6 +254,22 @@ async def test_producers_and_consumers_are_told_to_ask_again(
     assert not failures(caplog)
 
 
+@pytest.mark.parametrize(
+    "name", ["CreateTopics", "DeleteTopics", "CreatePartitions", "IncrementalAlterConfigs of a topic"]
+)
+async def test_what_cannot_be_read_before_a_change_is_said_of_each_that_was_named(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with direct_broker(tmp_path / "data", CONFIG) as broker:
+        admin = client(broker, "admin")
+
+        async def refreshed() -> None:
+            raise StoreUnavailableError("the store is lost")
+
+        monkeypatch.setattr(broker.context.metadata, "refreshed", refreshed)
+        assert list(codes(await admin.send(CHANGES[name]()))) == [ErrorCode.NOT_CONTROLLER]
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("zookeeper")
 async def test_while_zookeeper_is_gone_clients_are_told_to_ask_again(

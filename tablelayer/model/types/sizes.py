@@ -74,6 +74,10 @@ def text_size(array: pa.Array) -> int:
     return count * (2 * width + _NAME_BYTES)
 
 
+class RowsTooLargeError(RowError):
+    """What the row says is right, and takes more than there is room for."""
+
+
 class TypedColumn(Protocol):
     """What of a column says how much its values take: its type, and the texts that stand for a value."""
 
@@ -151,7 +155,7 @@ class RowBytes:
 
     def _refusal(self, record: int, count: int, column: str | None, reason: str) -> RowError:
         index = record if self._owner is None else int(np.searchsorted(self._owner, record))
-        return RowError(min(index, count - 1), column, reason)
+        return RowsTooLargeError(min(index, count - 1), column, reason)
 
     @contextmanager
     def inside(self, of: npt.NDArray[np.int64]) -> Iterator[None]:
@@ -168,7 +172,7 @@ def check_rows(count: int, columns: Sequence[TypedColumn], bytes_max: int = BATC
     """Raise RowError if rows of these columns, with nulls and defaults in all of them, take more than so many bytes."""
     width = RowCost.of(columns).width
     if count * width > bytes_max:
-        raise RowError(
+        raise RowsTooLargeError(
             min(bytes_max // width, count - 1),
             None,
             f"a row takes {width} bytes, and up to here they take more than {bytes_max} together; send fewer at a time",

@@ -56,7 +56,7 @@ from tablelayer.model.options.table_options import KafkaChangelog, UnknownFields
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import TypeKind
-from tablelayer.model.types.sizes import check_rows
+from tablelayer.model.types.sizes import RowsTooLargeError, check_rows
 from tablelayer.server.kafka_face import avro as avro_face
 from tablelayer.server.kafka_face.avro import Schemas
 
@@ -560,6 +560,8 @@ def _rows_of_keys(group: KeyGroup, table: TableDefinition) -> pa.RecordBatch:
     field = Conventions.of(table.settings, group.schema).field
     try:
         return _key_rows(json_to_rows(keys, _key_columns(table), make_field=field), table.schema)
+    except RowsTooLargeError:
+        raise
     except RowError as error:
         if error.column is None and bare is not None and bare[error.index].as_py():
             (column,) = table.schema.key_columns

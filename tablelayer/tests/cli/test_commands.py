@@ -215,7 +215,7 @@ def test_top_shows_rates(headrace, server):
             connection.admin.drop_table("busy")
     row = next(line.split() for line in shown.splitlines() if line.startswith("default.busy"))
     assert float(row[-1].replace(",", "")) > 3
-    assert re.match(r"broker 0, headrace \S+, up .* s: CPU \d+ %, memory [\d.]+ MB\n", shown)
+    assert re.match(r"broker 0, headrace \S+, up [^:]+: CPU \d+ %, memory [\d.]+ MB\n", shown)
     (lag,) = [line.split() for line in shown.splitlines() if line.startswith("watchers")]
     assert (lag[1], lag[4:]) == ("0", ["default.busy", "Empty"])
     first, second = told
@@ -238,7 +238,7 @@ def test_top_shows_rates(headrace, server):
         (("sql", "-e", "SHOW TABLES FROM defalt"), "default"),
         (("topics", "describe", "default.fruits"), "default.fruit"),
         (("groups", "describe", "pikers"), "pickers"),
-        (("tables", "count", "nothing_like_it"), None),
+        (("tables", "count", "zzqx_84217_w"), None),
     ],
 )
 def test_names_that_are_nearly_right(headrace, fruit, words, meant):
