@@ -108,8 +108,8 @@ class LoopWatchdog:
 
     def _look(self) -> None:
         while not self._ended.wait(self._stall / 2):
-            if time.perf_counter() - self._last < self._stall:
-                continue
+            if self._stack or time.perf_counter() - self._last < self._stall:
+                continue  # a later look may find the loop on its way to the beat
             frame = sys._current_frames().get(self._thread_id)
             if frame is not None:
                 self._stack = tuple(

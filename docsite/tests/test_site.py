@@ -213,7 +213,7 @@ def test_what_a_page_says_works(page, tmp_path):
     follow(page, tmp_path, spark=False)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!-- run: spark" in (DOCS / page).read_text()])

@@ -32,6 +32,7 @@ def loaded() -> None:
 def leave_pandas_out() -> None:
     """pyarrow loads pandas, where it is installed, at the first array made from a list: a third of a second and 60 MB
     that neither a server nor a command with a connection has a use for. In this process it is as if it were not
-    installed.
+    installed. Does nothing in the process of another program.
     """
-    sys.meta_path.insert(0, _WithoutPandas())
+    if is_own.get():
+        sys.meta_path.insert(0, _WithoutPandas())
