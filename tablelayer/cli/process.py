@@ -24,8 +24,8 @@ def begin() -> None:
 
 def loaded() -> None:
     """What the command needs is imported; from here on it works. Does nothing in the process of another program."""
+    leave_pandas_out()
     if is_own.get():
-        leave_pandas_out()
         gc.enable()
 
 
