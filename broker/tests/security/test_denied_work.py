@@ -29,6 +29,7 @@ OF_NAMES_MAX, OF_IDS_MAX = 5, 100
 """Calls that one of the two may have more than the other. Of an id that is there more is asked, and written down: two
 questions about rights and a line for the audit log. Nobody guesses an id.
 """
+ATTEMPTS_MIN, ATTEMPTS_MAX = 3, 12
 THERE = Names("t-there", "g-there", "x-there", "t-there", UUID(int=0))
 MISSING = Names("t-other", "g-other", "x-other", "t-other", UUID(int=77 << 70))
 
@@ -43,15 +44,22 @@ class StandingClock(Clock):
         return 1000.0
 
 
-async def calls_of(broker: DirectBroker, request: Any, version: int | None) -> int:
-    """The least of a few attempts: what is remembered from the first is not paid again."""
-    found = []
-    for _ in range(4):
-        with counted_calls() as count:
-            async with asyncio.timeout(20):
-                await broker.send(request, version)
-        found.append(count.calls)
-    return min(found)
+async def calls_of(broker: DirectBroker, version: int | None, there: Any, missing: Any) -> tuple[int, int]:
+    """The least of some attempts at each.
+
+    What is remembered from the first is not paid again, and what the loop did for something else in one of them says
+    nothing: where they differ it is tried more often.
+    """
+    least = [1 << 30, 1 << 30]
+    for attempt in range(ATTEMPTS_MAX):
+        for index, request in enumerate((there, missing)):
+            with counted_calls() as count:
+                async with asyncio.timeout(20):
+                    await broker.send(request, version)
+            least[index] = min(least[index], count.calls)
+        if attempt >= ATTEMPTS_MIN - 1 and abs(least[0] - least[1]) <= OF_NAMES_MAX:
+            break
+    return least[0], least[1]
 
 
 def with_one_changed(names: Names, resource_type: ResourceType) -> Names:
@@ -97,8 +105,9 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
             await grant(
                 admin, *(creation(operation, kind, names.of(kind, case)) for operation, kind in others)
             )
-            there = await calls_of(ann, case.request(names), case.version)
-            missing = await calls_of(ann, case.request(with_one_changed(names, right[1])), case.version)
+            there, missing = await calls_of(
+                ann, case.version, case.request(names), case.request(with_one_changed(names, right[1]))
+            )
             checked += 1
             if abs(there - missing) > (OF_IDS_MAX if asks_by_id(case, names) else OF_NAMES_MAX):
                 found.append(
