@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent
@@ -82,12 +83,28 @@ def problems(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
     return found
 
 
+def _what_runs(source: str) -> tuple[Any, ...]:
+    """The compiled code without the places in the source that it comes from."""
+    return _without_places(compile(source, "source", "exec", dont_inherit=True))
+
+
+def _without_places(code: CodeType) -> tuple[Any, ...]:
+    constants = tuple(
+        _without_places(each) if isinstance(each, CodeType) else (type(each), repr(each))
+        for each in code.co_consts
+    )
+    return (
+        *(code.co_name, code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
+        *(code.co_flags, code.co_argcount, code.co_kwonlyargcount, code.co_exceptiontable, constants),
+    )
+
+
 class _Tree:
     """Files of a tree, each read and parsed once."""
 
     def __init__(self, root: Path) -> None:
         self.text = cache(lambda name: (root / name).read_text() if (root / name).is_file() else None)
-        self.structure = cache(lambda name: ast.dump(ast.parse(self.text(name) or "")))
+        self.runs = cache(lambda name: _what_runs(self.text(name) or ""))
         self.names = cache(self._names)
 
     def problems(self, mutant: Mutant) -> Iterator[str]:
@@ -102,7 +119,7 @@ class _Tree:
             return
         if mutant.file.endswith(".py"):
             try:
-                if ast.dump(ast.parse(changed)) == self.structure(mutant.file):
+                if _what_runs(changed) == self.runs(mutant.file):
                     yield f"{mutant.name}: the replacement changes nothing that runs"
             except SyntaxError as error:
                 yield f"{mutant.name}: with its replacement {mutant.file} is no Python: {error}"

@@ -182,6 +182,12 @@ def listener(request):
     return request.param
 
 
+BY_TOOLS = [
+    pytest.param(name, marks=[] if name in ("STORED", "OUTSIDE") else [pytest.mark.soak])
+    for name in LISTENERS
+]
+
+
 VALUES = [bytes([number]) * 20_000 for number in range(RECORDS)]
 
 
@@ -254,6 +260,7 @@ def test_kcat(secured, listener, unique) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("listener", BY_TOOLS)
 def test_kafkas_own_tools(secured, listener, unique) -> None:
     topic = unique("java")
     java = JavaTools()

@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import aiokafka
 import aiokafka.abc
@@ -270,6 +272,16 @@ def aio_kafka(secured: Secured, protocol: str, mechanism: str, name: str, passwo
 
 
 CLIENTS = {"librdkafka": librdkafka, "kafka-python": kafka_python, "aiokafka": aio_kafka}
+FOREIGN = "java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platformatic"
+
+
+def quickly(rows: Sequence[str], columns: Sequence[str]) -> list[Any]:
+    """All pairs; each row with one column at once, the rest, which take minutes of waiting, in the soak."""
+    return [
+        pytest.param(row, column, marks=[] if at % len(columns) == index else [pytest.mark.soak])
+        for at, row in enumerate(rows)
+        for index, column in enumerate(columns)
+    ]
 
 
 def credentials(secured: Secured, mechanism: str) -> tuple[str, str]:
@@ -285,8 +297,7 @@ def test_who_is_known_gets_in(secured, client, mechanism, protocol) -> None:
     assert CLIENTS[client](secured, protocol, mechanism, *credentials(secured, mechanism)) == []
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(("client", "mechanism"), quickly(tuple(CLIENTS), MECHANISMS))
 def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
     wrong = secured.expired_token if mechanism == "OAUTHBEARER" else "a wrong one"
     for name in (USERS.get(mechanism, ""), "nobody"):
@@ -301,10 +312,7 @@ def test_who_is_not_known_is_refused(secured, client, mechanism) -> None:
             assert words.get(mechanism, general) in problems[0]
 
 
-@pytest.mark.parametrize("mechanism", USERS)
-@pytest.mark.parametrize(
-    "name", ["java-3.9.2", "java-4.3.1", "franz-go", "sarama", "kafkajs", "platformatic"]
-)
+@pytest.mark.parametrize(("name", "mechanism"), quickly(FOREIGN, tuple(USERS)))
 def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechanism) -> None:
     program = next(each for each in PROGRAMS if each.name == name)
     try:
@@ -338,8 +346,7 @@ def test_clients_of_other_languages_get_in_and_are_refused(secured, name, mechan
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("mechanism", USERS)
+@pytest.mark.parametrize(("mechanism", "protocol"), quickly(tuple(USERS), PROTOCOLS))
 def test_kcat_gets_in_and_is_refused(secured, mechanism, protocol) -> None:
     def run(password: str, *arguments: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         settings = {

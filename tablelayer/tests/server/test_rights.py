@@ -191,7 +191,7 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
         async def compare(api: str, most: int, there: ApiMessage, missing: ApiMessage) -> None:
             # From a host of its own: so many refusals of one are written down.
             ann = client(made.broker, "ann", f"10.0.0.{len(found)}")
-            found.append((api, await calls_of(ann, there, None), await calls_of(ann, missing, None), most))
+            found.append((api, *await calls_of(ann, None, there, missing, most), most))
 
         for api, (_, build) in BY_NAME.items():
             await compare(api, OF_NAMES_MAX, build("t"), build("u"))

@@ -6,6 +6,7 @@ HEADRACE_SIM_SEED=17 pytest tablelayer/tests/server/test_simulation.py     # one
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +28,11 @@ from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import Table, replay
 
-SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "24"))
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "12"))
 SOAK_FIRST_SEED = 2_000_000
-CLUSTER_SEEDS = 12
+CLUSTER_SEEDS = 8
+SEEDS_PER_COLLECTION = 4
+"""A killed broker closes nothing: its RocksDB keeps files open, 30 a seed, until the collector has found it."""
 FOUND = (31, 58, 101)
 """The store was lost while a broker that had just started needed it; a leader had not heard of its table."""
 WRITERS = ("upserts", "more upserts")
@@ -157,7 +160,13 @@ def run(seed: int, folder: Path) -> Report:
     assert not report.problems, (
         f"seed {seed}, mode {report.mode} (HEADRACE_SIM_SEED={seed} runs it again):\n{told(report.problems)}"
     )
+    close_what_was_killed(seed)
     return report
+
+
+def close_what_was_killed(seed: int) -> None:
+    if seed % SEEDS_PER_COLLECTION == 0:
+        gc.collect()
 
 
 @pytest.mark.slow
@@ -179,6 +188,7 @@ def test_tables_of_a_cluster_keep_what_they_acknowledged_through_everything(tmp_
             workloads=lambda: (Sums(),),
         )
         assert not report.problems, f"seed {seed}, mode {report.mode}:\n{told(report.problems)}"
+        close_what_was_killed(seed)
 
 
 def test_what_one_broker_has_made_another_serves_before_it_has_heard_of_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import Table, replay
 
-SEEDS = range(int(os.environ.get("HEADRACE_WORLD_SEEDS", "6")))
+SEEDS = range(int(os.environ.get("HEADRACE_WORLD_SEEDS", "3")))
 WRITERS = ("a", "b")
 KEYS = 3
 WRITES = 25
@@ -111,3 +112,4 @@ async def scenario(world: World) -> int:
 def test_acknowledged_rows_are_there_once_and_at_once_through_kills(seed: int, tmp_path: Path) -> None:
     with World(seed, tmp_path, loss=0.05, make_extensions=lambda: (TableExtension(),)) as world:
         assert world.run(scenario(world)) > 0, f"seed {seed}"
+    gc.collect()  # a killed broker closes nothing: its RocksDB keeps hundreds of files open until it is found

@@ -136,7 +136,10 @@ def test_the_stream_applied_by_key_is_the_join_of_the_tables(
     tables = {ORDERS.path: left, right_definition.path: right}
     for more_left, more_right, ahead in [*batches, (99, 99, 0)]:
         end = [min(at[0] + more_left, len(left.log)), min(at[1] + more_right, len(right.log))]
-        left.present, right.present = min(end[0] + ahead, len(left.log)), min(end[1] + ahead, len(right.log))
+        for side, until in zip((left, right), end, strict=True):
+            side.present = max(
+                side.present, min(until + ahead, len(side.log))
+            )  # nobody sees an older state again
         splits = ([Split(0, at[0], end[0])], [Split(0, at[1], end[1])])
         partition = GroupPartition(0, 1, None, None) if first else GroupPartition(0, 1, *splits)
         with patch("tablelayer.spark.delta_joins.open_table", lambda _, definition: tables[definition.path]):
