@@ -185,6 +185,10 @@ class TopicManager:
         """All topics, by name."""
         return self._index.in_order()
 
+    def topics_beginning_with(self, prefix: str) -> list[TopicImage]:
+        """By name; others are not looked at."""
+        return self._index.beginning_with(prefix)
+
     def all_partitions(self) -> list[Partition]:
         """Those that this broker does not lead are closed."""
         return self._replicas.all_partitions()

@@ -38,6 +38,16 @@ class TopicIndex:
     def in_order(self) -> list[TopicImage]:
         return [self.by_name[name] for name in self._names]
 
+    def beginning_with(self, prefix: str) -> list[TopicImage]:
+        """In their order."""
+        names = self._names
+        found = []
+        for index in range(bisect_left(names, prefix), len(names)):
+            if not names[index].startswith(prefix):
+                break
+            found.append(self.by_name[names[index]])
+        return found
+
     def check_collision(self, name: str) -> None:
         """See `topic_names.check_collision`."""
         check_collision(name, self._metrics.get(metric_name(name), name))

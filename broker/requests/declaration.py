@@ -6,7 +6,7 @@ know no more than these.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -72,6 +72,10 @@ class RequestContext(msgspec.Struct):
         return authorizer.is_open or authorizer.may_any(
             self.session, self.client_host, operation, resource_type
         )
+
+    def allowed(self, operation: Operation, resource_type: ResourceType) -> Iterable[tuple[str, bool]]:
+        """Outside of which `may` says no (`Authorizer.allowed`)."""
+        return self.authorizer.allowed(self.session, self.client_host, operation, resource_type)
 
     def require(self, operation: Operation, resource_type: ResourceType, name: str) -> None:
         """Raises KafkaError with the error code of the resource's type if it may not."""

@@ -5,6 +5,7 @@ Source of the codes: org.apache.kafka.common.acl.AclOperation, org.apache.kafka.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, Protocol
 
@@ -42,6 +43,9 @@ class ResourceType(IntEnum):
 
 CLUSTER_NAME: Final = "kafka-cluster"
 """The one resource of the type CLUSTER."""
+
+EVERYTHING: Final = (("", True),)
+"""Of `Authorizer.allowed`: no name is ruled out."""
 
 Right = tuple[Operation, ResourceType]
 
@@ -118,6 +122,14 @@ class Authorizer(Protocol):
         """Whether there is some resource of the type that it may do this to (KIP-679)."""
         ...
 
+    def allowed(
+        self, session: Session, host: str, operation: Operation, resource_type: ResourceType
+    ) -> Iterable[tuple[str, bool]]:
+        """Outside of what `may` says no: names (False), and beginnings of names (True; "" is the one of all). How long
+        that takes tells nothing of what exists.
+        """
+        ...
+
 
 class _Open:
     """There is no authorizer."""
@@ -137,6 +149,11 @@ class _Open:
 
     def may_any(self, session: Session, host: str, operation: Operation, resource_type: ResourceType) -> bool:
         return True
+
+    def allowed(
+        self, session: Session, host: str, operation: Operation, resource_type: ResourceType
+    ) -> Iterable[tuple[str, bool]]:
+        return EVERYTHING
 
 
 OPEN: Final[Authorizer] = _Open()

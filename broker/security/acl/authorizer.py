@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.security.acl.model import address
-from broker.security.rights import ResourceType
+from broker.security.rights import EVERYTHING, ResourceType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from broker.security.acl.rules import AclRules
     from broker.security.principal import Session
@@ -85,6 +85,14 @@ class AclAuthorizer:
             )
             self._remember(key, known)
         return known
+
+    def allowed(
+        self, session: Session, host: str, operation: Operation, resource_type: ResourceType
+    ) -> Iterable[tuple[str, bool]]:
+        principal = str(session.principal)
+        if self._allow_without_acl or principal in self._super_users:
+            return EVERYTHING
+        return self.rules.allowed(principal, address(host), operation, resource_type)
 
     def _decide(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> bool:
         if principal in self._super_users:

@@ -159,6 +159,29 @@ class AclRules:
             for acl in entries.get(whose, ())
         )
 
+    def allowed(
+        self, principal: str, host: str, operation: int, resource_type: int
+    ) -> Iterable[tuple[str, bool]]:
+        """What ACLs allow it for: names (False), and beginnings of names (True), "" being the one of all. What denies
+        it nevertheless is not looked at. The ACLs of the principal are gone through once.
+        """
+        patterns = self._types.get(resource_type)
+        granting = _GRANTING[operation]
+        found: dict[tuple[str, bool], None] = {}
+        if patterns is None:
+            return found
+        for whose in (principal, EVERYBODY):
+            for acl in patterns.of_principal.get(whose, ()):
+                if (
+                    acl.permission == Permission.ALLOW
+                    and acl.operation in granting
+                    and acl.host in (WILDCARD, host)
+                ):
+                    is_all = acl.pattern_type == PatternType.LITERAL and acl.name == WILDCARD
+                    is_prefix = is_all or acl.pattern_type == PatternType.PREFIXED
+                    found["" if is_all else acl.name, is_prefix] = None
+        return found
+
     def decide_any(
         self, principal: str, host: str, operation: int, resource_type: int, *, without_acl: bool
     ) -> bool:

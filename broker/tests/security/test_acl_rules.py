@@ -96,6 +96,18 @@ def test_the_index_says_what_the_rules_say(acls, gone, asked) -> None:
         assert rules.decide(*question) == oracle(left, *question)
 
 
+@given(st.lists(acls_, max_size=12), questions)
+def test_what_is_listed_as_allowed_is_all_that_is_before_denials(acls, question) -> None:
+    *who_and_what, name = question
+    rules = AclRules(acls)
+    listed = list(rules.allowed(*who_and_what))
+    if rules.decide(*question):
+        assert any(name.startswith(each) if is_prefix else name == each for each, is_prefix in listed)
+    without_denials = AclRules([each for each in acls if each.permission == ALLOW])
+    for each, is_prefix in listed:
+        assert without_denials.decide(*who_and_what, each + "\0" * is_prefix)
+
+
 @given(st.lists(acls_, max_size=10), questions, st.booleans())
 def test_some_resource_is_allowed_when_there_is_one(acls, question, without_acl) -> None:
     """Resources enough to tell: each name of a pattern, names under each prefix, and one that nobody has named."""

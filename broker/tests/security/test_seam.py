@@ -38,6 +38,9 @@ class Nobody:
     def may_any(self, session, host, operation, resource_type) -> bool:
         return False
 
+    def allowed(self, session, host, operation, resource_type) -> tuple[()]:
+        return ()
+
 
 def declared(broker: DirectBroker) -> list[ApiDeclaration]:
     return list(broker.broker.dispatcher.declarations)

@@ -46,11 +46,7 @@ class CatalogHandlers:
     async def list_databases(
         self, context: RequestContext, request: m.ListDatabasesRequest
     ) -> m.ListDatabasesResponse:
-        return m.ListDatabasesResponse(
-            databases=[
-                name for name in self._catalog.databases() if self._rights.may_see_database(context, name)
-            ]
-        )
+        return m.ListDatabasesResponse(databases=self._rights.visible_databases(context))
 
     async def describe_database(
         self, context: RequestContext, request: m.DescribeDatabaseRequest

@@ -275,13 +275,18 @@ class Catalog:
     # -- tables --------------------------------------------------------------------------------------------
 
     def tables(self, database: str) -> list[str]:
-        """Names of the tables of a database; none of one that is not there."""
+        """Names of the tables of a database, in their order; none of one that is not there."""
         prefix = f"{database}."
-        return [
-            topic.name.removeprefix(prefix)
-            for topic in self.context.metadata.topics()
-            if topic.name.startswith(prefix) and is_table(topic.config)
-        ]
+        return [name.removeprefix(prefix) for name in self.table_topics(prefix)]
+
+    def table_topics(self, prefix: str) -> list[str]:
+        """The topics of tables whose names begin so, in their order. Others are not looked at."""
+        found = self.context.metadata.topics_beginning_with(prefix)
+        return [topic.name for topic in found if is_table(topic.config)]
+
+    def is_table_topic(self, name: str) -> bool:
+        topic = self.context.metadata.topic(name)
+        return topic is not None and is_table(topic.config)
 
     def table_of_partition(self, topic: str) -> str | None:
         """The topic of the table that a topic is a partition of; None if it is none."""

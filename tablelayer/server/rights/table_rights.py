@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tablelayer.server.rights.column_grants import ColumnGrants
 
 _TOPIC = ResourceType.TOPIC
+_Shown = dict[str, list[tuple[str, bool]]]
 
 
 class TableRights:
@@ -118,20 +119,44 @@ class TableRights:
 
     def may_see_database(self, context: RequestContext, name: str) -> bool:
         """It, or one of its tables."""
-        is_seen = context.may(Operation.DESCRIBE, _TOPIC, f"{name}.", audited=False)
-        return is_seen or bool(self.visible_tables(context, name))
+        return self._sees_database(context, name, self._shown(context))
+
+    def visible_databases(self, context: RequestContext) -> list[str]:
+        """Those that it may see."""
+        shown = self._shown(context)
+        return [name for name in self._catalog.databases() if self._sees_database(context, name, shown)]
 
     def visible_tables(self, context: RequestContext, database: str) -> list[str]:
-        if not context.may_any(Operation.DESCRIBE, _TOPIC):
-            return []  # whoever sees nothing learns nothing by how long that takes
-        tables = self._catalog.tables(database)
-        if context.authorizer.is_open:
-            return tables
-        return [
-            each
-            for each in tables
-            if context.may(Operation.DESCRIBE, _TOPIC, f"{database}.{each}", audited=False)
-        ]
+        """In their order. How long it takes tells nothing of tables that no ACL shows."""
+        return self._tables(context, database, self._shown(context))
+
+    def _sees_database(self, context: RequestContext, name: str, shown: _Shown) -> bool:
+        is_seen = context.may(Operation.DESCRIBE, _TOPIC, f"{name}.", audited=False)
+        return is_seen or bool(self._tables(context, name, shown))
+
+    def _shown(self, context: RequestContext) -> _Shown:
+        """What ACLs let it describe, by database; under "" what begins within the name of one."""
+        shown: _Shown = {}
+        for name, is_prefix in context.allowed(Operation.DESCRIBE, _TOPIC):
+            database, dot, _ = name.partition(".")
+            shown.setdefault(database if dot else "", []).append((name, is_prefix))
+        return shown
+
+    def _tables(self, context: RequestContext, database: str, shown: _Shown) -> list[str]:
+        catalog, prefix = self._catalog, f"{database}."
+        if any(is_prefix and prefix.startswith(name) for name, is_prefix in shown.get("", ())):
+            found = catalog.table_topics(prefix)
+        else:
+            topics: set[str] = set()
+            for name, is_prefix in shown.get(database, ()):
+                if is_prefix:
+                    topics.update(catalog.table_topics(name))
+                elif catalog.is_table_topic(name):
+                    topics.add(name)
+            found = sorted(topics)
+        if not context.authorizer.is_open:
+            found = [each for each in found if context.may(Operation.DESCRIBE, _TOPIC, each, audited=False)]
+        return [each.removeprefix(prefix) for each in found]
 
     def require_on_database(self, context: RequestContext, operation: Operation, name: str) -> None:
         """Raises KafkaError(TOPIC_AUTHORIZATION_FAILED)."""

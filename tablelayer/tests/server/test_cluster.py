@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from broker.security.rights import Operation, ResourceType
 from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker
+from broker.tests.security.people import SECURED, allow, client
 from protocol.errors import ErrorCode
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
@@ -64,6 +68,37 @@ async def test_rows_of_a_kafka_client_for_another_brokers_bucket_are_refused_for
         refused = await produce(table, *((None, row) for row in rows), partition=mine)
         assert refused.error_code == ErrorCode.POLICY_VIOLATION
         assert "are on broker 2" in refused.error_message
+
+
+async def test_columns_that_one_broker_grants_and_takes_back_are_so_at_all_of_them(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2, extensions, config=SECURED) as cluster:
+        cluster.brokers = {number: client(broker, "admin") for number, broker in cluster.brokers.items()}
+        opened = await created(cluster, "id INT, v STRING")
+        first, second = opened.values()
+        (elsewhere, *_) = own_buckets(second.broker, "default.t")
+        assert (
+            await second.append([{"id": 1, "v": "secret"}], bucket=elsewhere)
+        ).error_code == ErrorCode.NONE
+        ann = client(second.broker, "ann")
+        request = m.LimitScanRequest(
+            table_id=second.table_id,
+            columns=[second.definition.schema.column("id").id],
+            limit=5,
+            buckets=[elsewhere],
+        )
+        granted = {"database": "default", "table": "t", "principal": "User:ann", "columns": ["id"]}
+
+        async def is_answered_with(code: int) -> None:
+            async with asyncio.timeout(20):
+                while (await ann.send(request)).error_code != code:  # noqa: ASYNC110 - another broker's
+                    await asyncio.sleep(0.005)
+
+        await allow(first.broker, Operation.DESCRIBE, ResourceType.TOPIC, "default.t")
+        await is_answered_with(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        assert (await first.broker.send(m.GrantColumnsRequest(**granted))).error_code == ErrorCode.NONE
+        await is_answered_with(ErrorCode.NONE)
+        assert (await first.broker.send(m.RevokeColumnsRequest(**granted))).columns == ["id"]
+        await is_answered_with(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 async def test_what_needs_all_buckets_in_one_place_is_refused_with_the_reason(tmp_path) -> None:

@@ -202,6 +202,32 @@ async def test_what_is_denied_costs_the_same_whether_it_is_there(tmp_path: Path)
     assert not [each for each in found if abs(each[1] - each[2]) > each[3]]
 
 
+@pytest.mark.parametrize("kind", [PatternType.LITERAL, PatternType.PREFIXED])
+async def test_a_listing_costs_what_it_shows_whatever_is_hidden(tmp_path: Path, kind: PatternType) -> None:
+    """Counted in calls, as above: how many tables a database has that somebody may not see cannot be told by time."""
+    async with tables(tmp_path, SECURED, clock=StandingClock()) as made:
+        made.broker = client(made.broker, "admin")
+        for database, hidden in (("few", 0), ("many", 12)):
+            await made.broker.send(m.CreateDatabaseRequest(name=database))
+            for table in ("t", *(f"s{number}" for number in range(hidden))):
+                created = m.CreateTableRequest(definition=definition_of(f"{database}.{table}"))
+                assert told(await made.broker.send(created)) == (0, None)
+            await grant(made.broker, creation(Operation.DESCRIBE, TOPIC, f"{database}.t", kind=kind))
+        ann = client(made.broker, "ann")
+        for many, few in (
+            [m.ListTablesRequest(database=each) for each in ("many", "few")],
+            [m.DescribeDatabaseRequest(name=each) for each in ("many", "few")],
+        ):
+            of_many, of_few = await calls_of(ann, None, many, few)
+            assert abs(of_many - of_few) <= OF_NAMES_MAX, many
+        assert (await ann.send(m.ListTablesRequest(database="many"))).tables == ["t"]
+        assert (await ann.send(m.ListDatabasesRequest())).databases == ["few", "many"]
+        await grant(made.broker, creation(Operation.DESCRIBE, TOPIC, "man", kind=PatternType.PREFIXED))
+        assert len((await ann.send(m.ListTablesRequest(database="many"))).tables) == 13
+        await allow(made.broker, Operation.DESCRIBE, TOPIC, "*")
+        assert (await ann.send(m.ListDatabasesRequest())).databases == ["default", "few", "many"]
+
+
 @pytest.mark.parametrize("api", ON_DATABASE)
 async def test_a_database_is_what_begins_with_its_name_and_a_dot(tmp_path: Path, api: str) -> None:
     operation, build = ON_DATABASE[api]
