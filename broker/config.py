@@ -23,6 +23,7 @@ from broker.security.acl.configs import AUTHORIZATION_CONFIGS
 from broker.security.quotas.configs import QUOTA_CONFIGS
 from broker.security.sasl.configs import SASL_CONFIGS
 from broker.security.tls.configs import TLS_CONFIGS
+from broker.zookeeper_configs import ZOOKEEPER_CONFIGS
 from protocol.properties import PropertiesError, read_properties
 
 _BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST = (
@@ -98,26 +99,7 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
     *TLS_CONFIGS,
     ConfigKey("broker.rack", _STRING, None, "The rack of this broker, as clients are told."),
     # the cluster
-    ConfigKey(
-        "zookeeper.connect",
-        _STRING,
-        None,
-        "Servers of ZooKeeper and the cluster's path: host:port,host:port/path. Without it the broker is alone.",
-    ),
-    ConfigKey(
-        "zookeeper.session.timeout.ms",
-        _INT,
-        "6000",
-        "A broker that ZooKeeper has not heard of for so long leads nothing any more.",
-        at_least(1),
-    ),
-    ConfigKey(
-        "zookeeper.connection.timeout.ms",
-        _INT,
-        "18000",
-        "How long a start waits for ZooKeeper.",
-        at_least(1),
-    ),
+    *ZOOKEEPER_CONFIGS,
     # security
     *AUTHORIZATION_CONFIGS,
     *QUOTA_CONFIGS,
@@ -245,7 +227,13 @@ BROKER_CONFIGS: tuple[ConfigKey, ...] = (
         "connections.max.idle.ms", _LONG, "600000", "A connection silent for so long is closed.", at_least(1)
     ),
     ConfigKey(
-        "max.connections", _INT, str(UNLIMITED), "Most connections at a time.", at_least(1), dynamic=True
+        "max.connections",
+        _INT,
+        str(UNLIMITED),
+        "Most connections at a time; who comes beyond waits until one is closed. For one listener with its prefix, "
+        "which is all that holds for the listener of brokers: it takes the place of clients that are silent.",
+        at_least(1),
+        dynamic=True,
     ),
     ConfigKey(
         "max.connections.per.ip",

@@ -1,5 +1,5 @@
 """`sasl.jaas.config`: a login module, its control flag and its options, as Kafka's JaasConfig reads them, for brokers
-and clients alike.
+and clients alike; and files of JAAS, whose sections have one each.
 
     org.apache.kafka.common.security.plain.PlainLoginModule required
         username="admin" password="..." user_ann="...";
@@ -18,7 +18,7 @@ import msgspec
 _FLAGS: Final = ("required", "requisite", "sufficient", "optional")
 _TOKEN: Final = re.compile(
     r"""(?:\s|//[^\n]*(?:\n|$)|/\*.*?\*/|/\*.*$)*
-        (?:(?P<word>[A-Za-z0-9_$.\-\u00a0-\U0010ffff]+)|"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>(?:[^'\\\n]|\\.)*)'|(?P<sign>[=;])|(?P<other>\S))?""",
+        (?:(?P<word>[A-Za-z0-9_$.\-\u00a0-\U0010ffff]+)|"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>(?:[^'\\\n]|\\.)*)'|(?P<sign>[=;])|(?P<brace>[{}])|(?P<other>\S))?""",
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
@@ -45,12 +45,36 @@ class JaasEntry(msgspec.Struct, frozen=True):
 
 def parse_jaas(text: str) -> JaasEntry:
     """The one entry of a configuration. Raises JaasError."""
-    entries = list(_entries(_tokens(text)))
+    tokens = _tokens(text)
+    if ("brace", "{") in tokens or ("brace", "}") in tokens:
+        raise JaasError("a character that must be in a quotation")
+    entries = list(_entries(tokens))
     if not entries:
         raise JaasError("Login module not specified in JAAS config")
     if len(entries) > 1:
         raise JaasError("Only one login module can be used")
     return entries[0]
+
+
+def parse_jaas_file(text: str) -> dict[str, JaasEntry]:
+    """The entry of each section of a file: `NAME { CLASS required OPTION="VALUE" ...; };`. Raises JaasError."""
+    tokens = _tokens(text)
+    sections: dict[str, JaasEntry] = {}
+    while tokens:
+        name, opening = (*tokens, ("", ""), ("", ""))[:2]
+        if name[0] not in ("word", "text") or opening != ("brace", "{"):
+            raise JaasError("a section begins with its name and {")
+        if ("brace", "}") not in tokens:
+            raise JaasError(f"section {name[1]} does not end with }};")
+        end = tokens.index(("brace", "}"))
+        entries = list(_entries(tokens[2:end]))
+        if len(entries) != 1:
+            raise JaasError(f"section {name[1]} has to have one login module, and has {len(entries)}")
+        if tokens[end + 1 : end + 2] != [("sign", ";")]:
+            raise JaasError(f"section {name[1]} does not end with }};")
+        sections[name[1]] = entries[0]
+        tokens = tokens[end + 2 :]
+    return sections
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
@@ -85,7 +109,7 @@ def _unescaped(text: str) -> str:
 def _entries(tokens: list[tuple[str, str]]) -> Iterator[JaasEntry]:
     left = iter(tokens)
     for kind, module in left:
-        if kind == "sign":
+        if kind not in ("word", "text"):
             raise JaasError("Login module not specified in JAAS config")
         _, flag = next(left, ("", ""))
         if not flag:
@@ -97,7 +121,7 @@ def _entries(tokens: list[tuple[str, str]]) -> Iterator[JaasEntry]:
             if (kind, key) == ("sign", ";"):
                 break
             equals, (value_kind, value) = next(left, ("", "")), next(left, ("", ""))
-            if kind == "sign" or equals != ("sign", "=") or value_kind not in ("word", "text"):
+            if kind not in ("word", "text") or equals != ("sign", "=") or value_kind not in ("word", "text"):
                 raise JaasError("Value not specified for a key in JAAS config")
             options[key] = value
         else:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from broker.cluster.stores.zookeeper_server import answers, server_command, server_settings
@@ -16,16 +16,27 @@ TICK_MS = 200  # a session's timeout is between 2 and 20 ticks: tests want short
 READY_SECONDS = 30.0
 
 
-class ZooKeeperServer:
-    """One server process on a free port of 127.0.0.1, its data in `folder`."""
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
-    def __init__(self, folder: Path, *, tick_ms: int = TICK_MS) -> None:
+
+class ZooKeeperServer:
+    """One server process on a free port of 127.0.0.1, its data in `folder`. `settings`: more lines of its file;
+    `options`: more of Java's.
+    """
+
+    def __init__(
+        self, folder: Path, *, tick_ms: int = TICK_MS, settings: str = "", options: Sequence[str] = ()
+    ) -> None:
+        self._settings = settings
+        self._options = options
         self._folder = folder
         self._tick_ms = tick_ms
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     @property
     def address(self) -> str:
@@ -35,8 +46,9 @@ class ZooKeeperServer:
         """Returns when it answers. Raises RuntimeError if it does not."""
         self._folder.mkdir(parents=True, exist_ok=True)
         settings = self._folder / "zoo.cfg"
-        settings.write_text(server_settings(self._folder / "data", "127.0.0.1", self.port, self._tick_ms))
-        command = server_command(settings)
+        own = server_settings(self._folder / "data", "127.0.0.1", self.port, self._tick_ms)
+        settings.write_text(own + self._settings)
+        command = server_command(settings, *self._options)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + READY_SECONDS
@@ -62,8 +74,10 @@ class ZooKeeperServer:
 
 
 @contextlib.contextmanager
-def running_zookeeper(folder: Path) -> Iterator[ZooKeeperServer]:
-    server = ZooKeeperServer(folder)
+def running_zookeeper(
+    folder: Path, *, settings: str = "", options: Sequence[str] = ()
+) -> Iterator[ZooKeeperServer]:
+    server = ZooKeeperServer(folder, settings=settings, options=options)
     try:
         server.start()
         yield server

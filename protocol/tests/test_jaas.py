@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.jaas import JaasError, parse_jaas
+from protocol.jaas import JaasError, parse_jaas, parse_jaas_file
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
@@ -56,3 +56,41 @@ def test_what_is_wrong_is_said_and_no_value_shown(text: str, words: str) -> None
 
 def test_an_entry_does_not_show_itself() -> None:
     assert "hunter2" not in repr(parse_jaas(f'{PLAIN} required a="hunter2";'))
+
+
+def test_each_section_of_a_file_has_its_login_module() -> None:
+    sections = parse_jaas_file(
+        """// for ZooKeeper
+        Client { a.DigestLoginModule required username="x{y}" password="};"; };
+        "Kafka Server" { b.PlainLoginModule required; };"""
+    )
+    assert {name: (entry.module, entry.options) for name, entry in sections.items()} == {
+        "Client": ("a.DigestLoginModule", {"username": "x{y}", "password": "};"}),
+        "Kafka Server": ("b.PlainLoginModule", {}),
+    }
+    assert parse_jaas_file(" // nothing") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Client a.M required;",
+        "Client {",
+        "Client { a.M required; }",
+        "Client { a.M required };",
+        "Client { a.M required; b.M required; };",
+        "Client { };",
+        "{ a.M required; };",
+        "Client { a.M required x={; };",
+        "Client { a.M required; }; }",
+    ],
+)
+def test_a_file_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(JaasError):
+        parse_jaas_file(text)
+
+
+@pytest.mark.parametrize("text", ["a.M required x={;", "{ a.M required; };", "a.M required; }"])
+def test_braces_are_for_files(text: str) -> None:
+    with pytest.raises(JaasError):
+        parse_jaas(text)

@@ -26,7 +26,9 @@ async def configured_store(config: BrokerConfig, clock: Clock) -> ZooKeeperStore
     address = config["zookeeper.connect"]
     if address is None:
         return None
-    from broker.cluster.stores.zookeeper import ZooKeeperStore  # and kazoo: only for members of a cluster
+    # And kazoo: only for members of a cluster.
+    from broker.cluster.stores.zookeeper import ZooKeeperStore
+    from broker.cluster.stores.zookeeper_access import access_of
 
     hosts, _, chroot = address.partition("/")
     if not hosts or (any(not part for part in chroot.split("/")) and chroot):
@@ -40,6 +42,7 @@ async def configured_store(config: BrokerConfig, clock: Clock) -> ZooKeeperStore
         clock=clock,
         session_timeout_ms=config["zookeeper.session.timeout.ms"],
         connect_timeout_ms=config["zookeeper.connection.timeout.ms"],
+        access=access_of(config),
     )
     waiting = asyncio.get_running_loop().call_later(
         SILENT_SECONDS, logger.warning, "waiting for ZooKeeper at %s", hosts
@@ -47,7 +50,7 @@ async def configured_store(config: BrokerConfig, clock: Clock) -> ZooKeeperStore
     try:
         await store.open()
     except StoreUnavailableError as error:
-        raise ConfigError(f"{error}; is it running there? `headrace zookeeper` starts one") from None
+        raise ConfigError(str(error)) from None
     finally:
         waiting.cancel()
     return store

@@ -30,8 +30,11 @@ from typing import Any, TypeVar
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient, KazooState
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
 
+from broker.cluster.stores.zookeeper_access import TlsHandler, ZooKeeperAccess
 from broker.ports import (
     BadVersionError,
     CheckNode,
@@ -66,6 +69,7 @@ _LOST = (
     zk.SessionExpiredError,
     zk.OperationTimeoutError,
     zk.SessionMovedError,
+    zk.AuthFailedError,
 )
 
 
@@ -73,8 +77,15 @@ class ZooKeeperStore:
     """A CoordinationStore in the ensemble at `hosts` (`host:port,host:port/chroot`). `open` before anything else."""
 
     def __init__(
-        self, hosts: str, *, clock: Clock, session_timeout_ms: int = 6_000, connect_timeout_ms: int = 15_000
+        self,
+        hosts: str,
+        *,
+        clock: Clock,
+        session_timeout_ms: int = 6_000,
+        connect_timeout_ms: int = 15_000,
+        access: ZooKeeperAccess | None = None,
     ) -> None:
+        self._access = access or ZooKeeperAccess()
         self._hosts, _, chroot = hosts.partition("/")
         self._chroot = f"/{chroot}".rstrip("/")
         self._clock = clock
@@ -84,42 +95,78 @@ class ZooKeeperStore:
         self._loop: asyncio.AbstractEventLoop
         self._lease_end = -math.inf
         self._beats: asyncio.Task[None] | None = None
+        self._again: asyncio.Future[Any] | None = None
         self._watches: dict[str, _Watch] = {}
         self._closed = False
 
     async def open(self) -> None:
-        """Connect and make the chroot. Raises StoreUnavailableError when no server answers in time."""
+        """Connect and make the chroot. Raises StoreUnavailableError when no server answers in time, or lets nobody in
+        who comes so.
+        """
         self._loop = asyncio.get_running_loop()
         if self._chroot:
             await self._make_chroot()
         again = KazooRetry(
             max_tries=-1, delay=0.05, backoff=2, max_delay=self._session_timeout / BEATS_PER_SESSION
         )
-        self._client = KazooClient(
-            self._hosts + self._chroot, timeout=self._session_timeout, connection_retry=again
-        )
+        self._client = self._make_client(self._hosts + self._chroot, connection_retry=again)
         self._client.add_listener(lambda state: self._loop.call_soon_threadsafe(self._on_state, state))
         await self._connect(self._client)
         self._session_timeout = self._client._session_timeout / 1000  # what the server granted
-        await self._beat()
+        try:
+            await self._beat()
+            await self._read(self._client.get_children_async("/"))
+        except StoreError as error:
+            await self._loop.run_in_executor(None, _end, self._client)
+            raise StoreUnavailableError(str(error)) from error
         self._beats = self._loop.create_task(self._keep_beating(), name="zookeeper lease")
 
     async def _make_chroot(self) -> None:
-        client = KazooClient(self._hosts, timeout=self._session_timeout)
+        client = self._make_client(self._hosts)
         try:
             await self._connect(client)
             await self._loop.run_in_executor(None, client.ensure_path, self._chroot)
+        except (zk.AuthFailedError, zk.NoAuthError) as error:
+            raise self._not_let_in(error) from error
         finally:
             await self._loop.run_in_executor(None, _end, client)
+
+    def _make_client(self, hosts: str, **more: Any) -> Any:
+        access = self._access
+        if access.tls is not None:
+            more["handler"] = TlsHandler(access.tls)
+        if access.user is not None:
+            user = access.user
+            more["sasl_options"] = {
+                "mechanism": "DIGEST-MD5",
+                "username": user.name,
+                "password": user.password,
+            }
+        if access.keeps_to_itself:
+            more["default_acl"] = CREATOR_ALL_ACL
+        return KazooClient(hosts, timeout=self._session_timeout, **more)
 
     async def _connect(self, client: Any) -> None:
         try:
             await self._loop.run_in_executor(None, partial(client.start, self._connect_timeout))
         except KazooTimeoutError as error:
             await self._loop.run_in_executor(None, _end, client)
+            failure = getattr(client.handler, "failure", None)
+            reason = "is it running there? `headrace zookeeper` starts one"
             raise StoreUnavailableError(
-                f"no ZooKeeper server answered at {self._hosts} within {self._connect_timeout:g} s"
+                f"no ZooKeeper server answered at {self._hosts} within {self._connect_timeout:g} s; {failure or reason}"
             ) from error
+        except (zk.AuthFailedError, zk.NoAuthError) as error:
+            await self._loop.run_in_executor(None, _end, client)
+            raise self._not_let_in(error) from error
+
+    def _not_let_in(self, error: Exception) -> StoreUnavailableError:
+        who = "nobody in particular" if self._access.user is None else f"the user {self._access.user.name}"
+        if isinstance(error, zk.AuthFailedError):
+            return StoreUnavailableError(f"ZooKeeper at {self._hosts} does not let in {who}")
+        return StoreUnavailableError(
+            f"ZooKeeper at {self._hosts} keeps {self._chroot or '/'} from {who}: the ACLs of its nodes are for others"
+        )
 
     @property
     def session(self) -> int:
@@ -184,6 +231,8 @@ class ZooKeeperStore:
         if self._beats is not None:
             self._beats.cancel()
             await asyncio.gather(self._beats, return_exceptions=True)
+        if self._again is not None:
+            await asyncio.gather(self._again, return_exceptions=True)
         await self._loop.run_in_executor(None, _end, self._client)
 
     # -- requests ------------------------------------------------------------------------------------------
@@ -222,6 +271,8 @@ class ZooKeeperStore:
     async def _read(self, asked: Any) -> Any:
         try:
             return await self._answer(asked)
+        except (zk.AuthFailedError, zk.NoAuthError) as error:
+            raise self._not_let_in(error) from error
         except (*_LOST, TimeoutError) as error:
             raise StoreUnavailableError(f"ZooKeeper is lost: {error or type(error).__name__}") from error
 
@@ -252,6 +303,8 @@ class ZooKeeperStore:
         if state == KazooState.LOST:
             self._lease_end = -math.inf
             logger.warning("the session with ZooKeeper at %s is lost", self._hosts)
+            if self._beats is not None and self._client._state != KeeperState.EXPIRED_SESSION:
+                self._loop.call_later(self._session_timeout / BEATS_PER_SESSION, self._begin_again)
         elif state == KazooState.SUSPENDED:
             logger.warning("the connection to ZooKeeper at %s is lost; the session may go on", self._hosts)
         else:
@@ -262,6 +315,12 @@ class ZooKeeperStore:
                 if watch.is_wanted:
                     watch.arm()
                     watch.tell()
+
+    def _begin_again(self) -> None:
+        """kazoo gives up for good when it is not let in; a server that ends while it authenticates looks so, too."""
+        if not self._closed and self._client._state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED):
+            logger.warning("ZooKeeper at %s does not let this broker in; it tries again", self._hosts)
+            self._again = self._loop.run_in_executor(None, self._client.start_async)
 
 
 class _Watch:

@@ -27,9 +27,9 @@ def server_settings(data: Path, host: str, port: int, tick_ms: int) -> str:
     )
 
 
-def server_command(settings: Path) -> list[str]:
-    """What starts the server. Raises RuntimeError without the jars."""
-    java = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", _class_path()]
+def server_command(settings: Path, *options: str) -> list[str]:
+    """What starts the server, with more options of Java. Raises RuntimeError without the jars."""
+    java = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *options, "-cp", _class_path()]
     return [*java, "org.apache.zookeeper.server.ZooKeeperServerMain", str(settings)]
 
 
