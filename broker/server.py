@@ -65,7 +65,7 @@ from broker.groups.group_configs import GroupConfigs
 from broker.groups.handlers import GroupHandlers
 from broker.groups.modern.handlers import ConsumerGroupHandlers
 from broker.groups.modern.patterns import PatternResolver
-from broker.listeners import Listener, inter_broker_listener
+from broker.listeners import Listener, SecurityProtocol, inter_broker_listener
 from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
@@ -226,6 +226,7 @@ class Broker:
         window_seconds = config["quota.window.num"] * config["quota.window.size.seconds"]
         network.rates = ConnectionRates(window_seconds / BURST_PART, config["quota.window.size.seconds"])
         self._set_connection_rates()
+        self._set_connections_max()
         if self._certificates is not None:
             await self._certificates.load()
             configs.slow_checks.append(self._certificates.check)
@@ -331,6 +332,8 @@ class Broker:
         self._background.keep(groups.configs.run, "what others set of groups")
         sasl = self.sasl = SaslService(config, store, self._clock, self._entropy, executor, self._background)
         await sasl.start(name for name, listener in self.listeners.items() if listener.protocol.has_sasl)
+        if self._store is not None:
+            await self._introduce_to_others(executor)
         fetches = FetchApi(config, self._metadata, identity, self._clock, self._entropy, slices)
         quotas = QuotaStore(
             store,
@@ -447,6 +450,21 @@ class Broker:
         self.host, self.port = first.host, first.port
         return network
 
+    async def _introduce_to_others(self, executor: Executor) -> None:
+        """How connections to other brokers show who this one is. Raises ConfigError."""
+        config = self.config
+        listener = self.listeners.get(
+            inter_broker_listener(
+                config["inter.broker.listener.name"], config["security.inter.broker.protocol"]
+            )
+        )
+        if listener is not None and listener.protocol is not SecurityProtocol.PLAINTEXT:
+            from broker.security.inter_broker import InterBroker  # and what it reads certificates with
+
+            introduction = InterBroker(config, listener, self._entropy, executor)
+            await introduction.check()
+            self._network.introduction = introduction
+
     @property
     def has_certificates(self) -> bool:
         """There is a listener with TLS; known once the broker has started."""
@@ -473,12 +491,23 @@ class Broker:
             own if len(self.listeners) > 1 else None,
         )
 
+    def _set_connections_max(self) -> None:
+        config, name = self.config, "max.connections"
+        most = config[name]
+        own = inter_broker_listener(
+            config["inter.broker.listener.name"], config["security.inter.broker.protocol"]
+        )
+        self._network.set_connections_max(
+            None if most == UNLIMITED else most,
+            {listener: config.of_listener(listener, name) for listener in self.listeners},
+            own if len(self.listeners) > 1 else None,
+        )
+
     def _network_limits(self) -> Limits:
         config = self.config
         return Limits(
             request_bytes_max=config["socket.request.max.bytes"],
             idle_seconds_max=config["connections.max.idle.ms"] / 1000,
-            connections_max=config["max.connections"],
             connections_per_address_max=config["max.connections.per.ip"],
             backlog=config["socket.listen.backlog.size"],
             send_buffer_bytes=config["socket.send.buffer.bytes"],
@@ -500,6 +529,7 @@ class Broker:
         config = self.config
         self._network.limits = self._network_limits()
         self._set_connection_rates()
+        self._set_connections_max()
         self.sasl.refresh()
         await self._metadata.defaults_changed(config.topic_defaults(), config["producer.id.expiration.ms"])
 

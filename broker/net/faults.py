@@ -11,7 +11,7 @@ class Fault(StrEnum):
     ACCEPT = "accept"
     """The process has no room for connections: nobody's fault in particular."""
     REFUSED = "refused"
-    """There are too many connections already, in all or of the address."""
+    """There are too many connections already, of the address or in all: then who comes waits."""
     THROTTLED = "throttled"
     """The address connects too often (`connection_creation_rate`)."""
     HANDSHAKE = "tls"

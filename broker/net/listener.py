@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import heapq
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,10 +22,11 @@ import msgspec
 from broker.net.backlog import Backlog
 from broker.net.connection import Connection
 from broker.net.connection_rates import ConnectionRates
+from broker.net.connection_slots import ConnectionSlots
 from broker.net.faults import LEVELS, Fault
 from broker.net.handshakes import HandshakeQueue
 from broker.net.limits import Limits
-from broker.net.outgoing import OutgoingConnection
+from broker.net.outgoing import Introduction, OutgoingConnection, OutgoingTlsConnection
 from broker.net.pool import FramePool
 from broker.net.reply import Answerer, Peer
 from broker.net.sockets import SystemSockets
@@ -36,6 +38,8 @@ from broker.security.principal import ANONYMOUS, Session
 logger = logging.getLogger("headrace.net")
 
 
+_CLOSED_PER_TURN = 64
+"""Of connections that are too many, before others are served again."""
 _TURNED_AWAY_MAX = 1000
 """Connections that are held until they are closed; beyond that they are closed at once."""
 _TURNS_SECONDS = 0.02
@@ -56,6 +60,8 @@ class Listening(msgspec.Struct, eq=False):
     """Connections since it listens."""
     pause: asyncio.TimerHandle | None = None
     """Nothing is accepted until then."""
+    is_full: bool = False
+    """Nothing is accepted until a connection has gone."""
 
 
 class Network:
@@ -96,6 +102,10 @@ class Network:
         """Asked for each connection, by address: 0, or the seconds after which it is closed instead of being served."""
         self.rates = ConnectionRates()
         """How fast listeners accept; changed by `set_rates`."""
+        self._slots = ConnectionSlots()
+        self._is_closing_excess = False
+        self.introduction: Introduction | None = None
+        """How connections to others show who asks; None: nobody in particular, in the clear."""
         self.faults: Counter[Fault] = Counter()
         """How many connections were refused or closed, for what."""
         self._turned_away: set[Stream] = set()
@@ -156,6 +166,9 @@ class Network:
         for _ in range(self.limits.accepts_per_wakeup):
             if not listening.is_accepting:
                 return
+            if (reached := self._slots.full(listening.name)) is not None:
+                self._wait_for_slot(listening, reached)
+                return
             wait = self.rates.wait_seconds(listening.name, self.loop.time())
             if wait > 0.0:
                 self._pause(listening, wait)
@@ -188,6 +201,50 @@ class Network:
             listening.sock.pause()
             listening.pause = self.loop.call_later(seconds, self._accept_again, listening)
 
+    def _wait_for_slot(self, listening: Listening, reached: int) -> None:
+        listening.is_full = True
+        listening.sock.pause()
+        self._complain(
+            Fault.REFUSED,
+            "nobody is accepted on %s until a connection is closed: max.connections=%d are open",
+            listening.name,
+            reached,
+        )
+
+    def _slots_changed(self) -> None:
+        for listening in self.listeners:
+            if listening.is_full and self._slots.full(listening.name) is None:
+                listening.is_full = False
+                self._accept_again(listening)
+
+    def set_connections_max(
+        self, of_all: int | None, of_listeners: Mapping[str, int], protected: str | None = None
+    ) -> None:
+        """As `ConnectionSlots.set`; who waits is looked at again, and those that are too many now are closed."""
+        self._slots.set(of_all, of_listeners, protected)
+        self._close_excess()
+        self._slots_changed()
+
+    def _close_excess(self) -> None:
+        """Those that have been silent for longest, a few in each turn of the loop."""
+        excess = self._slots.excess
+        if not excess or self._is_closing_excess:
+            return
+        others = (each for each in self._connections if self._slots.may_be_closed(each.peer.listener))
+        count = min(excess, _CLOSED_PER_TURN)
+        for connection in heapq.nsmallest(count, others, key=lambda each: each.last_active):
+            connection.close(
+                f"it was silent for longest, and there are more than max.connections={self._slots.max_of_all}",
+                Fault.REFUSED,
+            )
+        if excess > count:
+            self._is_closing_excess = True
+            self.loop.call_soon(self._close_more)
+
+    def _close_more(self) -> None:
+        self._is_closing_excess = False
+        self._close_excess()
+
     def set_rates(
         self, of_all: float | None, of_listeners: Mapping[str, float], exempt: str | None = None
     ) -> None:
@@ -200,7 +257,7 @@ class Network:
 
     def _accept_again(self, listening: Listening) -> None:
         listening.pause = None
-        if listening.is_accepting:
+        if listening.is_accepting and not listening.is_full:
             listening.sock.resume()
 
     def _admit(self, listening: Listening, sock: Stream, host: str, port: int) -> None:
@@ -213,11 +270,6 @@ class Network:
             return
         self.rates.accepted(listening.name, self.loop.time())
         listening.accepted += 1
-        if len(self._connections) >= limits.connections_max:
-            text = "refused %s:%d: max.connections=%d are open"
-            self._complain(Fault.REFUSED, text, host, port, limits.connections_max)
-            sock.close()
-            return
         if self._per_address[host] >= limits.connections_per_address_max:
             self._complain(
                 Fault.REFUSED,
@@ -230,6 +282,8 @@ class Network:
             return
         self._next_id += 1
         self._per_address[host] += 1
+        self._slots.take(listening.name)
+        self._close_excess()
         is_stranger = listening.with_sasl or listening.encryption is not None
         session = None if is_stranger else Session(ANONYMOUS, listening.name, since=self.loop.time())
         peer = Peer(self._next_id, host, port, listening.name, session)
@@ -331,15 +385,30 @@ class Network:
         self._per_address[host] -= 1
         if not self._per_address[host]:
             del self._per_address[host]
+        self._slots.leave(connection.peer.listener)
+        self._slots_changed()
         self.on_rest()
 
     # -- connections to others ------------------------------------------------------------------------------
 
     async def connect(self, host: str, port: int) -> OutgoingConnection:
-        """A connection to whoever listens there. Raises OSError; who wants a deadline sets one around it."""
+        """A connection to whoever listens there, who knows by `introduction` who asks. Raises OSError; who wants a
+        deadline sets one around it.
+        """
+        introduction = self.introduction
+        tls = None if introduction is None else await introduction.encryption(host)
         sock = await self.sockets.connect(host, port)
-        connection = OutgoingConnection(self, sock, f"{host}:{port}")
+        name = f"{host}:{port}"
+        connection: OutgoingConnection
+        if tls is None:
+            connection = OutgoingConnection(self, sock, name)
+        else:
+            connection = OutgoingTlsConnection(self, sock, name, tls)
         self._outgoing[connection] = None
+        if isinstance(connection, OutgoingTlsConnection):
+            await connection.shake_hands()
+        if introduction is not None:
+            await connection.introduce(introduction)
         return connection
 
     def forget_outgoing(self, connection: OutgoingConnection) -> None:

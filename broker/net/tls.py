@@ -39,14 +39,17 @@ class TlsError(Exception):
 
 
 class TlsStream:
-    """See the module's contract. The server's side of one connection."""
+    """See the module's contract. One side of one connection."""
 
     __slots__ = ("_from_peer", "_tls", "_to_peer", "is_closed")
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
+        """The client's side where the server's name is given, by which it was found."""
         self._from_peer = ssl.MemoryBIO()
         self._to_peer = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_side=True)
+        self._tls = context.wrap_bio(
+            self._from_peer, self._to_peer, server_side=server_name is None, server_hostname=server_name
+        )
         self.is_closed = False
         """The peer has said that nothing more comes."""
 

@@ -1,4 +1,4 @@
-"""`kafka-configs` limits how fast connections come (KIP-612), of a listener and of addresses, while clients use it."""
+"""`kafka-configs` limits how many connections there are and how fast they come (KIP-612), while clients use them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import socket
 import time
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from java_tools import JavaTools
 
@@ -92,3 +93,24 @@ def test_an_address_that_connects_too_often_is_closed(server) -> None:
     for each in crowd:
         each.close()
     ask(server.port)
+
+
+def test_who_comes_beyond_max_connections_waits_and_brokers_find_room(server) -> None:
+    java, at = (
+        JavaTools(),
+        ("--bootstrap-server", server.address, "--entity-type", "brokers", "--entity-name", "0"),
+    )
+    own = "listener.name.outside.max.connections"
+    java.run(CONFIGS, *at, "--alter", "--add-config", f"max.connections=3,{own}=2")
+    crowd = [socket.create_connection(("127.0.0.1", server.outside), 20) for _ in range(2)]
+    client = AdminClient({"bootstrap.servers": f"127.0.0.1:{server.outside}", "log_level": 0})
+    with pytest.raises(KafkaException):
+        client.list_topics(timeout=2)
+    for each in crowd:
+        each.close()
+    assert client.list_topics(timeout=60).brokers, "it has waited, and was not refused"
+    del client
+    java.run(CONFIGS, *at, "--alter", "--delete-config", own)
+    crowd = [socket.create_connection(("127.0.0.1", server.outside), 20) for _ in range(4)]
+    ask(server.port)
+    assert sum(map(is_closed, crowd)) >= 1

@@ -33,7 +33,8 @@ SASL_CONFIGS: Final[tuple[ConfigKey, ...]] = (
         "sasl.mechanism.inter.broker.protocol",
         _STRING,
         "GSSAPI",
-        "No effect here: brokers do not talk to each other.",
+        "How a broker authenticates itself to others of its cluster, where the listener that they use among themselves "
+        "is one of SASL: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.",
     ),
     ConfigKey(
         "connections.max.reauth.ms",

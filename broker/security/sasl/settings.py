@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from broker.security.tls.client_tls import ClientTls
 
 _ENABLED: Final = "sasl.enabled.mechanisms"
+_BETWEEN_BROKERS: Final = "sasl.mechanism.inter.broker.protocol"
 _JAAS: Final = "sasl.jaas.config"
 _HANDLER: Final = "sasl.server.callback.handler.class"
 _REAUTHENTICATION: Final = "connections.max.reauth.ms"
@@ -137,6 +138,37 @@ def sasl_of_listener(listener: str, texts: Texts, parts: SaslParts) -> dict[str,
             mechanism = _oauthbearer(settings, parts)
         found[name] = mechanism
     return found
+
+
+class Login(msgspec.Struct, frozen=True):
+    """Of this broker to others."""
+
+    mechanism: str
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"Login({self.mechanism}, {self.user!r})"
+
+
+def login_of(listener: str, texts: Texts) -> Login:
+    """By the listener that brokers use among themselves. Raises ConfigError."""
+    name = texts(_BETWEEN_BROKERS) or "GSSAPI"
+    modules = {plain.MECHANISM: "PlainLoginModule", **dict.fromkeys(BY_NAME, "ScramLoginModule")}
+    if name not in modules:
+        raise ConfigError(
+            f"brokers use the listener {listener} among themselves, which is one of SASL: set {_BETWEEN_BROKERS} (it "
+            f"is {name}) to one of {', '.join(modules)}"
+        )
+    settings = _Settings(texts, listener, name)
+    entry = settings.jaas(modules[name])
+    options = {} if entry is None else entry.options
+    if not options.get("username") or "password" not in options:
+        raise ConfigError(
+            f"brokers authenticate themselves by {name} on the listener {listener}: {settings.example()} has to have "
+            "username and password"
+        )
+    return Login(name, options["username"], options["password"])
 
 
 def _made(settings: _Settings, start: Callable[[], object]) -> Mechanism:

@@ -133,7 +133,8 @@ TLS_CONFIGS: Final[tuple[ConfigKey, ...]] = (
     _string(
         "ssl.endpoint.identification.algorithm",
         "https",
-        "No effect here: it is for connections that the broker makes itself.",
+        "Of connections to other brokers: https, their certificates have to have the name that they are connected to "
+        "by; empty, that is not looked at.",
     ),
     _string("ssl.keymanager.algorithm", "SunX509", _WITHOUT_EFFECT),
     _string("ssl.provider", None, _WITHOUT_EFFECT),

@@ -10,8 +10,8 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from protocol.jaas import JaasEntry, JaasError, parse_jaas
+from protocol.sasl import SCRAM_HASHES, OAuthBearer, Plain, SaslClient, Scram
 from tablelayer.client.errors import SettingsError
-from tablelayer.client.security.sasl import SCRAM_HASHES, OAuthBearer, Plain, SaslClient, Scram
 from tablelayer.client.security.settings import ConnectionSettings
 from tablelayer.client.security.tls import Tls
 from tablelayer.client.security.tokens import ClientCredentials, TokenFile, TokenSource

@@ -29,6 +29,7 @@ from protocol.headers import RequestHeader, decode_response_header, encode_reque
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from protocol.sasl import SaslClient, SaslError
 from protocol.schema import ApiMessage
 from tablelayer.client.errors import (
     AuthenticationFailed,
@@ -41,7 +42,6 @@ from tablelayer.client.errors import (
 )
 from tablelayer.client.metrics import Counters
 from tablelayer.client.security.access import Access
-from tablelayer.client.security.sasl import SaslClient, SaslError
 
 ResponseT = TypeVar("ResponseT", bound=ApiMessage)
 

@@ -18,6 +18,7 @@ from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from protocol.sasl import OAuthBearer, Plain, SaslError, Scram
 from tablelayer.client import (
     AuthenticationFailed,
     ClientError,
@@ -28,7 +29,6 @@ from tablelayer.client import (
 )
 from tablelayer.client.security.access import access_of
 from tablelayer.client.security.java import for_java
-from tablelayer.client.security.sasl import OAuthBearer, Plain, SaslError, Scram
 from tablelayer.client.security.settings import environment, read_properties
 from tablelayer.client.security.tls import Tls
 from tablelayer.client.wire.retry import error_of
