@@ -230,8 +230,9 @@ class ConfigsApi:
                 )
             if resource.resource_type == GROUP:
                 name = resource.resource_name
-                wanted = changes(self._groups.explicit(name), GROUP_CONFIGS)
-                await self._groups.alter(name, wanted, validate_only=validate_only)
+                await self._groups.alter(
+                    name, lambda config: changes(config, GROUP_CONFIGS), validate_only=validate_only
+                )
                 return 0, None
             if resource.resource_type != TOPIC:
                 self._check_broker(resource.resource_type, resource.resource_name)
@@ -244,8 +245,11 @@ class ConfigsApi:
             image = self._existing(resource.resource_name)
             if image.internal:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{image.name} is the broker's own")
-            wanted = changes(image.config, self._metadata.topic_configs.keys(image.config))
-            await self._metadata.alter_config(image.name, wanted, validate_only=validate_only)
+            await self._metadata.alter_config(
+                image.name,
+                lambda config: changes(config, self._metadata.topic_configs.keys(config)),
+                validate_only=validate_only,
+            )
         except KafkaError as error:
             return error.code, error.message
         return 0, None

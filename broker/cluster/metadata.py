@@ -366,12 +366,18 @@ class TopicManager:
         return await self._to_the_end(self._replace_topic(name, grown, validate_only, assignment))
 
     async def alter_config(
-        self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+        self,
+        name: str,
+        changes: Mapping[str, str | None] | Callable[[Mapping[str, str]], Mapping[str, str | None]],
+        *,
+        validate_only: bool = False,
     ) -> TopicImage:
-        """Set configurations (None: back to the default), all or none. Raises KafkaError."""
+        """Set configurations (None: back to the default), all or none. A function is given what is set at the moment of
+        the change, as often as another change is in its way. Raises KafkaError.
+        """
 
         async def altered(old: TopicImage) -> TopicImage:
-            merged = {**old.config, **changes}
+            merged = {**old.config, **(changes(old.config) if callable(changes) else changes)}
             config = {key: value for key, value in merged.items() if value is not None}
             normal = await self._revalidated(old, old.partition_count, config)
             return TopicImage(name, old.topic_id, old.partition_count, normal, old.internal)

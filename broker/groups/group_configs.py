@@ -7,7 +7,7 @@ hold from the next heartbeat on. What a group does not set comes from the broker
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
@@ -80,15 +80,23 @@ class GroupConfigs:
         return int(text) if text is not None else int(self._broker[broker_synonym(name)])
 
     async def alter(
-        self, group_id: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+        self,
+        group_id: str,
+        changes: Callable[[Mapping[str, str]], Mapping[str, str | None]],
+        *,
+        validate_only: bool = False,
     ) -> None:
-        """Set configurations (None: back to the default), all or none. Raises KafkaError."""
+        """Set configurations (None: back to the default), all or none. `changes` is given what is set.
+
+        Raises KafkaError.
+        """
         if not group_id:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
 
         def changed(old: Mapping[str, str]) -> dict[str, str]:
-            config = {name: text for name, text in {**old, **changes}.items() if text is not None}
-            self._check(config, changes)
+            wanted = changes(old)
+            config = {name: text for name, text in {**old, **wanted}.items() if text is not None}
+            self._check(config, wanted)
             return config
 
         if validate_only:

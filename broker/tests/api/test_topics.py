@@ -428,6 +428,15 @@ async def test_incremental_changes_apply_at_once_and_survive_a_restart(tmp_path)
         assert "segment.bytes" not in broker.context.metadata.topic("t").config
 
 
+async def test_what_a_list_is_added_to_is_what_the_change_before_has_left(tmp_path) -> None:
+    async with direct_broker(tmp_path) as broker:
+        await broker.create_topic("t")
+        first = alter(broker, ("cleanup.policy", APPEND, "compact"))
+        second = alter(broker, ("cleanup.policy", SUBTRACT, "delete"))
+        assert await asyncio.gather(first, second) == [0, 0]
+        assert broker.context.metadata.topic("t").config["cleanup.policy"] == "compact"
+
+
 @pytest.mark.parametrize(
     ("operations", "options", "code"),
     [
