@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
+    from broker.net.peers import Peers
     from broker.ports import AgeClock, Clock, CoordinationStore, Disk, Entropy, Threads
     from broker.security.acl.store import AclStore
 
@@ -41,6 +42,8 @@ class BrokerContext(msgspec.Struct):
     """What retention and expiry go by."""
     background: BackgroundTasks
     """Work beside the requests, whose failure stops nothing."""
+    peers: Peers
+    """How the other brokers of the cluster are asked."""
     authorizer: Authorizer = OPEN
     acls: AclStore | None = None
     """What the authorizer goes by; None without one."""

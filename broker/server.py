@@ -46,6 +46,7 @@ from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, is_used, member_of, to_base64
 from broker.cluster.deleted_files import DeletedFiles
+from broker.cluster.endpoints import address_of
 from broker.cluster.fence import Fence
 from broker.cluster.flushing import LogFlushing
 from broker.cluster.identity import BrokerIdentity
@@ -74,6 +75,7 @@ from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from broker.net.connection_rates import ConnectionRates
 from broker.net.limits import Limits
 from broker.net.listener import Network
+from broker.net.peers import Address, Peers
 from broker.net.sockets import SystemSockets
 from broker.ports import (
     AgeClock,
@@ -280,6 +282,7 @@ class Broker:
             allocate_producer_id=ProducerIds(store).allocate,
             ages=AgeClock(self._clock),
             background=self._background,
+            peers=self._make_peers(network, identity),
         )
         undo.push_async_callback(self._background.cancel)
         authorization = Authorization.configured(config, store, self._clock, slices)
@@ -324,6 +327,8 @@ class Broker:
             self.context.ages,
             self._clock,
             self._background,
+            self.context.peers,
+            identity.broker_id,
         )
         undo.push_async_callback(transactions.stop)
         await transactions.start()
@@ -474,6 +479,32 @@ class Broker:
         """Look now, not in a while, whether files of certificates have changed."""
         if self._certificates is not None:
             await self._certificates.reload()
+
+    def _make_peers(self, network: Network, identity: BrokerIdentity) -> Peers:
+        """Raises ConfigError if brokers of a cluster could not reach each other."""
+        metadata, listener = self._metadata, self._inter_broker_listener()
+
+        def find(broker_id: int) -> Address | None:
+            broker = metadata.image.brokers.get(broker_id)
+            where = None if broker is None else address_of(identity, broker, listener.name)
+            return None if broker is None or where is None else Address(*where, broker.epoch)
+
+        return Peers(network, find, client_id=f"broker-{identity.broker_id}")
+
+    def _inter_broker_listener(self) -> Listener:
+        """The one that brokers of the cluster use; a broker that has one listener has no other. Raises ConfigError."""
+        config = self.config
+        name = inter_broker_listener(
+            config["inter.broker.listener.name"], config["security.inter.broker.protocol"]
+        )
+        if name in self.listeners:
+            return self.listeners[name]
+        if self._store is not None and len(self.listeners) > 1:
+            raise ConfigError(
+                f"inter.broker.listener.name is not set, and listeners has no {name}: say which of"
+                f" {', '.join(self.listeners)} the brokers of the cluster use among themselves"
+            )
+        return next(iter(self.listeners.values()))
 
     def _set_connection_rates(self) -> None:
         config, name = self.config, "max.connection.creation.rate"

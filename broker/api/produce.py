@@ -3,8 +3,8 @@
 Record data is never copied here: a batch goes from the frame to the log as a view. Plain partitions are appended to at
 once, on the event loop; the answer is made in the same call. Partitions with hooks are awaited, all of a request
 together; so are batches whose records take long to check (`Effort` is what a request may cost), the announcement of a
-partition to a transaction whose journal takes its time, and, unless acks is 0, the fsync that `durability=power` asks
-for.
+partition to a transaction whose journal takes its time or is another broker's, and, unless acks is 0, the fsync that
+`durability=power` asks for.
 
 Version 0 is advertised and never accepted: old clients take the advertised minimum as a sign of what the
 broker can do (KAFKA-18659), and send 3 or newer.
@@ -31,8 +31,9 @@ from broker.security.quotas.model import Quota
 from broker.security.requirement import within
 from broker.security.rights import Operation, ResourceType, denied
 from broker.slices import Slices, Work
-from broker.transactions.admission import admit_batch
+from broker.transactions.admission import admit_batch, check_guard
 from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.verification import Guard
 from protocol.errors import DecodeError, ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -315,6 +316,7 @@ class ProduceApi:
         records: memoryview,
         request: ProduceRequest,
         answer: PartitionProduceResponse,
+        guard: Guard | None = None,
     ) -> None:
         """The batch is looked into and perhaps recompressed in a thread. A connection's next request waits."""
         try:
@@ -329,6 +331,7 @@ class ProduceApi:
                 async with self._large_turn:
                     prepared = await loop.run_in_executor(self._executor, prepare, records)
             context.require(Operation.WRITE, ResourceType.TOPIC, partition.topic.name)
+            check_guard(self._transactions, guard)
             info = partition.append(prepared, AppendOrigin.CLIENT, prepared=True)
             _fill(answer, info)
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
@@ -339,7 +342,7 @@ class ProduceApi:
 
     async def _append_admitted(
         self,
-        admission: Awaitable[None],
+        admission: Awaitable[Guard | None],
         context: RequestContext,
         partition: Partition,
         records: memoryview,
@@ -347,18 +350,22 @@ class ProduceApi:
         answer: PartitionProduceResponse,
     ) -> None:
         """The journal of transactions has to know of the partition before anything is written to it."""
+        guard = None
         try:
-            await admission
+            guard = await admission
             context.require(Operation.WRITE, ResourceType.TOPIC, partition.topic.name)
+            check_guard(self._transactions, guard)
             try:
                 info = partition.append(records, AppendOrigin.CLIENT, effort=Effort())
             except TakesTime:
-                await self._prepare_and_append(context, partition, records, request, answer)
+                await self._prepare_and_append(context, partition, records, request, answer, guard)
                 return
             _fill(answer, info)
         except Exception as error:  # noqa: BLE001 - of one partition; the others have their own answers
             _refuse(answer, error, partition.topic.name)
             return
+        finally:
+            self._transactions.guards.release(guard)
         if request.acks and partition.high_watermark <= info.last_offset:
             await _wait_durable(partition, info, request.timeout_ms, answer)
 

@@ -58,7 +58,6 @@ class ProducerIdsApi:
         if not transactional_id or has_id != has_epoch:
             return _refused(ErrorCode.INVALID_REQUEST)
         coordinator = self._transactions
-        coordinator.check_offered()
         await coordinator.journal.ensure()
         error = coordinator.unavailable(transactional_id)
         if error is not ErrorCode.NONE:

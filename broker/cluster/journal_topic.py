@@ -9,7 +9,8 @@ Invariants
 - A key is served only after its partition has been read in full (COORDINATOR_LOAD_IN_PROGRESS until then). A partition
   that cannot be read answers COORDINATOR_NOT_AVAILABLE: to show its keys as unknown would lose what they stand for.
 - Keys of partitions that another broker leads are that one's (NOT_COORDINATOR). What was read of a partition is let go
-  of with its leadership, and read again when it comes back.
+  of with its leadership, and read again when it comes back, or when another broker may have led it in between. A
+  partition is read by one at a time: what was read before it was lost is gone before it is read again.
 - A partition is rewritten (live content appended again, what is before it deleted) when it has grown to several times
   its live content, so it does not grow for ever. Nothing is on its way to the partition while content is written
   again, so a record is never older than what precedes it; nothing is deleted before its copy is durable. A crash in
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -103,6 +105,9 @@ class JournalTopic:
         self._led: set[int] = set()
         self._loading: set[int] = set()
         self._failed: set[int] = set()
+        self._terms: Counter[int] = Counter()
+        """How often each partition was lost."""
+        self._turns: dict[int, asyncio.Lock] = {}
         self._creation: asyncio.Task[None] | None = None
         self._rewrite_at: dict[int, int] = {}
         self._rewriting: set[int] = set()
@@ -122,11 +127,13 @@ class JournalTopic:
         if entry.topic.name != self.name:
             return
         led = self._look()
-        for index in self._led - led:
+        kept = {index for index in self._led & led if not _may_have_moved(before, entry, index)}
+        for index in self._led - kept:
+            self._terms[index] += 1
             self._loading.discard(index)
             self._failed.discard(index)
             self._contents.let_go(index)
-        gained = led - self._led if before is not None else set()  # nothing is on those of a new topic
+        gained = led - kept if before is not None else set()  # nothing is on those of a new topic
         self._led = led
         if gained:
             self._loading |= gained
@@ -211,21 +218,28 @@ class JournalTopic:
         logger.info("loaded %d partitions of %s in %.0f ms", len(indexes), self.name, elapsed_ms)
 
     async def _load(self, index: int) -> None:
-        partition = self.partitions[index]
-        try:
-            partition.log  # noqa: B018  opened here, on the event loop, which owns it
-            read = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._contents.read, index, partition
-            )
-            await self._contents.adopt(index, read)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
-            if self.partitions[index] is not partition or partition.closed:
-                return  # another broker leads it now, or did meanwhile
-            logger.error("%s-%d cannot be read; nothing of it is served: %s", self.name, index, error)
-            self._failed.add(index)
+        async with self._turns.setdefault(index, asyncio.Lock()):
+            if index not in self._loading:
+                return  # another broker leads it now, or it was read meanwhile
+            partition, term = self.partitions[index], self._terms[index]
+            failure: Exception | None = None
+            try:
+                partition.log  # noqa: B018  opened here, on the event loop, which owns it
+                read = await asyncio.get_running_loop().run_in_executor(
+                    self._executor, self._contents.read, index, partition
+                )
+                if self._terms[index] == term:
+                    await self._contents.adopt(index, read)
+            except Exception as error:  # noqa: BLE001  whatever is wrong with it, the other partitions are served
+                failure = error
+            if self._terms[index] != term or partition.closed:
+                self._contents.let_go(index)  # another broker leads it now, or did meanwhile
+                return
             self._loading.discard(index)
-            return
-        self._loading.discard(index)
+            if failure is not None:
+                logger.error("%s-%d cannot be read; nothing of it is served: %s", self.name, index, failure)
+                self._failed.add(index)
+                return
         self._rewrite_if_worth_it(index)
 
     # -- append ----------------------------------------------------------------------------------------------
@@ -316,6 +330,13 @@ class JournalTopic:
                 ErrorCode.REQUEST_TIMED_OUT,
                 f"an fsync of {self.name}-{partition.index} takes a minute and more",
             )
+
+
+def _may_have_moved(before: TopicEntry | None, entry: TopicEntry, index: int) -> bool:
+    """Whether somebody else may have led the partition between two states in which this broker does: each change of the
+    leader raises the epoch by one.
+    """
+    return before is not None and entry.state(index).leader_epoch > before.state(index).leader_epoch + 1
 
 
 def partition_of(key: str, partition_count: int) -> int:

@@ -89,11 +89,14 @@ async def follow(store: CoordinationStore, root: str, read: Callable[[], Awaitab
 
 
 class OwnedNodes:
-    """The direct children of `root`, or nodes below them, by their paths relative to it."""
+    """The direct children of `root`, or nodes below them, by their paths relative to it. `noted`: what is written is
+    noted at the root, for those who follow it.
+    """
 
-    def __init__(self, store: CoordinationStore, root: str) -> None:
+    def __init__(self, store: CoordinationStore, root: str, *, noted: bool = False) -> None:
         self._store = store
         self._root = root
+        self._noted = noted
         self._versions: dict[str, int] = {}
 
     async def children(self, name: str = "") -> list[str]:
@@ -118,8 +121,10 @@ class OwnedNodes:
             operation, following = CreateNode(self._path(name), data), 0
         else:
             operation, following = SetNode(self._path(name), data, version), version + 1
+        # The root first: without it, the node below would make it.
+        operations = [await noted(self._store, self._root)] if self._noted else []
         try:
-            await self._store.transact([operation])
+            await self._store.transact([*operations, operation])
         except (*OUTDATED, StoreOutcomeUnknownError) as error:
             raise KafkaError(
                 ErrorCode.NOT_COORDINATOR, f"{self._path(name)} was changed by another broker: {error}"
@@ -129,7 +134,8 @@ class OwnedNodes:
     async def delete(self, name: str) -> None:
         """Whatever somebody else has made of it. No error if it is not there."""
         self._versions.pop(name, None)
-        await modify(self._store, self._path(name), lambda _: None)
+        root = self._root if self._noted else None
+        await modify(self._store, self._path(name), lambda _: None, root=root)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

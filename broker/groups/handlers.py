@@ -104,9 +104,6 @@ class Transactions(Protocol):
     @property
     def journal(self) -> JournalTopic: ...
 
-    def check_offered(self) -> None:
-        """Raises KafkaError where there are none."""
-
 
 class GroupHandlers:
     """The handlers of one coordinator. What has to wait for other members is answered by a coroutine."""
@@ -122,7 +119,6 @@ class GroupHandlers:
         slices: Slices,
     ) -> None:
         self._coordinator = coordinator
-        self._transactions = transactions
         self._journals = {GROUP_KEY_TYPE: coordinator.journal, TRANSACTION_KEY_TYPE: transactions.journal}
         self._metadata = metadata
         self._identity = identity
@@ -241,11 +237,6 @@ class GroupHandlers:
             if not context.may(Operation.DESCRIBE, resource_type, key):
                 refusal = denied(resource_type)
                 return _no_coordinator(key, refusal.code, refusal.message)
-            if key_type == TRANSACTION_KEY_TYPE:
-                try:
-                    self._transactions.check_offered()
-                except KafkaError as error:
-                    return _no_coordinator(key, error.code, error.message)
             journal, own = self._journals[key_type], self._identity.broker_id
             leader = (
                 self._metadata.leader(journal.name, journal.index_of(key)) if journal.partitions else None

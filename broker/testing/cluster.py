@@ -1,4 +1,6 @@
-"""Several whole brokers over one simulated ensemble, in the event loop of a test, without sockets between them."""
+"""Several whole brokers over one simulated ensemble, in the event loop of a test, without sockets between tests and
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+from broker.cluster.journal_topic import partition_of
 from broker.config import BrokerConfig
 from broker.extension import Extension
 from broker.ports import SystemClock
 from broker.server import Broker
 from broker.testing.coordination import SimulatedEnsemble, SimulatedStore
 from broker.testing.direct import QUICK, DirectBroker
+from broker.testing.transactional_client import coordinated_by, place_of
 
 DEADLINE_SECONDS = 20.0
+JOURNALS = ("__consumer_offsets", "__transaction_state")
+"""By the type of a coordinator's key."""
 
 
 class DirectCluster:
@@ -58,6 +65,38 @@ class DirectCluster:
             for node_id in who or tuple(self.brokers):
                 while not holds(self.brokers[node_id]):  # noqa: ASYNC110 - what is waited for is another's
                     await asyncio.sleep(0.005)
+
+
+class Routed:
+    """What a `transactional_client.Client` takes for a broker: each request goes to whom it is for."""
+
+    def __init__(self, cluster: DirectCluster) -> None:
+        self._cluster = cluster
+
+    def _broker(self, request: Any) -> DirectBroker:
+        brokers = self._cluster.brokers
+        metadata = next(iter(brokers.values())).context.metadata
+        place = place_of(request)
+        if place is None:
+            key_type, key = coordinated_by(request)
+            topic = metadata.topic(JOURNALS[key_type])
+            if topic is None:
+                return next(iter(brokers.values()))
+            place = topic.name, partition_of(key, topic.partition_count)
+        leader = metadata.leader(*place)
+        assert leader is not None, place
+        return brokers[leader.broker_id]
+
+    async def send(self, request: Any, version: int | None = None) -> Any:
+        return await self._broker(request).send(request, version)
+
+    async def fetch(self, topic: str, offset: int, *, partition: int, **options: Any) -> Any:
+        metadata = next(iter(self._cluster.brokers.values())).context.metadata
+        leader = metadata.leader(topic, partition)
+        assert leader is not None, (topic, partition)
+        return await self._cluster.brokers[leader.broker_id].fetch(
+            topic, offset, partition=partition, **options
+        )
 
 
 @asynccontextmanager

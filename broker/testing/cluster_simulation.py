@@ -175,6 +175,16 @@ class ClusterSimulation(Simulation):
             else:
                 await self._rest()
 
+    async def _part(self, member: Member) -> None:
+        """Off a client, or off another broker."""
+        if self.random.random() < 0.5:
+            await super()._part(member)
+            return
+        other = self.world.members[(member.node_id + self.random.randrange(1, BROKERS)) % BROKERS]
+        self.world.cut(other, member, both=self.random.random() < 0.5)
+        await asyncio.sleep(self.random.choice((0.2, 1.0, 3.0, 12.0)))
+        self.world.heal()
+
     async def _pause(self, member: Member) -> None:
         member.suspend()
         await asyncio.sleep(self.random.choice((0.3, 2.0, 1.5 * SESSION_SECONDS)))

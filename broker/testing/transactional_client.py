@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 from broker.testing.direct import DirectBroker, values_of
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.end_txn import EndTxnRequest
+from protocol.messages.fetch import FetchRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.list_offsets import ListOffsetsRequest
 from protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -188,3 +191,30 @@ async def until(ask: Callable[[], Awaitable[T]], is_wanted: Callable[[T], bool])
 
 def loaded(answer: object) -> bool:
     return answer is not ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def place_of(request: Any) -> tuple[str, int] | None:
+    """The partition that a request is about, whose leader answers it; None for one of a coordinator."""
+    match request:
+        case ProduceRequest():
+            topic = request.topic_data[0]
+            return topic.name, topic.partition_data[0].index
+        case FetchRequest():
+            return request.topics[0].topic, request.topics[0].partitions[0].partition
+        case ListOffsetsRequest():
+            return request.topics[0].name, request.topics[0].partitions[0].partition_index
+    return None
+
+
+def coordinated_by(request: Any) -> tuple[int, str]:
+    """The type of a coordinator's key, as in FindCoordinator, and the key."""
+    if isinstance(request, TxnOffsetCommitRequest):
+        return 0, request.group_id
+    if isinstance(request, OffsetFetchRequest):
+        return 0, request.groups[0].group_id
+    if isinstance(request, DescribeTransactionsRequest):
+        return 1, request.transactional_ids[0]
+    name: str = getattr(request, "transactional_id", "") or getattr(
+        request, "v3_and_below_transactional_id", ""
+    )
+    return 1, name

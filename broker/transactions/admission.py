@@ -1,5 +1,8 @@
 """Whether a write may be part of a transaction (rule T2, KIP-890).
 
+The coordinator of the transaction says it, which is this broker or another one. Another one is asked for the first
+write of a transaction to a partition: from then on the partition's log has the transaction open.
+
 With version 1 of transactions a producer announces partitions (AddPartitionsToTxn, AddOffsetsToTxn), and a
 write to another partition is refused: it would belong to no transaction that anybody will end. With version 2
 (Produce 12, TxnOffsetCommit 5) the write itself announces its partition.
@@ -15,6 +18,7 @@ from broker.cluster.partition import Partition
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.events import AddPartitions
 from broker.transactions.model import TopicPartition
+from broker.transactions.verification import Guard, is_in_transaction
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.header import PRODUCER, PRODUCER_ID_POSITION
 
@@ -27,6 +31,7 @@ _RETRIED_AS_NOT_ENOUGH_REPLICAS = frozenset(
         ErrorCode.CONCURRENT_TRANSACTIONS,
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
     }
 )
 
@@ -41,7 +46,8 @@ def part_of_transaction(
 ) -> ErrorCode | Awaitable[ErrorCode]:
     """NONE if the write may go on; it is announced here if `announces` and it was not before.
 
-    An awaitable if the journal takes its time. The write may go on in the same step of the event loop only.
+    An awaitable if the journal takes its time. The write may go on in the same step of the event loop only. This broker
+    coordinates the transaction.
     """
     if announces and coordinator.storing(transactional_id) is not None:
         return _once_stored(coordinator, transactional_id, producer, partition)
@@ -68,15 +74,44 @@ async def _once_stored(
     return outcome if isinstance(outcome, ErrorCode) else await outcome
 
 
+async def by_other_coordinator(
+    coordinator: TransactionCoordinator,
+    transactional_id: str,
+    producer: tuple[int, int],
+    partition: Partition,
+    *,
+    announces: bool,
+) -> tuple[ErrorCode, Guard | None]:
+    """As `part_of_transaction`, if another broker coordinates the transaction. The write may go on while the guard
+    holds, which is the caller's to release. Raises KafkaError.
+    """
+    if is_in_transaction(partition, *producer):
+        return ErrorCode.NONE, None
+    guard = coordinator.guards.take(partition, producer[0])
+    try:
+        error = await coordinator.ask_coordinator(
+            transactional_id, producer, (partition.topic.name, partition.index), announces=announces
+        )
+    except BaseException:
+        coordinator.guards.release(guard)
+        raise
+    if error is not ErrorCode.NONE:
+        coordinator.guards.release(guard)
+        return error, None
+    return error, guard
+
+
 def admit_batch(
     coordinator: TransactionCoordinator,
     transactional_id: str | None,
     partition: Partition,
     records: memoryview,
     version: int,
-) -> Awaitable[None] | None:
+) -> Awaitable[Guard | None] | None:
     """Check a transactional batch of Produce `version`. Raises KafkaError with a code that this version's
-    clients know what to do with. Gives something to wait for first if the journal takes its time; that raises then.
+    clients know what to do with. Gives something to wait for first if the journal takes its time, or another broker has
+    to be asked; that raises then, and gives the guard that must hold when the batch is appended (`check_guard`), and
+    is to be released.
     """
     topic, index = partition.topic.name, partition.index
     if partition.hooks is not None:
@@ -96,8 +131,13 @@ def admit_batch(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {producer_id} sent sequence {sequence}, and nothing of it is known: it must begin with 0",
         )
+    producer = producer_id, epoch
+    if coordinator.unavailable(transactional_id) is ErrorCode.NOT_COORDINATOR:
+        if is_in_transaction(partition, *producer):
+            return None
+        return _admit_by_other(coordinator, transactional_id, producer, partition, version)
     admission = part_of_transaction(
-        coordinator, transactional_id, (producer_id, epoch), (topic, index), announces=announces
+        coordinator, transactional_id, producer, (topic, index), announces=announces
     )
     if not isinstance(admission, ErrorCode):
         return _admit_later(admission, transactional_id, topic, index, version)
@@ -109,6 +149,34 @@ async def _admit_later(
     admission: Awaitable[ErrorCode], transactional_id: str, topic: str, index: int, version: int
 ) -> None:
     _check_admission(await admission, transactional_id, topic, index, version)
+
+
+async def _admit_by_other(
+    coordinator: TransactionCoordinator,
+    transactional_id: str,
+    producer: tuple[int, int],
+    partition: Partition,
+    version: int,
+) -> Guard | None:
+    announces = version >= FIRST_PRODUCE_OF_VERSION_2
+    error, guard = await by_other_coordinator(
+        coordinator, transactional_id, producer, partition, announces=announces
+    )
+    _check_admission(error, transactional_id, partition.topic.name, partition.index, version)
+    return guard
+
+
+def check_guard(coordinator: TransactionCoordinator, guard: Guard | None) -> None:
+    """The write follows in the same step of the event loop. Raises KafkaError(NOT_ENOUGH_REPLICAS), which clients
+    repeat, if what the coordinator has said may not be so any more.
+    """
+    if guard is not None and not coordinator.guards.holds(guard):
+        partition = guard.partition
+        raise KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"a transaction of producer {guard.producer_id} has ended in {partition.topic.name}-{partition.index}"
+            " while its coordinator was asked whether the batch is part of it",
+        )
 
 
 def _check_admission(error: ErrorCode, transactional_id: str, topic: str, index: int, version: int) -> None:

@@ -9,11 +9,13 @@ Invariants
   would let zombies go on beside new owners.
 - A decision is stored before the first marker is written, and the markers are stored, each as durably as its topic
   wants, before the transaction is complete.
-- A transaction whose end is decided is ended in every partition, now or after the next start. Markers that
-  cannot be written (a full disk) are tried again every second; a partition that is gone needs none.
+- A transaction whose end is decided is ended in every partition, now or after the next start, by this broker or by who
+  coordinates it then. Markers that cannot be written (a full disk, a leader that is away) are tried again every second,
+  by whoever leads the partition then; a partition that is gone needs none.
 
 Everything runs on the event loop; only reading the journal at start runs in the executor. Usually the end of
-a transaction is complete when it is answered, so that the next one need not wait for it.
+a transaction is complete when it is answered, so that the next one need not wait for it; nobody waits for more than a
+second for that.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ from broker.transactions.model import (
     TopicPartition,
     Transaction,
 )
+from broker.transactions.others import Others
 from broker.transactions.state import partition_error, restore, step
+from broker.transactions.verification import Guards
 from protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -62,13 +66,13 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.config import BrokerConfig
     from broker.groups.coordinator import GroupCoordinator
+    from broker.net.peers import Peers
     from broker.ports import AgeClock, Clock
 
 logger = logging.getLogger("headrace.transactions")
 
 R = TypeVar("R")
 
-NOT_OFFERED = "transactions are not offered in a cluster of several brokers yet; idempotent producers are"
 IDS_PER_TURN = 100
 STOP_SECONDS = 2
 """So long a stop waits for the ends that are being stored; what is decided is completed after the next start."""
@@ -81,6 +85,14 @@ _NEEDS_NO_MARKER = frozenset(
         ErrorCode.POLICY_VIOLATION,  # deleted, and made again as something that has no transactions
         ErrorCode.INVALID_PRODUCER_EPOCH,  # a later marker of this producer is there already
         ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+
+_PASSES = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
     }
 )
 
@@ -102,6 +114,8 @@ class TransactionCoordinator:
         ages: AgeClock,
         clock: Clock,
         background: BackgroundTasks,
+        peers: Peers,
+        broker_id: int,
     ) -> None:
         self.groups = groups
         self.limits = limits_of(config)
@@ -117,6 +131,8 @@ class TransactionCoordinator:
             clock=clock,
             background=background,
         )
+        self.guards = Guards()
+        self._others = Others(peers, metadata, broker_id, background)
         self._metadata = metadata
         self._ages = ages
         self._clock = clock
@@ -168,10 +184,14 @@ class TransactionCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return self.journal.unavailable(transactional_id)
 
-    def check_offered(self) -> None:
-        """Raises KafkaError(INVALID_REQUEST) among several brokers: nobody would write the markers of the others."""
-        if len(self._metadata.image.brokers) > 1:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, NOT_OFFERED)
+    async def ask_coordinator(
+        self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition, *, announces: bool
+    ) -> ErrorCode:
+        """What `admission.part_of_transaction` answers at the broker that coordinates the id."""
+        coordinated_at = self.journal.name, self.journal.index_of(transactional_id)
+        return await self._others.part_of_transaction(
+            coordinated_at, transactional_id, producer, partition, announces=announces
+        )
 
     def transaction(self, transactional_id: str) -> Transaction:
         """What is known of it; an empty one that is not kept if nothing is."""
@@ -277,6 +297,8 @@ class TransactionCoordinator:
             if transaction.deadline != NEVER:
                 self._deadlines.wake(transactional_id, transaction.deadline)
             return
+        for kept in self._kept_replies.pop(transactional_id, ()):
+            self._reply(kept, None)  # it is decided, and a marker takes its time
         self._run(transactional_id, Tick())
 
     def _append(self, transactional_id: str, effect: Append) -> ErrorCode | None:
@@ -346,14 +368,19 @@ class TransactionCoordinator:
             wanted.client_version,
         )
         now_ms = self._clock.time_ms()
+        transaction = self.transactions[transactional_id]
         on_their_way = self._marking.setdefault(transactional_id, set())
         done = []
         for place in partitions:
             if place in on_their_way:
                 continue
             try:
-                later = partial(self._marked_later, transactional_id, place)
-                if not write_marker(self._metadata, self.groups, *place, marker, now_ms, later):
+                later = partial(self._marked_later, transaction, place)
+                if self._others.leads_elsewhere(place):
+                    self._others.write_marker(place, marker, later)
+                    on_their_way.add(place)
+                    continue
+                if not write_marker(self._metadata, self.groups, *place, marker, now_ms, later, self.guards):
                     on_their_way.add(place)
                     continue
             except KafkaError as error:
@@ -364,7 +391,12 @@ class TransactionCoordinator:
             del self._marking[transactional_id]
         return frozenset(done)
 
-    def _marked_later(self, transactional_id: str, place: TopicPartition, error: KafkaError | None) -> None:
+    def _marked_later(
+        self, transaction: Transaction, place: TopicPartition, error: KafkaError | None
+    ) -> None:
+        transactional_id = transaction.transactional_id
+        if self._stopped or self.transactions.get(transactional_id) is not transaction:
+            return  # it was let go of, and read again perhaps: the marker may be that of a transaction before
         on_their_way = self._marking[transactional_id]
         on_their_way.discard(place)
         if not on_their_way:
@@ -377,7 +409,7 @@ class TransactionCoordinator:
     def _needs_no_marker(self, transactional_id: str, place: TopicPartition, error: KafkaError) -> bool:
         """Report why there is none."""
         level = logging.WARNING if error.code in _NEEDS_NO_MARKER else logging.ERROR
-        if error.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        if error.code in _PASSES:
             level = logging.INFO
         logger.log(level, "transactional id %r: no marker in %s-%d: %s", transactional_id, *place, error)
         return error.code in _NEEDS_NO_MARKER
@@ -409,6 +441,7 @@ class TransactionCoordinator:
         for transactional_id in self.live_keys(index):
             del self.transactions[transactional_id]
             self._deadlines.forget(transactional_id)
+            self._marking.pop(transactional_id, None)
             for reply in self._kept_replies.pop(transactional_id, ()):
                 future, _ = self._waiting.pop(reply.token, (None, None))
                 if future is not None and not future.done():

@@ -1,7 +1,7 @@
 """The transaction APIs on the wire: requests to events, results to responses.
 
-AddPartitionsToTxn is offered to clients only (versions 0 to 3): brokers would verify with later ones, and
-there is one broker, which asks itself.
+Of AddPartitionsToTxn clients send versions 0 to 3; later ones are between brokers, of which the leader of a partition
+asks the coordinator whether a write is part of a transaction, or says that it is (KIP-890).
 """
 
 from __future__ import annotations
@@ -20,17 +20,24 @@ from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import within
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType
 from broker.slices import Slices, Work, sort_in_slices
-from broker.transactions.admission import FIRST_OFFSET_COMMIT_OF_VERSION_2, part_of_transaction
+from broker.transactions.admission import (
+    FIRST_OFFSET_COMMIT_OF_VERSION_2,
+    by_other_coordinator,
+    part_of_transaction,
+)
 from broker.transactions.events import AddPartitions, EndTransaction, Result
 from broker.transactions.markers import Marker, write_marker
 from broker.transactions.model import State, TopicPartition
+from broker.transactions.others import SendersOfMarkers
 from broker.transactions.state import RAISES_EPOCH, needs_producer_id
+from broker.transactions.verification import Guard
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
     AddPartitionsToTxnTopicResult,
 )
 from protocol.messages.describe_producers import (
@@ -70,7 +77,8 @@ if TYPE_CHECKING:
     from broker.ports import Clock
     from broker.transactions.coordinator import TransactionCoordinator
 
-_ADD_PARTITIONS_VERSION_MAX = 3
+_FIRST_ADD_OF_BROKERS = 4
+_FIRST_ADD_WITH_ABORTABLE = 5
 _FIRST_VERSION_WITH_FENCED = 2
 _FIRST_END_OF_VERSION_2 = 5
 _FIRST_OFFSET_COMMIT_WITH_ABORTABLE = 4
@@ -97,6 +105,11 @@ class TransactionHandlers:
         self._executor = executor
         self._clock = clock
         self._slices = slices
+        self._senders = SendersOfMarkers(self._is_broker)
+
+    def _is_broker(self, client_id: str) -> bool:
+        name, _, number = client_id.rpartition("-")
+        return name == "broker" and number.isdecimal() and int(number) in self._metadata.image.brokers
 
     def declarations(self) -> list[ApiDeclaration]:
         return [
@@ -104,8 +117,9 @@ class TransactionHandlers:
                 AddPartitionsToTxnRequest,
                 AddPartitionsToTxnResponse,
                 self.add_partitions,
-                within(transactional_id=Operation.WRITE, topic=Operation.WRITE),
-                max_version=_ADD_PARTITIONS_VERSION_MAX,
+                within(
+                    transactional_id=Operation.WRITE, topic=Operation.WRITE, cluster=Operation.CLUSTER_ACTION
+                ),
                 on_error=_failed_add,
             ),
             ApiDeclaration(
@@ -160,6 +174,8 @@ class TransactionHandlers:
         self, context: RequestContext, request: AddPartitionsToTxnRequest
     ) -> Work[AddPartitionsToTxnResponse | Awaitable[Any]]:
         """All partitions or none are added."""
+        if context.api_version >= _FIRST_ADD_OF_BROKERS:
+            return self._add_for_brokers(context, request)
         transactional_id = request.v3_and_below_transactional_id
         context.require(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id)
         error = self._refusal(transactional_id)
@@ -199,6 +215,42 @@ class TransactionHandlers:
             return _added_later(request, outcome)
         return (yield from _added(request, outcome, {}))
 
+    async def _add_for_brokers(
+        self, context: RequestContext, request: AddPartitionsToTxnRequest
+    ) -> AddPartitionsToTxnResponse:
+        """Each partition by itself: a leader asks for what it is about to write."""
+        context.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+        pace = self._slices.pace()
+        response = AddPartitionsToTxnResponse()
+        for asked in request.transactions:
+            result = AddPartitionsToTxnResult(transactional_id=asked.transactional_id)
+            response.results_by_transaction.append(result)
+            producer = asked.producer_id, asked.producer_epoch
+            for topic in asked.topics:
+                told = AddPartitionsToTxnTopicResult(name=topic.name)
+                result.topic_results.append(told)
+                for index in topic.partitions:
+                    await pace.rest()
+                    code = self._refusal(asked.transactional_id)
+                    if code is ErrorCode.NONE:
+                        answer = part_of_transaction(
+                            self._coordinator,
+                            asked.transactional_id,
+                            producer,
+                            (topic.name, index),
+                            announces=not asked.verify_only,
+                        )
+                        code = answer if isinstance(answer, ErrorCode) else await answer
+                    if (
+                        code is ErrorCode.TRANSACTION_ABORTABLE
+                        and context.api_version < _FIRST_ADD_WITH_ABORTABLE
+                    ):
+                        code = ErrorCode.INVALID_TXN_STATE
+                    told.results_by_partition.append(
+                        AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=code)
+                    )
+        return response
+
     def _cannot_join(self, topic: str, index: int) -> ErrorCode:
         """Why a partition cannot be part of a client's transaction, or NONE."""
         partition = self._metadata.find_partition(topic, index)
@@ -206,9 +258,8 @@ class TransactionHandlers:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if partition.topic.internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
-        if partition.closed:
-            return ErrorCode.INVALID_REQUEST  # see TransactionCoordinator.check_offered
-        # A table's rows are applied as they come: nothing of it could be taken back.
+        # A table's rows are applied as they come: nothing of it could be taken back. Of one that another broker leads
+        # that one says it, to whoever writes.
         return ErrorCode.NONE if partition.hooks is None else ErrorCode.POLICY_VIOLATION
 
     async def add_offsets(
@@ -251,9 +302,15 @@ class TransactionHandlers:
             batch = await slices.run(prepared(self._groups, request.group_id, offsets, errors, producer))
         except KafkaError as refused:
             return _committed(request, refused.code, errors)
-        error = await self._admit_offsets(context, request)  # last: the transaction must not end in between
-        if error is ErrorCode.NONE:
-            error = self._groups.unavailable(request.group_id)
+        guard = None
+        try:
+            error, guard = await self._admit_offsets(context, request)  # last: it must not end in between
+            if error is ErrorCode.NONE:
+                error = self._groups.unavailable(request.group_id)
+            if error is ErrorCode.NONE and guard is not None and not self._coordinator.guards.holds(guard):
+                error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # which clients repeat
+        finally:
+            self._coordinator.guards.release(guard)
         if error is not ErrorCode.NONE:
             return _committed(request, error, errors)
         outcome = self._groups.commit_in_transaction(
@@ -268,18 +325,35 @@ class TransactionHandlers:
         result = await outcome if isinstance(outcome, asyncio.Future) else outcome
         return _committed(request, result.error, {**errors, **result.errors})
 
-    async def _admit_offsets(self, context: RequestContext, request: TxnOffsetCommitRequest) -> ErrorCode:
+    async def _admit_offsets(
+        self, context: RequestContext, request: TxnOffsetCommitRequest
+    ) -> tuple[ErrorCode, Guard | None]:
         version = context.api_version
-        error = self._refusal(request.transactional_id)
+        producer = request.producer_id, request.producer_epoch
+        place = self._journal_partition(request.group_id)
+        announces = version >= FIRST_OFFSET_COMMIT_OF_VERSION_2
+        error, guard = self._refusal(request.transactional_id), None
         if error is ErrorCode.NONE:
             admission = part_of_transaction(
-                self._coordinator,
-                request.transactional_id,
-                (request.producer_id, request.producer_epoch),
-                self._journal_partition(request.group_id),
-                announces=version >= FIRST_OFFSET_COMMIT_OF_VERSION_2,
+                self._coordinator, request.transactional_id, producer, place, announces=announces
             )
             error = admission if isinstance(admission, ErrorCode) else await admission
+        elif error is ErrorCode.NOT_COORDINATOR:
+            try:
+                error, guard = await by_other_coordinator(
+                    self._coordinator,
+                    request.transactional_id,
+                    producer,
+                    self._metadata.partition(*place),
+                    announces=announces,
+                )
+            except KafkaError:  # another broker has the group now
+                error = ErrorCode.NOT_COORDINATOR
+        return self._told_of_offsets(error, version), guard
+
+    @staticmethod
+    def _told_of_offsets(error: ErrorCode, version: int) -> ErrorCode:
+        """What clients of a version are told of a commit of offsets."""
         if error is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_OFFSET_COMMIT_WITH_ABORTABLE:
             return ErrorCode.INVALID_TXN_STATE
         if error is ErrorCode.CONCURRENT_TRANSACTIONS and version < FIRST_OFFSET_COMMIT_OF_VERSION_2:
@@ -362,6 +436,7 @@ class TransactionHandlers:
         """For administrators who end a transaction that hangs (KIP-664), and for brokers."""
         if not context.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME, audited=False):
             context.require(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+        self._senders.check(context.client_id, context.connection_id)
         results = []
         pace = self._slices.pace()
         for entry in request.markers:
@@ -390,7 +465,16 @@ class TransactionHandlers:
         stored: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
         try:
             now_ms = self._clock.time_ms()
-            if write_marker(self._metadata, self._groups, topic, index, marker, now_ms, stored.set_result):
+            if write_marker(
+                self._metadata,
+                self._groups,
+                topic,
+                index,
+                marker,
+                now_ms,
+                stored.set_result,
+                self._coordinator.guards,
+            ):
                 return ErrorCode.NONE
         except KafkaError as error:
             return error.code
@@ -582,7 +666,9 @@ async def _added_later(
 
 def _failed_add(
     request: AddPartitionsToTxnRequest, version: int, error: KafkaError
-) -> Work[AddPartitionsToTxnResponse]:
+) -> Work[AddPartitionsToTxnResponse] | AddPartitionsToTxnResponse:
+    if version >= _FIRST_ADD_OF_BROKERS:
+        return AddPartitionsToTxnResponse(error_code=error.code)
     return _added(request, error.code, {})
 
 

@@ -1,7 +1,8 @@
 """Writing the markers that end a transaction, partition by partition.
 
-A marker on `__consumer_offsets` also makes the group coordinator apply or forget the offsets that the
-transaction has committed. All of it is on the event loop; the effect is there when the marker is stored.
+Of partitions that this broker leads; other leaders are asked (`others.py`). A marker on `__consumer_offsets` also makes
+the group coordinator apply or forget the offsets that the transaction has committed. All of it is on the event loop;
+the effect is there when the marker is stored.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 
 from broker.cluster.journal_topic import Later
 from broker.groups import journal as groups_journal
+from broker.transactions.verification import Guards
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records.control import build_end_marker
 
@@ -40,6 +42,7 @@ def write_marker(
     marker: Marker,
     timestamp_ms: int,
     later: Later,
+    guards: Guards,
 ) -> bool:
     """True: it is as durable as its topic wants it. False: `later` will be told, with an error if it failed.
 
@@ -66,6 +69,7 @@ def write_marker(
         coordinator_epoch=marker.coordinator_epoch,
         timestamp_ms=timestamp_ms,
     )
+    guards.ended(topic, index, marker.producer_id)
     if is_of_groups:
         return groups.end_transaction(index, marker.producer_id, batch, later, commit=marker.commit)
     end_offset = partition.append_end(batch, marker.producer_id).last_offset + 1

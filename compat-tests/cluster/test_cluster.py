@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import NewTopic
 
@@ -19,6 +21,7 @@ from tablelayer.client import ClientConfig, connect
 
 SESSION_MS = 2000
 DEADLINE_SECONDS = 60
+TRANSACTIONS, RECORDS = 30, 12
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,7 @@ def brokers(zookeeper, tmp_path, server_process_class):
             "zookeeper.connect": path,
             "zookeeper.session.timeout.ms": str(SESSION_MS),
             "offsets.topic.num.partitions": "6",
+            "transaction.state.log.num.partitions": "3",
         }
         made[number] = server_process_class(tmp_path / str(number), **settings)
     try:
@@ -163,6 +167,114 @@ def test_a_killed_broker_is_missed_and_leads_again_when_it_is_back(brokers):
     producer.close()
     with connect(brokers[others[0]].address) as connection:
         assert connection.kafka.offsets("t") == {0: 2, 1: 2, 2: 2}
+
+
+def test_transactions_over_all_brokers_are_whole_through_kills(brokers):
+    """Each broker leads partitions, and each is killed in the middle of it, the coordinator among them."""
+    eventually(lambda: len(alive(brokers[1])) == 3, "all are alive")
+    with connect(brokers[1].address) as connection:
+        connection.kafka.create_topic("t", partitions=6)
+    addresses = ",".join(each.address for each in brokers.values())
+    outcomes = {}
+    restarting = []
+    producer = _transactional(addresses)
+    for number in range(TRANSACTIONS):
+        if number % (TRANSACTIONS // 3) == 3:
+            victim = brokers[number // (TRANSACTIONS // 3) + 1]
+            [each.join() for each in restarting]
+            restarting = [threading.Thread(target=victim.restart)]
+        outcome = "FAILED"
+        while outcome == "FAILED":
+            attempt = f"{number}.{len(outcomes)}"
+            outcome, producer = _transact(producer, addresses, attempt, restarting)
+            outcomes[attempt] = outcome
+    [each.join() for each in restarting]
+    producer.flush(DEADLINE_SECONDS)
+    counts = collections.Counter(_committed_attempts(addresses, "t", 6))
+    told = {attempt: (outcome, counts[attempt]) for attempt, outcome in outcomes.items()}
+    wrong = {
+        attempt: (outcome, count)
+        for attempt, (outcome, count) in told.items()
+        if count not in {"OK": (RECORDS,), "FAILED": (0,), "UNKNOWN": (0, RECORDS)}[outcome]
+    }
+    assert not wrong
+    assert list(outcomes.values()).count("OK") > TRANSACTIONS // 2
+
+
+def _transactional(addresses):
+    producer = Producer(
+        {"bootstrap.servers": addresses, "transactional.id": "tx", "transaction.timeout.ms": 60_000}
+    )
+    while True:
+        try:
+            producer.init_transactions(DEADLINE_SECONDS)
+        except KafkaException as error:
+            if not error.args[0].retriable():
+                raise
+        else:
+            return producer
+
+
+def _transact(producer, addresses, attempt, kills):
+    """What became of it, and the producer to go on with. `kills` begin in the middle of it."""
+    try:
+        producer.begin_transaction()
+        for number in range(RECORDS):
+            producer.produce("t", attempt, partition=number % 6)
+            if number == RECORDS // 2:
+                [each.start() for each in kills if not each.ident]
+        producer.flush(DEADLINE_SECONDS)
+        while True:
+            try:
+                producer.commit_transaction(DEADLINE_SECONDS)
+            except KafkaException as error:
+                if not error.args[0].retriable():
+                    raise
+            else:
+                return "OK", producer
+    except KafkaException as error:
+        if not error.args[0].txn_requires_abort():
+            return "UNKNOWN", _transactional(addresses)
+        while True:
+            try:
+                producer.abort_transaction(DEADLINE_SECONDS)
+            except KafkaException as failure:
+                if failure.args[0].retriable():
+                    continue
+                return "FAILED", _transactional(addresses)
+            else:
+                return "FAILED", producer
+
+
+def _committed_attempts(addresses, topic, partitions):
+    """By reading all that is committed, up to where nothing is open any more."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": addresses,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    ends = [
+        consumer.get_watermark_offsets(TopicPartition(topic, index), DEADLINE_SECONDS)[1]
+        for index in range(partitions)
+    ]
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
+    found, left = [], set(range(partitions))
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while left:
+        assert time.monotonic() < deadline, f"partitions {left} have something that is not ended"
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        if not message.error():
+            found.append(message.value().decode())
+        elif message.offset() >= ends[message.partition()]:
+            left.discard(message.partition())
+    consumer.close()
+    return found
 
 
 def test_a_process_that_was_stopped_beyond_its_session_acknowledges_nothing_before_it_is_back(brokers):

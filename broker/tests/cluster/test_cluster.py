@@ -299,16 +299,8 @@ async def test_a_group_is_coordinated_by_the_leader_of_its_partition_alone(tmp_p
         assert {each.error_code for each in answer.coordinators} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
 
 
-async def test_transactions_are_refused_among_several_with_the_reason(tmp_path) -> None:
-    async with direct_cluster(tmp_path, 1) as cluster:
-        request = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000)
-        assert (await cluster.brokers[1].send(request)).error_code == 0
-        await cluster.start(2)
-        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
-        assert (await cluster.brokers[1].send(request)).error_code == ErrorCode.INVALID_REQUEST
-        answer = await cluster.brokers[2].send(FindCoordinatorRequest(key_type=1, coordinator_keys=["t"]), 4)
-        assert answer.coordinators[0].error_code == ErrorCode.INVALID_REQUEST
-        assert "not offered in a cluster of several brokers" in answer.coordinators[0].error_message
+async def test_no_two_producers_have_an_id_whoever_gives_it_out(tmp_path) -> None:
+    async with direct_cluster(tmp_path, 2) as cluster:
         idempotent = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
         ids = [(await broker.send(idempotent)).producer_id for broker in cluster.brokers.values()]
         assert len(set(ids)) == 2

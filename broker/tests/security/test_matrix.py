@@ -45,7 +45,11 @@ from protocol.messages import fetch as fetching
 from protocol.messages import metadata as metadata_messages
 from protocol.messages import produce as producing
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.create_acls import AclCreation
@@ -191,6 +195,15 @@ def txn_commit(n: Names) -> ApiMessage:
     return txn_offset_commit.TxnOffsetCommitRequest(
         transactional_id=n.transaction, group_id=n.group, topics=[topic]
     )
+
+
+def verify_transaction(n: Names) -> AddPartitionsToTxnRequest:
+    asked = AddPartitionsToTxnTransaction(
+        transactional_id=n.transaction,
+        verify_only=True,
+        topics=[AddPartitionsToTxnTopic(name=n.topic, partitions=[0])],
+    )
+    return AddPartitionsToTxnRequest(transactions=[asked])
 
 
 def write_markers(n: Names) -> ApiMessage:
@@ -402,7 +415,8 @@ CASES: dict[int, list[Case]] = {
                 v3_and_below_topics=[AddPartitionsToTxnTopic(name=n.topic, partitions=[0])],
             ),
             [(WRITE, TRANSACTION), (WRITE, TOPIC)], version=3,
-        )
+        ),
+        Case(verify_transaction, [(CLUSTER_ACTION, CLUSTER)]),
     ],
     25: [
         Case(

@@ -1,0 +1,53 @@
+"""Transactions over three whole brokers under seeded faults: all of each is read or nothing, and none hangs.
+
+HEADRACE_SIM_SEED=17 pytest broker/tests/test_cluster_transactions.py     # one seed again
+HEADRACE_SIM_SEEDS=3000 pytest broker/tests/test_cluster_transactions.py  # more of them
+HEADRACE_SIM_SECONDS=3600 pytest -m soak broker/tests/test_cluster_transactions.py
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from broker.testing.cluster_simulation import simulate_cluster
+from broker.testing.cluster_transactions import SpreadTransactions
+from broker.testing.histories import Outcome, told
+
+SEEDS = int(os.environ.get("HEADRACE_SIM_SEEDS", "8"))
+SOAK_FIRST_SEED = 7_000_000
+OPERATIONS = 150
+
+
+def run(seed: int, folder: Path) -> SpreadTransactions:
+    spread = SpreadTransactions()
+    try:
+        report = simulate_cluster(seed, folder, operations=OPERATIONS, workloads=lambda: [spread])
+    except BaseException as error:
+        error.add_note(f"seed {seed} (HEADRACE_SIM_SEED={seed} runs it again)")
+        raise
+    assert not report.problems, (
+        f"seed {seed}, mode {report.mode} (HEADRACE_SIM_SEED={seed} runs it again):\n{told(report.problems)}"
+    )
+    return spread
+
+
+@pytest.mark.slow
+def test_a_transaction_over_several_brokers_is_whole_through_everything(tmp_path: Path) -> None:
+    only = os.environ.get("HEADRACE_SIM_SEED")
+    seeds = range(SEEDS) if only is None else [int(only)]
+    outcomes = [each.outcome for seed in seeds for each in run(seed, tmp_path / str(seed)).transactions]
+    assert outcomes.count(Outcome.OK) > len(seeds)
+    assert outcomes.count(Outcome.FAILED)
+
+
+@pytest.mark.soak
+def test_soak(tmp_path: Path) -> None:
+    ends = time.monotonic() + float(os.environ.get("HEADRACE_SIM_SECONDS", "600"))
+    seed = int(os.environ.get("HEADRACE_SIM_SEED", SOAK_FIRST_SEED))
+    while time.monotonic() < ends:
+        run(seed, tmp_path / str(seed))
+        seed += 1
