@@ -457,16 +457,11 @@ class Broker:
 
     async def _introduce_to_others(self, executor: Executor) -> None:
         """How connections to other brokers show who this one is. Raises ConfigError."""
-        config = self.config
-        listener = self.listeners.get(
-            inter_broker_listener(
-                config["inter.broker.listener.name"], config["security.inter.broker.protocol"]
-            )
-        )
-        if listener is not None and listener.protocol is not SecurityProtocol.PLAINTEXT:
+        listener = self._inter_broker_listener()
+        if listener.protocol is not SecurityProtocol.PLAINTEXT:
             from broker.security.inter_broker import InterBroker  # and what it reads certificates with
 
-            introduction = InterBroker(config, listener, self._entropy, executor)
+            introduction = InterBroker(self.config, listener, self._entropy, executor)
             await introduction.check()
             self._network.introduction = introduction
 
