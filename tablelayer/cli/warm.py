@@ -22,6 +22,7 @@ KERNEL_MODULES = (
     "tablelayer.model.json.debezium_values",
     "tablelayer.model.avro.write",
     "tablelayer.model.avro.read",
+    "tablelayer.server.stored_message",
     "tablelayer.server.merge.aggregation",
 )
 

@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -32,7 +32,9 @@ from tablelayer.client.read.reader import AnyMoment
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.client.table.scan import AsyncScan, PartitionOffsets, Start, Until
 from tablelayer.client.table.staging import AsyncStagedWriter
-from tablelayer.client.table.table import AsyncTable
+from tablelayer.client.table.table import FEW_KEYS, AsyncTable
+from tablelayer.client.wire.cluster import NotAtOnce
+from tablelayer.client.wire.direct import DirectCluster, at_once
 from tablelayer.model.filters.filters import FilterLike
 from tablelayer.model.table.definition import TableDefinition, TablePath
 
@@ -50,6 +52,13 @@ class _LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-client", daemon=True)
         self._thread.start()
         self._stopped = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this thread may wait for it."""
+        return (
+            not self._stopped and self._pid == os.getpid() and threading.current_thread() is not self._thread
+        )
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end in the loop and wait; an interrupt (Ctrl-C) of the caller cancels it."""
@@ -117,6 +126,26 @@ def _waits(
     return wait
 
 
+def _asks(
+    method: Callable[Concatenate[AsyncTable, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Table, P], T]:
+    """A read as one that waits; a small one in this thread (`tablelayer.client.wire.direct`), if that is possible."""
+    name, wait = method.__name__, _waits(method)
+
+    @wraps(method)
+    def ask(self: Table, /, *args: P.args, **named: P.kwargs) -> T:
+        near = self._near(args[0]) if args and not named.get("insert_if_absent") else None
+        if near is not None:
+            coroutine: Coroutine[Any, Any, T] = getattr(near, name)(*args, **named)
+            try:
+                return at_once(coroutine)
+            except NotAtOnce:
+                pass
+        return wait(self, *args, **named)
+
+    return ask
+
+
 class Connection:
     """A client of one cluster. Make one with `connect`; close it, or use it in `with`."""
 
@@ -134,6 +163,8 @@ class Connection:
         except BaseException:
             self._loop.stop()
             raise
+        direct = DirectCluster(self.settings, self.config, self._connection.cluster)
+        self._direct = direct if direct.is_possible else None
         self.admin = Admin(self._connection.admin, self._loop)
         self.kafka = KafkaAdmin(self._connection.kafka, self._loop)
         self.security = SecurityAdmin(self._connection.security, self._loop)
@@ -145,11 +176,11 @@ class Connection:
 
     def table(self, path: TablePath | str) -> Table:
         """Open a table. TableError TABLE_NOT_FOUND if there is none of that name."""
-        return Table(self._loop.run(self._connection.table(path)), self._loop)
+        return Table(self._loop.run(self._connection.table(path)), self._loop, self._direct)
 
     def open_table(self, definition: TableDefinition) -> Table:
         """Open a table whose definition, id included, is known already: no question to the server."""
-        return Table(self._connection.open_table(definition), self._loop)
+        return Table(self._connection.open_table(definition), self._loop, self._direct)
 
     def execute(self, statement: str) -> None:
         """Run DDL: CREATE, ALTER or DROP, DATABASE or TABLE; several statements are separated by semicolons.
@@ -182,7 +213,10 @@ class Connection:
 
     def metrics(self) -> ClientMetrics:
         """What this connection has done so far: requests, retries, rows; see `ClientMetrics`."""
-        return self._connection.metrics()
+        found = self._connection.metrics()
+        if self._direct is None:
+            return found
+        return replace(found, connections=found.connections + self._direct.connection_count)
 
     def close(self) -> None:
         """Close everything. Idempotent; in a forked child it leaves the parent's connection alone."""
@@ -191,6 +225,8 @@ class Connection:
         except RuntimeError:
             return  # closed already, or made before a fork
         self._loop.stop()
+        if self._direct is not None:
+            self._direct.close()  # who waits there turns to the loop, and is told
 
     def __enter__(self) -> Self:
         return self
@@ -237,8 +273,24 @@ class Table(_Waiting):
 
     _inner: AsyncTable
 
-    def __init__(self, table: AsyncTable, loop: _LoopThread) -> None:
+    def __init__(self, table: AsyncTable, loop: _LoopThread, direct: DirectCluster | None = None) -> None:
         super().__init__(table, loop)
+        self._direct = direct
+        self._nearby: AsyncTable | None = None
+
+    def _near(self, asked: Any) -> AsyncTable | None:
+        """The same table to be read in this thread, for a key, a number of rows or a few keys; None if that is not
+        possible."""
+        is_small = not hasattr(asked, "__len__") or isinstance(asked, (Mapping, str, bytes))
+        if not (is_small or (isinstance(asked, (list, tuple)) and len(asked) <= FEW_KEYS)):
+            return None
+        definition = self._inner.definition
+        if self._direct is None or definition.is_partitioned or not self._loop.is_ours:
+            return None
+        near = self._nearby
+        if near is None or near.definition is not definition:
+            near = self._nearby = AsyncTable(self._direct, definition)
+        return near
 
     @property
     def definition(self) -> TableDefinition:
@@ -263,12 +315,12 @@ class Table(_Waiting):
     write_rows = _waits(AsyncTable.write_rows)
     commit_staged = _waits(AsyncTable.commit_staged)
     abort_staged = _waits(AsyncTable.abort_staged)
-    lookup = _waits(AsyncTable.lookup)
-    lookup_one = _waits(AsyncTable.lookup_one)
-    prefix_lookup = _waits(AsyncTable.prefix_lookup)
-    prefix_lookup_grouped = _waits(AsyncTable.prefix_lookup_grouped)
+    lookup = _asks(AsyncTable.lookup)
+    lookup_one = _asks(AsyncTable.lookup_one)
+    prefix_lookup = _asks(AsyncTable.prefix_lookup)
+    prefix_lookup_grouped = _asks(AsyncTable.prefix_lookup_grouped)
     partitions = _waits(AsyncTable.partitions)
-    limit = _waits(AsyncTable.limit)
+    limit = _asks(AsyncTable.limit)
     count = _waits(AsyncTable.count)
     extremes = _waits(AsyncTable.extremes)
     offsets = _waits(AsyncTable.offsets)
@@ -301,7 +353,7 @@ class Table(_Waiting):
 
     def partition(self, name: str) -> Table:
         """One partition as a table: its name is the values of the partition columns, joined by dots."""
-        return Table(self._loop.run(self._inner.partition(name)), self._loop)
+        return Table(self._loop.run(self._inner.partition(name)), self._loop, self._direct)
 
     def only(self, spec: Mapping[str, Any]) -> Table:
         """The same table, whose reads see only the partitions with these values of partition columns."""

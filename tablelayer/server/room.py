@@ -31,7 +31,11 @@ class Room:
 
     def admits(self, value: bytes | None) -> bool:
         """Take in a stored row, or the nulls that stand for none."""
-        return self.takes(self.cost.stored(value))
+        size = self.cost.stored(value)
+        if self.used + size <= self.max_bytes:  # a call less for each row of an answer
+            self.used += size
+            return True
+        return self.takes(size)
 
     def takes(self, size: int, rows: int = 1) -> bool:
         """Take in rows of a size in Arrow's form, all or none of them."""

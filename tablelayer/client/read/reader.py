@@ -27,7 +27,7 @@ from protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from tablelayer.client.read.state import snapshot_pieces
-from tablelayer.client.wire.cluster import Cluster
+from tablelayer.client.wire.cluster import Cluster, NotAtOnce
 from tablelayer.client.wire.retry import (
     Backoff,
     Deadline,
@@ -205,6 +205,7 @@ class Reader:
                 self._fail_for_good(failure, deadline)
                 open_buckets = [bucket for bucket in open_buckets if bucket not in answers]
                 if open_buckets:
+                    self._must_wait()
                     await backoff.pause(deadline)
                     if deadline.passed:
                         raise at_last(failure, unknown)
@@ -215,6 +216,10 @@ class Reader:
                 raise_for(ErrorCode.UNKNOWN_SERVER_ERROR, f"no answer for buckets {missing}", doing=doing)
             break
         return answers
+
+    def _must_wait(self) -> None:
+        if not self._cluster.waits:
+            raise NotAtOnce
 
     def _fail_for_good(self, error: Exception, deadline: Deadline) -> None:
         if is_stale_route(error):
@@ -452,6 +457,7 @@ class Reader:
         self, bucket: int, ids: list[int] | None, schema: pa.Schema, count: int, condition: bytes | None
     ) -> list[pa.RecordBatch]:
         """The first rows of a bucket of a primary-key table (that match), more than one answer has."""
+        self._must_wait()
         channel = f"limit-{next(_limit_numbers)}"
         pieces = snapshot_pieces(
             self._cluster, self._definition, bucket, ids, schema, channel, limit=None, condition=condition

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FEW_KEYS = 8
+FEW_KEYS: Final = 8
+"""As many are sooner made ready for a request than handed over to a thread."""
 _snapshot_numbers = itertools.count(1)
 _UPSERT = int(ChangeType.UPDATE_AFTER)
 
@@ -287,7 +288,7 @@ class AsyncTable:
         )
 
     async def _keys(self, keys: Data, columns: Sequence[Column]) -> pa.Table:
-        if isinstance(keys, Mapping) or (isinstance(keys, (list, tuple)) and len(keys) <= _FEW_KEYS):
+        if isinstance(keys, Mapping) or (isinstance(keys, (list, tuple)) and len(keys) <= FEW_KEYS):
             return self._conform_keys(keys, columns)  # sooner done than handed over
         return await asyncio.to_thread(self._conform_keys, keys, columns)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TypeVar
 
 from protocol.errors import ErrorCode, KafkaError
@@ -32,6 +33,11 @@ CONTROL = "control"
 DEFAULT_PORT = 9092
 TURNED_AWAY_MAX = 3
 """Connections in a row on which nothing was answered but what everybody may ask: no accident any more."""
+
+
+class NotAtOnce(BaseException):
+    """What was to be done without waiting cannot be. As with a cancellation, nobody on the way takes it for an answer
+    or an error of the server's."""
 
 
 @dataclass(slots=True)
@@ -67,6 +73,9 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
 
 class Cluster:
     """Connections and routes. `close` ends them all."""
+
+    waits = True
+    """Whether there is an event loop to wait in."""
 
     def __init__(self, bootstrap: Bootstrap, config: ClientConfig) -> None:
         """ValueError for an address that is none, SettingsError for properties that make no sense."""
@@ -222,9 +231,8 @@ class Cluster:
 
         Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, ...) or ConnectionFailed; one attempt.
         """
-        routes = self._routes.get(topic)
-        now = asyncio.get_running_loop().time()
-        if routes is not None and (now - routes.loaded_at) * 1000 < self.config.metadata_max_age_ms:
+        routes = self.known_routes(topic)
+        if routes is not None:
             return routes
         task = self._refreshing.get(topic)
         if task is None:
@@ -232,6 +240,20 @@ class Cluster:
             self._refreshing[topic] = task
             task.add_done_callback(lambda done: self._refreshed(topic, done))
         return await asyncio.shield(task)
+
+    def known_routes(self, topic: str) -> TopicRoutes | None:
+        """What is known, and not too old. From any thread."""
+        routes = self._routes.get(topic)
+        if routes is None or (monotonic() - routes.loaded_at) * 1000 >= self.config.metadata_max_age_ms:
+            return None
+        return routes
+
+    def connected(self, node_id: int) -> BrokerConnection | None:
+        """The open connection to a broker, if there is one. From any thread."""
+        address = self._brokers.get(node_id)
+        slot = None if address is None else self._slots.get((address, CONTROL))
+        connection = None if slot is None else slot.connection
+        return None if connection is None or connection.is_closed else connection
 
     def _refreshed(self, topic: str, task: asyncio.Task[TopicRoutes]) -> None:
         self._refreshing.pop(topic, None)
@@ -245,7 +267,7 @@ class Cluster:
         if error is not None:
             raise error
         leaders = {partition.partition_index: partition.leader_id for partition in found.partitions}
-        routes = TopicRoutes(leaders, asyncio.get_running_loop().time())
+        routes = TopicRoutes(leaders, monotonic())
         self._routes[topic] = routes
         return routes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from time import monotonic
 from typing import Any, TypeVar
 
 from protocol.errors import ErrorCode, KafkaError
@@ -44,27 +45,30 @@ UNKNOWN_TOPIC_PATIENCE_MS = 5_000
 
 
 class Deadline:
-    """A point in the event loop's time. Must be made inside the loop."""
+    """A point in the event loop's time, or where there is none in the system's."""
 
-    __slots__ = ("_at", "_loop", "_started")
+    __slots__ = ("_at", "_now", "_started")
 
     def __init__(self, timeout_ms: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._started = self._loop.time()
+        try:
+            self._now = asyncio.get_running_loop().time
+        except RuntimeError:
+            self._now = monotonic
+        self._started = self._now()
         self._at = self._started + timeout_ms / 1000
 
     @property
     def remaining_ms(self) -> int:
         """Whole milliseconds left; never below 0."""
-        return max(0, int((self._at - self._loop.time()) * 1000))
+        return max(0, int((self._at - self._now()) * 1000))
 
     @property
     def elapsed_ms(self) -> int:
-        return int((self._loop.time() - self._started) * 1000)
+        return int((self._now() - self._started) * 1000)
 
     @property
     def passed(self) -> bool:
-        return self._loop.time() >= self._at
+        return self._now() >= self._at
 
 
 class Backoff:

@@ -69,6 +69,11 @@ def put_pair(address: int, value: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
+def put_int32(address: int, value: Any) -> None:
+    carray(pointer(address), 1, np.int32)[0] = value
+
+
+@njit(cache=True, nogil=True)
 def put_word(address: int, value: Any) -> None:
     """Eight bytes of a uint64, the lowest first."""
     carray(pointer(address), 1, np.uint64)[0] = value

@@ -17,9 +17,7 @@ of all rows are one matrix, filled and read column by column; kernels only move 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, reduce
-from operator import or_
-from struct import pack
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -50,10 +48,9 @@ from tablelayer.model.schema.schema import Schema
 _ID_SIZE = 2
 _END_DTYPE = np.dtype("<u4")
 _NO_ROW = -1
-_BOOLEAN = pa.bool_()
 
 
-class _Layout(msgspec.Struct, frozen=True):
+class Layout(msgspec.Struct, frozen=True):
     """Where things stand in a row: per column its type, the slot's dtype and position, whether it is variable, and
     which variable column is the one before it."""
 
@@ -76,7 +73,7 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1024)
-def _layout(arrow_schema: pa.Schema, id_size: int = _ID_SIZE) -> _Layout:
+def layout_of(arrow_schema: pa.Schema, id_size: int = _ID_SIZE) -> Layout:
     widths = [width_of(field.type) for field in arrow_schema]
     dtypes = tuple(slot_dtype(width) if width else _END_DTYPE for width in widths)
     position = id_size + (len(widths) + 7) // 8
@@ -86,19 +83,19 @@ def _layout(arrow_schema: pa.Schema, id_size: int = _ID_SIZE) -> _Layout:
         position += dtype.itemsize
     variable = tuple(not width for width in widths)
     types = tuple(field.type for field in arrow_schema)
-    return _Layout(types, dtypes, tuple(positions), variable, _previous_variable(variable), id_size, position)
+    return Layout(types, dtypes, tuple(positions), variable, _previous_variable(variable), id_size, position)
 
 
 def encode_rows(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
     """The rows of a batch that has the schema's columns in order. Raises ValueError beyond 2 GiB."""
     if batch.num_rows == 0:
         return pa.array([], pa.binary())
-    layout = _layout(schema.arrow())
+    layout = layout_of(schema.arrow())
     return binary_array(*_encode(batch.columns, layout, batch.num_rows, schema.schema_id))
 
 
 def _encode(
-    columns: Sequence[pa.Array], layout: _Layout, count: int, schema_id: int = 0
+    columns: Sequence[pa.Array], layout: Layout, count: int, schema_id: int = 0
 ) -> tuple[Offsets, Bytes]:
     """The rows of these columns as int32[n+1] offsets and data; `schema_id` is written if the layout has one."""
     fixed = np.zeros((count, layout.size), np.uint8)
@@ -145,8 +142,8 @@ def _cells(column: pa.Array) -> tuple[Offsets, Bytes]:
     return sealed(offsets[ends_to_offsets(counts)]), sealed(data)
 
 
-def _inner_layout(arrow_type: pa.DataType) -> _Layout:
-    return _layout(_inner_schema(arrow_type), 0)
+def _inner_layout(arrow_type: pa.DataType) -> Layout:
+    return layout_of(_inner_schema(arrow_type), 0)
 
 
 def _inner_schema(arrow_type: pa.DataType) -> pa.Schema:
@@ -169,74 +166,11 @@ def decode_rows(
     arrow_schema = schema.arrow()
     chosen = range(len(arrow_schema)) if columns is None else columns
     offsets, data = variable_values(values)
-    layout = _layout(arrow_schema)
+    layout = layout_of(arrow_schema)
     arrays = _decode(offsets, data, validity(values), arrow_schema, layout, chosen, schema.schema_id)
     return pa.RecordBatch.from_arrays(
         arrays, schema=pa.schema([arrow_schema.field(index) for index in chosen])
     )
-
-
-def decode_few_rows(
-    values: Sequence[bytes | None], schema: Schema, columns: Sequence[int] | None = None
-) -> pa.RecordBatch:
-    """The same as `decode_rows` in a tenth of its time for one row; for a few, without nested columns."""
-    arrow_schema = schema.arrow()
-    layout = _layout(arrow_schema)
-    size, first = layout.size, layout.positions[0]
-    schema_id = schema.schema_id.to_bytes(_ID_SIZE, "little")
-    no_row = schema_id + b"\xff" * (first - _ID_SIZE) + bytes(size - first)
-    rows = [no_row if value is None else value for value in values]
-    for row in rows:
-        if len(row) < size:
-            raise DecodeError(f"a stored row of {len(row)} bytes is cut short")
-        if row[:_ID_SIZE] != schema_id:
-            found = int.from_bytes(row[:_ID_SIZE], "little")
-            raise DecodeError(f"a stored row was written under schema {found}, not {schema.schema_id}")
-    nulls = [int.from_bytes(row[_ID_SIZE:first], "little") for row in rows]
-    chosen = range(len(arrow_schema)) if columns is None else columns
-    anywhere = reduce(or_, nulls, 0)
-    arrays = []
-    for index in chosen:
-        arrow_type, at, valid = layout.types[index], layout.positions[index], None
-        if anywhere >> index & 1:
-            valid = _bit_buffer([not bits >> index & 1 for bits in nulls])
-        if layout.variable[index]:
-            arrays.append(_few_texts(rows, layout, index, valid, arrow_type))
-            continue
-        if arrow_type == _BOOLEAN:
-            body = _bit_buffer([row[at] != 0 for row in rows])
-        else:
-            end = at + layout.dtypes[index].itemsize
-            body = pa.py_buffer(b"".join([row[at:end] for row in rows]))
-        arrays.append(pa.Array.from_buffers(arrow_type, len(rows), [valid, body]))
-    if columns is not None:
-        arrow_schema = pa.schema([arrow_schema.field(index) for index in chosen])
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
-
-
-def _few_texts(
-    rows: Sequence[bytes], layout: _Layout, index: int, valid: pa.Buffer | None, arrow_type: pa.DataType
-) -> pa.Array:
-    at, previous = layout.positions[index], layout.previous[index]
-    before = None if previous is None else layout.positions[previous]
-    cells, offsets, total = [], [0], 0
-    for row in rows:
-        begin = 0 if before is None else int.from_bytes(row[before : before + 4], "little")
-        end = int.from_bytes(row[at : at + 4], "little")
-        if begin > end:
-            raise DecodeError("a stored row has a value that ends before it begins")
-        if end > begin and layout.size + end > len(row):
-            raise DecodeError("a stored row has a value that runs past its end")
-        cells.append(row[layout.size + begin : layout.size + end])
-        total += end - begin
-        offsets.append(total)
-    buffers = [valid, pa.py_buffer(pack(f"<{len(offsets)}i", *offsets)), pa.py_buffer(b"".join(cells))]
-    return pa.Array.from_buffers(arrow_type, len(rows), buffers)
-
-
-def _bit_buffer(bits: Sequence[bool]) -> pa.Buffer:
-    number = sum(bit << at for at, bit in enumerate(bits))
-    return pa.py_buffer(number.to_bytes((len(bits) + 7) // 8, "little"))
 
 
 def _decode(
@@ -244,7 +178,7 @@ def _decode(
     data: Bytes,
     present: Mask | None,
     arrow_schema: pa.Schema,
-    layout: _Layout,
+    layout: Layout,
     chosen: Sequence[int],
     schema_id: int = 0,
 ) -> list[pa.Array]:
@@ -339,7 +273,7 @@ def warm() -> None:
     decode_rows(encode_rows(batch, schema), schema)
 
 
-def _slots(fixed: Bytes, layout: _Layout, index: int) -> npt.NDArray[Any]:
+def _slots(fixed: Bytes, layout: Layout, index: int) -> npt.NDArray[Any]:
     """The slots of one column as a strided view of the matrix."""
     dtype = layout.dtypes[index]
     if len(fixed) == 0:

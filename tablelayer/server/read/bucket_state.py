@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from protocol.errors import DecodeError
 from protocol.records.header import BatchHeader
-from tablelayer.model.arrays.arrays import validity
 from tablelayer.model.batches.batch import ArrowBatch
 from tablelayer.model.batches.ipc import STORED_BYTES_MAX, encode_ipc
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.filters.filters import Filter, Verdict
 from tablelayer.model.messages.read import ScanSnapshotRequest
-from tablelayer.model.rows.stored import decode_few_rows
 from tablelayer.model.rows.versions import SchemaVersions, decode_stored
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.server import stored_message
 from tablelayer.server.bucket.log_bucket import Counted, LogBucket
 from tablelayer.server.merge.engines import few_row_keys, row_keys
 from tablelayer.server.read.batch_filter import BatchFilter
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tablelayer.server.services import Services
 
 Rows = bytes | memoryview
+Indices = npt.NDArray[np.int64]
 _PIECE_BYTES = 4 << 20
 _FEW_KEYS = 8  # up to here values one by one are quicker than columns
 _FEW_KEYS_BYTES = 4 << 10
@@ -142,9 +143,16 @@ def column_positions(schema: Schema, column_ids: Sequence[int] | None) -> list[i
     return chosen
 
 
-def _rows(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> Rows:
-    """Stored rows as the reader wants them (R4.2)."""
-    return encode_ipc(_decoded(values, versions, wanted))
+def _rows(
+    values: Sequence[bytes | None], versions: Versions, wanted: Wanted, order: Indices | None = None
+) -> Rows:
+    """Stored rows as the reader wants them (R4.2). `order`: which of the values each row is of, if not one after the
+    other."""
+    message = stored_message.message_of(values, wanted.schema, wanted.columns, order)
+    if message is not None:
+        return message
+    stored = pa.array(values, pa.binary())
+    return encode_ipc(_decoded(stored if order is None else stored.take(pa.array(order)), versions, wanted))
 
 
 def _decoded(values: pa.BinaryArray, versions: Versions, wanted: Wanted) -> pa.RecordBatch:
@@ -159,11 +167,13 @@ def lookup(
     schema = wanted.schema
     rows = key_rows(schema, schema.primary_key, keys, keys_max)
     if rows.num_rows <= _FEW_KEYS:
-        return _few_found(store.get_while(few_row_keys(schema, rows), room), versions, wanted)
-    values = _values_of(store, row_keys(schema, rows), room)
-    valid = validity(values)
-    found = np.ones(len(values), np.uint8) if valid is None else valid.astype(np.uint8)
-    return found.tobytes(), _rows(values, versions, wanted)
+        values = store.get_while(few_row_keys(schema, rows), room)
+        return _found(values), _rows(values, versions, wanted)
+    values, order = _values_of(store, row_keys(schema, rows), room)
+    found = _found(values)
+    if order is not None:
+        found = np.frombuffer(found, np.uint8)[order].tobytes()
+    return found, _rows(values, versions, wanted, order)
 
 
 def lookup_in_memory(
@@ -171,7 +181,7 @@ def lookup_in_memory(
 ) -> tuple[bytes, Rows] | None:
     """As `lookup`, but None at once for more than a few keys or bytes, and for rows that are not in memory. Does not
     block."""
-    if len(keys) > _FEW_KEYS_BYTES:
+    if len(keys) > _FEW_KEYS_BYTES or not stored_message.is_loaded():
         return None
     try:
         rows = key_rows(wanted.schema, wanted.schema.primary_key, keys, keys_max, bytes_max=_FEW_KEYS_BYTES)
@@ -185,35 +195,33 @@ def lookup_in_memory(
     if values is None or len(room.again().those_that_fit(values)) < len(values):
         return None
     room.those_that_fit(values)
-    return _few_found(values, versions, wanted)
+    return _found(values), _rows(values, versions, wanted)
 
 
-def _few_found(values: list[bytes | None], versions: Versions, wanted: Wanted) -> tuple[bytes, Rows]:
-    found = bytes(value is not None for value in values)
-    schema, known = wanted.schema, versions()
-    if (
-        len(known) > 1
-        or schema is not known.latest
-        or any(column.type.is_nested for column in schema.columns)
-    ):
-        return found, _rows(pa.array(values, pa.binary()), versions, wanted)
-    return found, encode_ipc(decode_few_rows(values, schema, wanted.columns))
+def _found(values: Sequence[bytes | None]) -> bytes:
+    """A byte for each: 1, or 0 where there is no row."""
+    if None not in values:
+        return b"\x01" * len(values)
+    return bytes([value is not None for value in values])
 
 
-def _values_of(store: KeyValueStore, keys: pa.BinaryArray, room: Room) -> pa.BinaryArray:
-    """The stored rows of the first keys, null where there is none, as many as there is room for. Many keys are looked
-    up in their order: then neighbours share blocks."""
+def _values_of(
+    store: KeyValueStore, keys: pa.BinaryArray, room: Room
+) -> tuple[list[bytes | None], Indices | None]:
+    """The stored rows of the first keys, None where there is none, as many as there is room for, and which of them
+    belongs to each key (None: one after the other). Many keys are looked up in their order: then neighbours share
+    blocks."""
     if len(keys) < _SORT_KEYS_FROM:
-        return pa.array(store.get_while(keys.to_pylist(), room), pa.binary())
+        return store.get_while(keys.to_pylist(), room), None
     order = pc.sort_indices(keys)
     sorted_room = room.again()
     values = store.get_while(keys.take(order).to_pylist(), sorted_room)
     if sorted_room.is_full:  # there is room for some, which have to be the first ones
-        return pa.array(store.get_while(keys.to_pylist(), room), pa.binary())
+        return store.get_while(keys.to_pylist(), room), None
     room.used = sorted_room.used
     back = np.empty(len(keys), np.int64)
     back[order.to_numpy()] = np.arange(len(keys))
-    return pa.array(values, pa.binary()).take(pa.array(back))
+    return values, back
 
 
 def prefix_lookup(
@@ -233,7 +241,7 @@ def prefix_lookup(
     names = wanted.schema.primary_key[:prefix_length]
     sought = row_keys(wanted.schema, key_rows(wanted.schema, names, prefixes, keys_max), names)
     counts, values, cursor = store.values_by_prefix(sought.to_pylist(), room, after)
-    rows = _rows(pa.array(values, pa.binary()), versions, wanted)
+    rows = _rows(values, versions, wanted)
     return np.array(counts, "<i4").tobytes(), rows, cursor
 
 
@@ -251,7 +259,7 @@ def first_rows(
 ) -> LimitedRows:
     """The first rows in key order."""
     values = store.values_while(ROW_PREFIX, limit, room)
-    return LimitedRows(_rows(pa.array(values, pa.binary()), versions, wanted), room.is_full)
+    return LimitedRows(_rows(values, versions, wanted), room.is_full)
 
 
 async def first_matching_rows(bucket: KeyBucket, limit: int, wanted: Wanted, room: Room) -> LimitedRows:

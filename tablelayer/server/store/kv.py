@@ -382,7 +382,8 @@ class KeyValueStore:
         if self._database is None:
             return [0] * len(prefixes), [], None
         iterator = self._database.iter(ReadOptions())
-        counts: list[int] = []
+        key_here, value_here, go_on = iterator.key, iterator.value, iterator.next
+        admits, counts = room.admits, []
         values: list[bytes] = []
         last: bytes | None = None
         for prefix in prefixes:
@@ -391,15 +392,15 @@ class KeyValueStore:
             before = len(values)
             iterator.seek(prefix if after is None else max(prefix, after + b"\x00"))
             after = None
-            while iterator.valid() and (key := iterator.key()).startswith(prefix):
-                value = iterator.value()
-                if not room.admits(value):
+            while (key := key_here()) is not None and key.startswith(prefix):
+                value = value_here()
+                if not admits(value):
                     if len(values) > before:
                         counts.append(len(values) - before)
                     return counts, values, last if len(values) > before else None
                 values.append(value)
                 last = key
-                iterator.next()
+                go_on()
             counts.append(len(values) - before)
         return counts, values, None
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import DecodeError
 from tablelayer.model.arrays.arrays import width_of
-from tablelayer.model.rows.stored import decode_few_rows, decode_rows, encode_rows
+from tablelayer.model.rows.stored import decode_rows, encode_rows
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, INT, STRING
 from tablelayer.tests.model.random_rows import batches, nested_types, plain_types
@@ -39,36 +39,6 @@ def test_absent_rows_are_null_and_chosen_columns_are_enough(
     decoded.validate(full=True)
     expected = batch.select(columns).take(pa.array(kept, pa.int64()))
     assert decoded.columns == expected.columns
-
-
-@settings(max_examples=40, deadline=None)
-@given(batches(), st.data())
-def test_a_few_rows_are_decoded_as_many_are(
-    drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject
-) -> None:
-    schema, batch = drawn
-    rows = [row if data.draw(st.booleans()) else None for row in encode_rows(batch, schema).to_pylist()]
-    columns = sorted(data.draw(st.sets(st.integers(0, len(schema.columns) - 1), min_size=1)))
-    for chosen in (None, columns):
-        few = decode_few_rows(rows, schema, chosen)
-        few.validate(full=True)
-        many = decode_rows(pa.array(rows, pa.binary()), schema, chosen)
-        assert few.schema == many.schema
-        assert few.columns == many.columns
-
-
-@settings(max_examples=60, deadline=None)
-@given(batches(max_rows=3), st.data())
-def test_a_damaged_row_among_few_is_a_decode_error(
-    drawn: tuple[Schema, pa.RecordBatch], data: st.DataObject
-) -> None:
-    schema, batch = drawn
-    for row in encode_rows(batch, schema).to_pylist():
-        cut = row[: data.draw(st.integers(0, len(row) - 1))]
-        with pytest.raises(DecodeError):
-            decode_few_rows([cut], schema)
-        with pytest.raises(DecodeError, match="under schema"):
-            decode_few_rows([(schema.schema_id ^ 1).to_bytes(2, "little") + row[2:]], schema)
 
 
 def test_the_bytes_of_a_row() -> None:

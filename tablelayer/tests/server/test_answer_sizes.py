@@ -19,6 +19,7 @@ from tablelayer.model.filters.filters import encode_filter
 from tablelayer.model.schema.schema import Schema
 from tablelayer.model.types.column_types import BIGINT, STRING, array_of, binary, row_of
 from tablelayer.model.types.sizes import RowCost, value_width
+from tablelayer.server import stored_message
 from tablelayer.server.limits import Limits
 from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
@@ -277,6 +278,7 @@ async def test_r21_1_a_scan_of_the_log_gives_no_more_than_an_answer_may_have_wha
 
 
 async def test_large_rows_are_left_to_a_thread(tmp_path: Path) -> None:
+    stored_message.warm()
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(KEYED)
         await table.put(("+", row(1, 100)), ("+", row(2, 100_000)))

@@ -29,6 +29,7 @@ from tablelayer.model.errors import TableErrorCode
 from tablelayer.model.filters.filters import encode_filter
 from tablelayer.model.options.table_options import ArrowCompression
 from tablelayer.model.types.column_types import TypeKind
+from tablelayer.server import stored_message
 from tablelayer.server.read import bucket_state as reads
 from tablelayer.server.room import Room
 from tablelayer.tests.model.ipc_mutations import Message, bomb, framed, mutated, with_field
@@ -419,6 +420,7 @@ async def test_r1_7_keys_are_bounded_before_they_are_decompressed(tmp_path: Path
 
 
 async def test_keys_that_are_larger_than_they_look_are_left_to_a_thread(tmp_path: Path) -> None:
+    stored_message.warm()
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create("id STRING, PRIMARY KEY (id) NOT ENFORCED")
         bucket, schema = table.partition.hooks, table.definition.schema

@@ -15,7 +15,10 @@ from tablelayer.model import messages as m
 from tablelayer.model.batches.batch import ArrowBatch
 from tablelayer.model.batches.ipc import encode_ipc
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.server import stored_message
 from tablelayer.server.limits import Limits
+from tablelayer.server.read import bucket_state as reads
+from tablelayer.server.room import Room
 from tablelayer.tests.server.tables import coming_from, tables
 
 LOG = "id BIGINT, name STRING, price DECIMAL(10, 2), at TIMESTAMP(3)"
@@ -55,6 +58,30 @@ async def test_wrong_keys_and_columns_are_refused(tmp_path: Path) -> None:
             request.columns = columns
             answer = await all_tables.broker.send(request)
             assert answer.error_code == TableErrorCode.INVALID_PROJECTION
+
+
+async def test_a_lookup_on_the_loop_waits_for_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tables(tmp_path) as all_tables:
+        table = await all_tables.create("id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED")
+        await table.put(("+", {"id": 1, "name": "a"}))
+        bucket, schema = table.partition.hooks, table.definition.schema
+        key = pa.record_batch([pa.array([1], pa.int32())], names=["id"])
+        room = Room(1 << 20, schema.row_cost)
+        asked = (
+            bucket.store,
+            bucket.versions,
+            memoryview(encode_ipc(key)),
+            reads.Wanted(schema, None),
+            10,
+            room,
+        )
+        stored_message.warm()
+        assert reads.lookup_in_memory(*asked) is not None
+        monkeypatch.setattr(stored_message, "is_loaded", lambda: False)
+        assert reads.lookup_in_memory(*asked) is None
+        assert await table.lookup({"id": 1}) == [{"id": 1, "name": "a"}]
 
 
 async def test_prefix_lookups_give_each_prefix_its_rows_in_key_order(tmp_path: Path) -> None:

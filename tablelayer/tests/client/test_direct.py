@@ -1,0 +1,220 @@
+"""Small reads of the blocking client, which are made in the caller's thread: they answer as the loop's do, and whatever
+goes wrong is left to the loop."""
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from protocol.errors import DecodeError, ErrorCode
+from tablelayer.client import ClientConfig, TableError, TableErrorCode, connect
+from tablelayer.client.blocking import _LoopThread
+from tablelayer.client.wire import direct
+from tablelayer.model.messages.read import LookupRequest, LookupResponse, LookupResult
+from tablelayer.model.schema.schema import Schema
+from tablelayer.model.table.definition import TableDefinition, TablePath
+from tablelayer.model.types.text import parse_type
+
+FRUIT = "(id INT, name STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '3')"
+ROWS = [{"id": n, "name": f"fruit {n}"} for n in range(200)]
+PATIENT = ClientConfig(request_timeout_ms=60_000)
+
+
+@pytest.fixture
+def fruit(server_address, make_table):
+    """A table of 200 rows, opened by a client of its own, whose next small read needs no loop."""
+    path = make_table(FRUIT).path
+    with connect(server_address, PATIENT) as connection:
+        table = connection.table(path)
+        table.upsert(ROWS)
+        assert [table.lookup_one(key) for key in range(20)] == ROWS[:20]
+        yield connection, table
+
+
+@pytest.fixture
+def without_loop(monkeypatch):
+    def forbid():
+        def run(self, coroutine):
+            coroutine.close()
+            raise AssertionError("this was left to the loop")
+
+        monkeypatch.setattr(_LoopThread, "run", run)
+        return monkeypatch
+
+    return forbid
+
+
+def test_small_reads_are_made_without_the_loop(fruit, make_table, server_address, without_loop):
+    connection, table = fruit
+    prefixed = make_table(
+        "(a INT, b INT, PRIMARY KEY (a, b) NOT ENFORCED) WITH ('bucket.num' = '3', 'bucket.key' = 'a')"
+    )
+    prefixed.upsert([{"a": n // 10, "b": n} for n in range(40)])
+    by_prefix = connection.table(prefixed.path)
+    assert by_prefix.prefix_lookup({"a": 9}).num_rows == 0
+    before = connection.metrics()
+    undo = without_loop()
+    assert table.lookup_one(7) == table.lookup_one({"id": 7}) == ROWS[7]
+    assert table.lookup_one(7, ["name"]) == {"name": "fruit 7"}
+    assert table.lookup_one(999) is None
+    result = table.lookup([5, 999, 1, 5])
+    assert result.found.tolist() == [True, False, True, True]
+    assert result.rows.column("name").to_pylist() == ["fruit 5", None, "fruit 1", "fruit 5"]
+    assert by_prefix.prefix_lookup({"a": 2}).column("b").to_pylist() == [*range(20, 30)]
+    assert sorted(table.limit(200).column("id").to_pylist()) == [*range(200)]
+    after = connection.metrics()
+    undo.undo()
+    assert after.keys_looked_up - before.keys_looked_up == 8
+    assert after.requests["Lookup"].count - before.requests["Lookup"].count == 5
+    assert after.connections == before.connections
+
+
+def test_many_threads_get_their_own_answers(fruit):
+    connection, table = fruit
+
+    def ask(seed):
+        keys = [random.Random(seed).randrange(200) for _ in range(30)]
+        return [table.lookup_one(key) for key in keys] == [ROWS[key] for key in keys]
+
+    with ThreadPoolExecutor(20) as threads:
+        assert all(threads.map(ask, range(20)))
+    assert connection.metrics().connections <= 3 + 8
+
+
+@pytest.mark.parametrize(
+    "failure", [ConnectionResetError("gone"), TimeoutError("late"), DecodeError("nonsense"), OSError("other")]
+)
+def test_an_answer_that_does_not_come_is_asked_for_in_the_loop(fruit, monkeypatch, failure):
+    connection, table = fruit
+    assert table.lookup_one(1) == ROWS[1]
+    failed = []
+
+    def receive(self):
+        failed.append(self)
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(direct._Line, "_receive", receive)
+        assert table.lookup_one(2) == ROWS[2]
+        assert table.lookup_one(3) == ROWS[3]
+    assert len(failed) == 1  # the loop is asked for a while
+    monkeypatch.setattr(direct, "monotonic", lambda: float("inf"))
+    assert table.lookup_one(4) == ROWS[4]
+    assert connection.metrics().retries == 0
+
+
+def test_an_interrupted_read_leaves_no_answer_to_the_next(fruit, monkeypatch):
+    _, table = fruit
+    assert table.lookup_one(1) == ROWS[1]
+
+    def receive(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(direct._Line, "_receive", receive)
+        with pytest.raises(KeyboardInterrupt):
+            table.lookup_one(2)
+    assert table.lookup_one(3) == ROWS[3]
+
+
+def looked_up(request, code=ErrorCode.NONE, message=None):
+    (bucket,) = request.buckets
+    answer = LookupResult(bucket=0, found=b"\1", rows=bucket.keys)
+    if code:
+        answer = LookupResult(bucket=0, error_code=int(code), error_message=message)
+    return LookupResponse(schema_id=0, buckets=[answer])
+
+
+class Scenario:
+    """A server whose n-th answer to a lookup is the n-th of `answers`, and right behind them."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.lookups = 0
+
+    def __call__(self, request):
+        self.lookups += 1
+        answer = self.answers.pop(0) if self.answers else looked_up
+        return answer(request)
+
+
+def use(fake, tools, config, scenario, work):
+    """Call `work(table, connection)` in a thread, with a server of this scenario."""
+    schema = Schema.of([("id", parse_type("BIGINT"))], primary_key=("id",))
+    definition = TableDefinition(TablePath("db", "t"), schema, bucket_count=1, table_id=tools.TABLE_ID)
+
+    def blocking(address):
+        with connect(address, config) as connection:
+            return work(connection.open_table(definition), connection)
+
+    async def test():
+        async with fake(1) as server:
+            server.handlers[LookupRequest] = scenario
+            return await asyncio.to_thread(blocking, server.address), server.connections
+
+    return tools.run(test())
+
+
+def test_errors_that_pass_are_waited_for_in_the_loop(fake, tools, impatient):
+    def moved(request):
+        return looked_up(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    scenario = Scenario(looked_up, looked_up, moved, moved)
+
+    def work(table, connection):
+        found = [table.lookup_one(key) for key in (1, 2, 3, 4)]
+        return found, connection.metrics().retries
+
+    (found, retries), connections = use(fake, tools, impatient, scenario, work)
+    assert found == [{"id": key} for key in (1, 2, 3, 4)]
+    assert (scenario.lookups, retries, connections) == (6, 1, 2)
+
+
+def test_an_error_for_good_is_raised_at_once(fake, tools, impatient):
+    def refused(request):
+        return looked_up(request, TableErrorCode.INVALID_KEY, "no such key")
+
+    scenario = Scenario(looked_up, refused)
+
+    def work(table, connection):
+        table.lookup_one(1)
+        with pytest.raises(TableError, match="no such key") as caught:
+            table.lookup_one(2)
+        return caught.value.code
+
+    assert use(fake, tools, impatient, scenario, work)[0] is TableErrorCode.INVALID_KEY
+    assert scenario.lookups == 2
+
+
+@pytest.mark.parametrize("failure", ["hangs up", "is silent"])
+def test_a_server_that_does_not_answer_there_is_asked_again(fake, tools, impatient, failure):
+    def fail(_):
+        raise tools.HangUp if failure == "hangs up" else tools.Silence
+
+    scenario = Scenario(looked_up, fail)
+    found, connections = use(
+        fake, tools, impatient, scenario, lambda table, _: [table.lookup_one(key) for key in (1, 2, 3)]
+    )
+    assert found == [{"id": key} for key in (1, 2, 3)]
+    assert (scenario.lookups, connections) == (4, 2)
+
+
+def test_closing_ends_a_read_that_waits(fake, tools):
+    asked = threading.Event()
+
+    def silent(_):
+        asked.set()
+        raise tools.Silence
+
+    def work(table, connection):
+        table.lookup_one(1)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(table.lookup_one, 2)
+            assert asked.wait(10)
+            connection.close()
+            with pytest.raises(RuntimeError, match="the connection is closed"):
+                waiting.result(10)
+
+    use(fake, tools, PATIENT, Scenario(looked_up, silent), work)
