@@ -178,15 +178,16 @@ def _change(java: Any, update: Any, field: Any, column: Column) -> None:
 
 
 def _add(java: Any, update: Any, column: Column) -> None:
+    """Within no other column: a dot in its name would be taken for the way into one."""
     arguments = [_iceberg_type(java, column)]
     if column.comment is not None:  # a null could be another argument of theirs
         arguments.append(column.comment)
     if column.initial is not None:
         arguments.append(_literal(java, column.initial, column.type).to(arguments[0]))
     if column.nullable or column.initial is None:
-        update.addColumn(column.name, *arguments)
+        update.addColumn(None, column.name, *arguments)
     else:
-        update.addRequiredColumn(column.name, *arguments)
+        update.addRequiredColumn(None, column.name, *arguments)
 
 
 def _iceberg_type(java: Any, column: Column) -> Any:

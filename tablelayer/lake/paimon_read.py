@@ -88,7 +88,8 @@ def read_rows(spark: Any, table: Any, definition: TableDefinition, snapshot: int
     versions = _scan(spark, table, definition, newer, [SEQUENCE_COLUMN, KIND_COLUMN])
     keys = list(definition.schema.primary_key)
     few = sum(file.rows for file in newer) <= _BROADCAST_ROWS_MAX
-    untouched = living.join(versions.select(*keys).hint("broadcast" if few else "merge"), keys, "left_anti")
+    newer_keys = versions.select(*[f"`{key}`" for key in keys]).hint("broadcast" if few else "merge")
+    untouched = living.join(newer_keys, keys, "left_anti")
     latest = versions
     if len({file.run for file in newer}) > 1:
         ranked = versions.selectExpr(

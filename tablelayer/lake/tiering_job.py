@@ -28,6 +28,8 @@ from tablelayer.model.table.definition import TablePath
 from tablelayer.spark.jars import SparkSetupError
 from tablelayer.spark.sessions import activate, session
 
+_NAMES_TOLD = 5
+
 
 def run_tiering(
     bootstrap: Bootstrap,
@@ -181,9 +183,17 @@ class _Job:
                 source.before_commit(spark, dead_letters, start, end, granted.epoch)
 
             result = tier_round(granted, self._coordinator, lake, source, spark, put_away)
-            if result.outcome is Outcome.COMMITTED and source.dead_letters:
-                told = f"{source.dead_letters:,} records do not fit and went to {config.dead_letters_path}"
-                result = replace(result, detail="; ".join(each for each in (result.detail, told) if each))
+            if result.outcome is Outcome.COMMITTED:
+                told = [result.detail, *source.renamed[:_NAMES_TOLD]]
+                if len(source.renamed) > _NAMES_TOLD:
+                    told.append(
+                        f"{len(source.renamed) - _NAMES_TOLD} more fields have columns of other names"
+                    )
+                if source.dead_letters:
+                    told.append(
+                        f"{source.dead_letters:,} records do not fit and went to {config.dead_letters_path}"
+                    )
+                result = replace(result, detail="; ".join(each for each in told if each))
             return result
 
     @contextmanager

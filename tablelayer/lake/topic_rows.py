@@ -6,6 +6,7 @@ This module is imported by executors: it knows neither Spark nor the server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tablelayer.lake.field_names import as_fields
 from tablelayer.model.errors import RowError
 from tablelayer.model.lake.topic_options import TopicFormat
 from tablelayer.model.options.kafka_formats import DebeziumDecimals, DebeziumTime, OutOfRange
@@ -71,6 +73,8 @@ class _Work:
     def __init__(self, decoder: RecordDecoder, keys: pa.Array, values: pa.Array) -> None:
         self.decoder = decoder
         self.schema = decoder.schema.arrow()
+        self.fields = as_fields(decoder.schema.columns)
+        self.key_fields = as_fields(decoder.schema.key_columns)
         self.keys, self.values = keys, values
         self.parts: list[tuple[pa.RecordBatch, Indices, bool]] = []
         self.bad: list[tuple[int, str]] = []
@@ -104,7 +108,7 @@ class _Work:
         from tablelayer.model.json.rows import json_to_rows
 
         texts = self.values.take(pa.array(places))
-        rows = json_to_rows(texts, self.decoder.schema, unknown_fields=self.decoder.unknown_fields)
+        rows = json_to_rows(texts, self.fields, unknown_fields=self.decoder.unknown_fields)
         self._put(rows, places, deleted=False)
 
     def deletes_by_key(self, places: Indices) -> None:
@@ -118,20 +122,20 @@ class _Work:
         found = read_envelopes(JsonTexts.of(self.values.take(pa.array(places))))
         if found.error is not None:
             raise found.error
-        schema, unknown = self.decoder.schema, self.decoder.unknown_fields
+        unknown = self.decoder.unknown_fields
         decoded = []
         for group in found.groups:
             put = partial(
                 json_to_rows,
                 group.upserted,
-                schema,
+                self.fields,
                 unknown_fields=unknown,
                 make_field=self._conventions(group.rows_schema()).field,
             )
             gone = partial(
                 json_to_rows,
                 group.deleted,
-                schema.key_columns,
+                self.key_fields,
                 make_field=self._conventions(group.rows_schema(deleted=True)).field,
             )
             keyed = partial(self._rows_of_keys, places[group.keyed])
@@ -150,13 +154,13 @@ class _Work:
         if keys.null_count:
             missing = int(pc.index(pc.is_null(keys), True).as_py())
             raise RowError(missing, None, "its value and its key are null: which row is to be deleted?")
-        columns = self.decoder.schema.key_columns
+        columns = self.key_fields
         rows, order = [], []
         for group in key_groups(keys):
             part = group.keys
             if len(columns) == 1:
                 bare = pc.invert(pc.match_substring_regex(part, pattern=rb"^\s*\{"))
-                front = pa.scalar(b'{"' + columns[0].name.encode() + b'":', part.type)
+                front = pa.scalar(f"{{{json.dumps(columns[0].name)}:".encode(), part.type)
                 ends = pa.scalar(b"}", part.type), pa.scalar(b"", part.type)
                 part = pc.if_else(bare, pc.binary_join_element_wise(front, part, *ends), part)
             try:
@@ -181,7 +185,10 @@ class _Work:
         if not len(places):
             return
         by_name = dict(zip(rows.schema.names, rows.columns, strict=True))
-        columns = [by_name.get(field.name, pa.nulls(len(places), field.type)) for field in self.schema]
+        columns = [
+            by_name.get(field.name, pa.nulls(len(places), column.type))
+            for field, column in zip(self.fields, self.schema, strict=True)
+        ]
         nullable = pa.schema([pa.field(field.name, field.type) for field in self.schema])
         self.parts.append((pa.RecordBatch.from_arrays(columns, schema=nullable), places, deleted))
 

@@ -4,7 +4,8 @@ A round of a topic is a round like any other (`tiering_round.py`): its lake tabl
 the rows. Only committed records are read, and offsets that compaction or aborted transactions left out are no gap.
 
 Where the columns are inferred, they are those of the records up to the round's end, which is pinned first; fields that
-earlier rounds did not know become new columns of the lake table. The lake table keeps its definition in a property.
+earlier rounds did not know become new columns of the lake table, under names that everybody takes (`field_names.py`).
+The lake table keeps its definition in a property.
 
 Records that do not fit go to a lake table of their own, which has its own offsets in its snapshots. It is committed
 before the rows are, so that none is lost; a round that is repeated finds there how far it was: none comes twice.
@@ -25,12 +26,13 @@ import pyarrow as pa
 from tablelayer.client.security.java import for_java
 from tablelayer.client.security.settings import Bootstrap, ConnectionSettings
 from tablelayer.lake.adapter import LakeError, LakeState, LakeTable
+from tablelayer.lake.field_names import columns_of_fields, field_of
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake.offsets import Offsets
 from tablelayer.model.lake.topic_options import TopicFormat
 from tablelayer.model.lake.topics import TopicLake, successor
-from tablelayer.model.schema.schema import Column
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, STRING, DataType, decimal
 from tablelayer.spark.splits import DELETED_COLUMN, last_changes
@@ -63,6 +65,8 @@ class TopicSource:
         self._settings = ConnectionSettings.make(bootstrap)
         self._end = dict(connection.kafka.offsets(topic.name, LATEST, committed=True))
         self.definition: TableDefinition | None = None
+        self.renamed: list[str] = []
+        """Fields that this round found whose columns have other names, each in words."""
         self._bad: Any = None
 
     def earliest(self) -> dict[Any, int]:
@@ -88,11 +92,19 @@ class TopicSource:
                 columns = declared.schema.columns
                 self.definition = declared if stored is None else successor(stored, columns, keep=False)
             else:
-                found = self._inferred(spark, base)
+                known = () if stored is None else stored.schema.columns
+                found = columns_of_fields(self._inferred(spark, base), known, lake.primary_key)
+                names = {column.name for column in known}
+                self.renamed = [
+                    f"field {json.dumps(field_of(column))} is column {column.name}"
+                    for column in found
+                    if column.name not in names and field_of(column) != column.name
+                ]
                 if stored is not None:
                     self.definition = successor(stored, found, keep=True)
                 elif found:
-                    self.definition = lake.definition(_ddl(found), topic.topic_id, topic.partitions)
+                    schema = Schema.of(found).to_json()
+                    self.definition = lake.definition(schema, topic.topic_id, topic.partitions)
         except TableError as error:
             raise LakeError(
                 f"topic {topic.name} cannot be lake table {lake.path}: {error.message}"
@@ -279,7 +291,8 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def inferred_columns(shape: str) -> list[Column]:
-    """Columns for what Spark found in JSON values: `OBJECT<a: BIGINT, b: ARRAY<STRING>>`; none for what is no object.
+    """Fields, as columns of their names, of what Spark found in JSON values: `OBJECT<a: BIGINT, b: ARRAY<STRING>>`;
+    none for what is no object.
 
     Fields that were always null are left for the round that knows more.
     """
@@ -331,7 +344,3 @@ def _column_type(kind: str) -> DataType | None:
     if match is not None:
         return DOUBLE if int(match.group(2)) else decimal(38, 0)
     return _INFERRED.get(kind, STRING)
-
-
-def _ddl(columns: list[Column]) -> str:
-    return ", ".join(f"`{column.name}` {column.type}" for column in columns)

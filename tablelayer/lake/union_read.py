@@ -133,6 +133,8 @@ def merge_tail(lake: Any, tail: Any, definition: TableDefinition, changes: int) 
         return lake.unionByName(tail)
     keys = list(definition.schema.primary_key)
     # Spark cannot guess the size of what Python makes, so it is told how to join.
-    changed = tail.select(*keys).hint("broadcast" if changes <= BROADCAST_KEYS_MAX else "merge")
+    changed = tail.select(*[f"`{key}`" for key in keys]).hint(
+        "broadcast" if changes <= BROADCAST_KEYS_MAX else "merge"
+    )
     untouched = lake.join(changed, keys, "left_anti")
     return untouched.unionByName(_living(tail))

@@ -171,7 +171,7 @@ def successor(stored: TableDefinition, wanted: Sequence[Column], *, keep: bool) 
     for column in wanted:
         before = known.get(column.name)
         if before is None:
-            changes.append(AddColumn(column.name, column.type))
+            changes.append(AddColumn(column.name, column.type, comment=column.comment))
         elif before.type != column.type and (not keep or widens(before.type, column.type)):
             changes.append(ModifyColumn(column.name, column.type))
     return evolve(stored, changes) if changes else stored

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tablelayer.lake.field_names import columns_of_fields, field_of
 from tablelayer.lake.topic_rows import RecordDecoder
 from tablelayer.lake.topics import inferred_columns
 from tablelayer.model.lake.topic_options import TopicFormat
 from tablelayer.model.options.table_options import UnknownFields
-from tablelayer.model.schema.schema import Schema
+from tablelayer.model.schema.schema import Column, Schema, check_column_name
 from tablelayer.model.types.column_types import BIGINT, BOOLEAN, DOUBLE, INT, STRING, decimal
 
 COLUMNS = [("id", INT), ("name", STRING)]
@@ -122,3 +123,35 @@ def test_fields_found_in_json_become_columns() -> None:
         "i": STRING, "j": DOUBLE, "k": STRING,
     }  # fmt: skip
     assert inferred_columns("VOID") == inferred_columns("BIGINT") == []
+
+
+ODD = ["", "a.b", "a`b", "x" * 300, "Name", "name", "NAME", "_deleted", " v ", "é", 'q"t', "b c", "plain"]
+
+
+def test_fields_of_any_name_are_columns_that_every_lake_takes() -> None:
+    fields = [Column(n, name, BIGINT) for n, name in enumerate(ODD)]
+    found = columns_of_fields(fields, [])
+    names = {field_of(column): column.name for column in found}
+    assert [*names] == ODD, "each column says which field it is"
+    assert len({name.lower() for name in names.values()}) == len(ODD)
+    assert {field for field, name in names.items() if field == name} == {"Name", "é", "b c", "plain"}
+    for column in found:
+        check_column_name(column.name)
+        assert len(column.name) <= 128
+        assert not set(column.name) & set(".`\"'\\,")
+    again = columns_of_fields([*reversed(fields), Column(0, "nAme", BIGINT)], found)
+    assert {field_of(column): column.name for column in again[:-1]} == names, "names that were given stay"
+    assert again[-1].name.lower() not in {name.lower() for name in names.values()}
+    assert columns_of_fields([Column(0, "a.b", BIGINT)], [], ["a.b"])[0].name == "a.b", "as a user named it"
+
+
+@pytest.mark.parametrize("key", ["", "a.b", 'q"t'])
+def test_values_of_fields_of_any_name_are_found(key: str) -> None:
+    columns = columns_of_fields([Column(n, name, BIGINT) for n, name in enumerate(ODD)], [])
+    names = {field_of(column): column.name for column in columns}
+    made = RecordDecoder(TopicFormat.JSON, Schema.of(columns, (names[key],)), UnknownFields.FAIL)
+    row = {name: n for n, name in enumerate(ODD)}
+    found = decoded(made, [(b"7", json.dumps(row).encode()), (b"8", None), (None, b'{"nobody": 1}')])
+    assert found.rows.to_pylist()[0] == {names[name]: n for name, n in row.items()}
+    assert (found.rows.column(names[key])[1].as_py(), found.deleted.tolist()) == (8, [False, True])
+    assert [at for at, _ in found.bad] == [2]

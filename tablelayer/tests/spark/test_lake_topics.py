@@ -177,6 +177,25 @@ def test_inferred_columns_grow_and_keys_are_upserted(spark: Any, server: Server,
 
 @LAKES
 @pytest.mark.soak
+def test_fields_of_any_name_do_not_stop_a_topic(
+    spark: Any, server: Server, client: Connection, lake: str
+) -> None:
+    topic = TieredTopic(server, client, "odd", format=lake, value_format="json", primary_key="id")
+    odd = {"": 1, "a.b": 2, "a`b": 3, "x" * 300: 4, "Name": 5, "name": 6, "_deleted": 7, "plain": 8}
+    topic.produce([(1, {"id": 1, **odd})])
+    told = topic.tier()
+    assert 'field "a.b" is column a_b_' in told
+    topic.produce([(1, {"id": 1, **odd, "plain": 9, "later.": 10}), (2, {"id": 2, "a.b": 11})])
+    assert 'field "a.b"' not in topic.tier(), "said once"
+    rows = {row["id"]: row for row in topic.lake(spark)}
+    assert sorted(rows[1].values()) == [1, 1, 2, 3, 4, 5, 6, 7, 9, 10]
+    dotted = next(name for name, value in rows[1].items() if value == 2)
+    assert (rows[1]["plain"], rows[1]["Name"], rows[2][dotted]) == (9, 5, 11)
+    client.kafka.delete_topic(topic.name)
+
+
+@LAKES
+@pytest.mark.soak
 @pytest.mark.parametrize("schema", ["declared", "inferred"])
 def test_debezium_is_flattened_to_upserts_and_deletes(
     spark: Any, server: Server, client: Connection, lake: str, schema: str
