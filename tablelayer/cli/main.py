@@ -320,6 +320,30 @@ def tier(
     run(server, names or [], topics or [], once=once, interval_s=interval, warehouse=warehouse)
 
 
+@app.command()
+def catalog(
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where engines find the catalog.")
+    ] = "127.0.0.1:8181",
+    warehouse: Annotated[
+        str | None, typer.Option(metavar="URI", help="The lake's root; default: the server's configuration.")
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Serve the lake's tables as an Iceberg REST catalog, for reading: Spark, Trino, DuckDB, pyiceberg find them there.
+
+    A token in the environment as HEADRACE_CATALOG_TOKEN is asked of every caller, and then the credentials of the
+    lake's store are handed out with its tables. Needs the `lake` extra.
+
+    \b
+      headrace catalog
+      HEADRACE_CATALOG_TOKEN=... headrace catalog --listen 0.0.0.0:8181
+    """
+    from tablelayer.cli.catalog import run
+
+    run(server, listen, warehouse)
+
+
 @app.command("warm-up", hidden=True)
 def warm_up() -> None:
     """Compile all kernels now and keep the result, so that nothing has to be compiled later."""

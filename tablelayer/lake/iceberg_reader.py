@@ -10,6 +10,7 @@ Memory: one data file of one column selection at a time.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import TypeKind
 
+_GZIP = b"\x1f\x8b"
 _PRUNED_KINDS = frozenset({TypeKind.INT, TypeKind.BIGINT, TypeKind.STRING})
 _COMPARISONS = {
     "=": "EqualTo", "<": "LessThan", "<=": "LessThanOrEqual", ">": "GreaterThan", ">=": "GreaterThanOrEqual",
@@ -45,10 +47,22 @@ class IcebergReader:
     def __init__(self, definition: TableDefinition, properties: Mapping[str, str]) -> None:
         """`properties` as for `IcebergTable`. Raises LakeError: pyiceberg is missing, or cannot read the catalog."""
         self.definition = definition
+        self.properties = properties
         self._table: Any = _load(definition, properties)
 
     def exists(self) -> bool:
         return self._table is not None
+
+    @property
+    def metadata_location(self) -> str:
+        """Where the table's metadata is, as it was when this was made."""
+        return str(self._table.metadata_location)
+
+    def metadata_text(self) -> str:
+        """The metadata as it stands there, JSON: with what pyiceberg does not know."""
+        with self._table.io.new_input(self.metadata_location).open() as stream:
+            found: bytes = stream.read()
+        return (gzip.decompress(found) if found.startswith(_GZIP) else found).decode()
 
     def state(self, known_snapshot: int | None) -> LakeState:
         """As `LakeTable.find_committed`."""

@@ -14,15 +14,12 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema as IcebergSchema
-from pyiceberg.serializers import ToOutputFile
-from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.table.update import update_table_metadata
 from pyiceberg.types import (
     BinaryType,
     DecimalType,
@@ -40,6 +37,7 @@ from tablelayer.model.filters.conditions import filter_of_sql
 from tablelayer.model.filters.filters import Filter, encode_filter
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.table.evolution import evolve
+from tablelayer.tests.lake.hadoop_folder import HadoopFolder
 
 SQL = (
     "CREATE TABLE shop.t (id BIGINT, n SMALLINT, name STRING, code BINARY(2), price DECIMAL(10, 2), at TIMESTAMP(3))"
@@ -47,26 +45,6 @@ SQL = (
 )
 FIELDS = (LongType(), IntegerType(), StringType(), BinaryType(), DecimalType(10, 2), TimestampType())
 MOMENT = datetime.datetime(2024, 9, 19, 12, 0, 0, 123000)
-
-
-class HadoopFolder(NoopCatalog):
-    """Commits as a Hadoop catalog does: a metadata file with the next number, then the hint."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__("test")
-        self.folder = folder
-        self.version = 0
-
-    def write(self, metadata: Any) -> str:
-        self.version += 1
-        location = f"{self.folder}/metadata/v{self.version}.metadata.json"
-        ToOutputFile.table_metadata(metadata, load_file_io({}, location).new_output(location))
-        (self.folder / "metadata" / "version-hint.text").write_text(str(self.version))
-        return location
-
-    def commit_table(self, table: Table, requirements: Any, updates: Any) -> CommitTableResponse:
-        metadata = update_table_metadata(table.metadata, updates)
-        return CommitTableResponse(metadata=metadata, metadata_location=self.write(metadata))
 
 
 class Lake:
