@@ -28,6 +28,8 @@ Mode = Literal["current", "changelog", "upsert"]
 WriteMode = Literal["append", "upsert", "delete", "partial"]
 Delivery = Literal["exactly-once", "at-least-once"]
 AvailableNow = Literal["false", "true", "capped"]
+View = Literal["", "lake", "snapshots"]
+"""What of a table is read: itself, its lake alone, or the lake's snapshots."""
 Place = str | int | Offsets | PartitionOffsets
 """A place in every bucket: "full", "earliest", "latest", a time in ms, or offsets by bucket, or by partition and
 bucket."""
@@ -52,6 +54,8 @@ _NOT_HANDED_ON = (
     " does not hand on to a source in Python (SELECT ... FROM t WITH (table 'db.t') does)"
 )
 _CHANGELOG, _LAKE = "$changelog", "$lake"
+_VIEWS: dict[str, View] = {_LAKE: "lake", f"{_LAKE}$snapshots": "snapshots"}
+_OF_VIEWS = ("bootstrap.servers", "table", "path", "columns", "where", "limit")
 _MAX_RECORDS_PER_PARTITION = 1_000_000
 
 
@@ -72,6 +76,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     min_partitions: int
     max_records: int
+    view: View = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -83,11 +88,19 @@ class ReadOptions:
             if stated not in (None, "changelog"):
                 raise ValueError(f"{table}{_CHANGELOG} is every change of {table}: leave mode '{stated}' out")
             stated = "changelog"
-        elif _LAKE in table.lower():
-            raise ValueError(
-                f"{table} is read by tablelayer.lake.union_read.union_read(spark, server, '{table}'): this source "
-                "reads the server's rows"
-            )
+        name, dollar, _ = table.partition("$")
+        view: View = ""
+        if dollar:
+            suffix = table[len(name) :].lower()
+            if suffix not in _VIEWS or (stated is not None and given.text("mode") is None):
+                raise ValueError(f"{table}: of {name} there are {', '.join((_CHANGELOG, *_VIEWS))}")
+            view, table = _VIEWS[suffix], name
+            wrong = [each for each in _READ if given.text(each) is not None and each not in _OF_VIEWS]
+            if wrong or (view == "snapshots" and given.text("where") is not None):
+                raise ValueError(
+                    f"option '{(wrong or ['where'])[0]}' is for the log of {name}, not for {name}{suffix}: leave it"
+                    " out"
+                )
         mode = stated or "current"
         limit = given.number("limit", 0)
         return cls(
@@ -106,6 +119,7 @@ class ReadOptions:
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             min_partitions=given.number("minPartitions", 1) or 1,
             max_records=given.number("maxRecordsPerPartition", 1) or _MAX_RECORDS_PER_PARTITION,
+            view=view,
         )
 
 

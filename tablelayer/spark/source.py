@@ -8,7 +8,9 @@ Kafka source takes them (Java's names, and librdkafka's).
 Reading (`spark.read`, `spark.readStream`); `bootstrap.servers` (or `kafka.bootstrap.servers`, or the session's
 `spark.headrace.bootstrap.servers` when the source was registered) and `table` (or `load("db.t")`) are required. Options
 that are Spark's or other sources' are left alone; one that looks like one of ours and is none is an error:
-- `table` `db.t$changelog` is `db.t` in mode `changelog`.
+- `table` `db.t$changelog` is `db.t` in mode `changelog`; `db.t$lake` the lake alone as of now and
+  `db.t$lake$snapshots` its snapshots (batches only, with `columns`, `where` and `limit`; see
+  `tablelayer.lake.lake_rows`).
 - `columns`: `a,b`, only these are read from the server (Spark's Python sources have no column pruning); metadata
   columns may be among them. A schema given by `.schema(...)` does the same.
 - `mode`: `current` (default) gives a log table's rows, or a PK table's rows as they are (batches only);
@@ -55,16 +57,21 @@ def register(spark: Any) -> None:
     spark.dataSource.register(HeadraceDataSource)
 
 
-def _package(module: str, name: str) -> Any:
+def _package(module: str, name: str, room: str = "spark") -> Any:
     """What is imported when it is needed: Spark's workers may be another Python, which is told here."""
     try:
-        return getattr(import_module(f"tablelayer.spark.{module}"), name)
+        return getattr(import_module(f"tablelayer.{room}.{module}"), name)
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"the Python of Spark's workers, {sys.executable}, has no module '{error.name}', which tables need:"
             f" set PYSPARK_PYTHON={_PYTHON} (or spark.pyspark.python) before the session starts, install"
             " headrace[spark] there, or make the session with tablelayer.spark.sessions.session"
         ) from None
+
+
+def _lake(name: str) -> Any:
+    """The lake stands above this: it plugs in here."""
+    return _package("lake_rows", name, "lake")
 
 
 class HeadraceDataSource(DataSource):
@@ -78,6 +85,8 @@ class HeadraceDataSource(DataSource):
 
     def schema(self) -> Any:
         options = self._read_options()
+        if options.view:
+            return _lake("view_schema")(options)
         definition = _package("worker", "connection")(options.bootstrap).admin.describe_table(options.table)
         if options.columns is not None:
             names = list(options.columns)
@@ -89,7 +98,9 @@ class HeadraceDataSource(DataSource):
         return type(schema)([schema[name] for name in names])
 
     def reader(self, schema: Any) -> Any:
-        return _package("batch", "HeadraceReader")(self._read_options(), schema.fieldNames())
+        options = self._read_options()
+        reader = _lake("ViewReader") if options.view else _package("batch", "HeadraceReader")
+        return reader(options, schema.fieldNames())
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
         return _package("stream", "reader_or_refusal")(self._read_options, schema.fieldNames())

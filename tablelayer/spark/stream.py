@@ -66,6 +66,11 @@ logger = logging.getLogger("headrace.spark")
 
 def stream_reader(options: ReadOptions, names: list[str]) -> HeadraceStreamReader:
     """The reader for the kind of table."""
+    if options.view:
+        raise ValueError(
+            f"a stream reads the log of {options.table}, not its lake: for the lake and then what comes after it see"
+            " tablelayer.lake.union_read.lake_then_stream"
+        )
     definition = connection(options.bootstrap).admin.describe_table(options.table)
     kind = PartitionedStreamReader if definition.is_partitioned else HeadraceStreamReader
     return kind(options, names)

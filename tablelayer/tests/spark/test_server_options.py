@@ -67,12 +67,15 @@ def test_a_table_may_be_what_is_loaded() -> None:
     assert ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t"}).table == "db.t"
     changes = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$changelog"})
     assert (changes.table, changes.mode) == ("db.t", "changelog")
+    lake = ReadOptions.parse({"bootstrap.servers": "h:1", "path": "db.t$LAKE", "columns": "a", "limit": "3"})
+    assert (lake.table, lake.view, lake.columns, lake.limit) == ("db.t", "lake", ("a",), 3)
+    assert ReadOptions.parse({"bootstrap.servers": "h:1", "table": "db.t$lake$snapshots"}).view == "snapshots"
     for wrong, said in (
         ({"path": "file:/warehouse/hr"}, "'table' is missing.*CREATE TEMPORARY VIEW"),
-        (
-            {"path": "db.t$lake"},
-            r"read by tablelayer.lake.union_read.union_read\(spark, server, 'db.t\$lake'\)",
-        ),
+        ({"path": "db.t$lakes"}, r"of db.t there are \$changelog, \$lake, \$lake\$snapshots"),
+        ({"path": "db.t$lake$changelog"}, r"of db.t there are"),
+        ({"path": "db.t$lake", "startingOffsets": "earliest"}, "'startingOffsets' is for the log of db.t"),
+        ({"path": "db.t$lake$snapshots", "where": '["=", "a", 1]'}, "'where' is for the log of db.t"),
         ({"path": "db.t$changelog", "mode": "upsert"}, "leave mode 'upsert' out"),
     ):
         with pytest.raises(ValueError, match=said):

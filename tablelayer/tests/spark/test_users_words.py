@@ -9,9 +9,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from tablelayer.client import Connection
-from tablelayer.model.types.column_types import BIGINT, STRING
+from tablelayer.lake.tiering_job import run_tiering
+from tablelayer.lake.union_read import union_read
+from tablelayer.lake.union_scan import union_scan
+from tablelayer.model.types.column_types import BIGINT, INT, STRING
 from tablelayer.spark.source import register
-from tablelayer.tests.spark.spark_tables import create, finish, read_available, sink, stream
+from tablelayer.tests.spark.spark_tables import create, finish, load, read_available, sink, stream
 
 pytestmark = [
     pytest.mark.spark,
@@ -73,3 +76,45 @@ def test_available_now_reaches_what_is_there_after_a_run_that_broke_off(
         *range(300)
     ]
     assert read_available(stream(spark, address, path), tmp_path / "c") == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lake", ["iceberg", "paimon"])
+def test_columns_with_dots_and_the_lake_as_sparks_source_reads_it(
+    spark: Any, address: str, client: Connection, lake: str
+) -> None:
+    columns = [("k.y", INT), ("x.y", STRING), ("x", STRING)]
+    path = create(client, columns, ("k.y",), table_datalake_enabled="true", table_datalake_format=lake)
+    table = client.table(path)
+    table.upsert([{"k.y": n, "x.y": f"a{n}", "x": "x"} for n in range(10)])
+    tier(address, path)
+    client.execute(f"ALTER TABLE {path} ADD COLUMN `new.one` INT DEFAULT 5")
+    table = client.table(path)
+    table.upsert([{"k.y": 3, "x.y": "b3", "x": "x", "new.one": 6}])
+    table.delete([{"k.y": 4}])
+    tier(address, path)
+    tiered = {n: ("b3" if n == 3 else f"a{n}", 6 if n == 3 else 5) for n in range(10) if n != 4}
+    ends = sum(table.offsets("latest").values())
+    table.upsert([{"k.y": 5, "x.y": "c5", "x": "x", "new.one": 7}])
+    now = tiered | {5: ("c5", 7)}
+    rows = union_scan(client, path, ["k.y", "x.y", "new.one"], "\"x.y\" <> 'a1'").to_arrow().to_pylist()
+    found = {row["k.y"]: (row["x.y"], row["new.one"]) for row in rows}
+    assert found == {key: value for key, value in now.items() if key != 1}
+    assert {row[0]: (row[1], row[3]) for row in union_read(spark, address, path).collect()} == now
+    of_lake = load(spark, address, f"{path}$lake", columns="k.y,new.one,x.y").collect()
+    assert {row[0]: (row[2], row[1]) for row in of_lake} == tiered
+    where = '["=", "x.y", "b3"]'
+    assert [tuple(row) for row in load(spark, address, f"{path}$lake", where=where).collect()] == [
+        (3, "b3", "x", 6)
+    ]
+    assert load(spark, address, f"{path}$lake", limit=2).count() == 2
+    snapshots = load(spark, address, f"{path}$lake$snapshots").orderBy("committed_at").collect()
+    rounds = [row for row in snapshots if row.epoch is not None]
+    assert sum(rounds[-1].offsets.values()) == ends
+    with pytest.raises(StreamingQueryException, match="reads the log of"):
+        finish(stream(spark, address, f"{path}$lake").writeStream.format("noop").start())
+
+
+def tier(address: str, path: str) -> None:
+    said: list[str] = []
+    assert run_tiering(address, tables=[path], report=said.append) == 0, said
