@@ -15,6 +15,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tablelayer.spark.jars import CATALOG_FOLDER, CATALOG_JAR, catalog_jar
+
 ROOT = Path(__file__).parents[1]
 CLIENT_PACKAGES = ("headrace", "protocol", "tablelayer/client", "tablelayer/model")
 CLIENT_FILES = ("tablelayer/__init__.py", "tablelayer/py.typed", "LICENSE")
@@ -63,7 +65,8 @@ def _name(requirement: str) -> str:
 
 
 def build(target: Path) -> list[Path]:
-    """Both wheels, into a folder."""
+    """Both wheels, into a folder; `headrace` with Spark's catalog compiled."""
+    shutil.copy(catalog_jar(), CATALOG_FOLDER / CATALOG_JAR)
     source = ROOT / "build" / "client"
     shutil.rmtree(source, ignore_errors=True)
     for name in CLIENT_PACKAGES:

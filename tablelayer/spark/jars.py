@@ -6,6 +6,9 @@ stand-alone resolver before Spark starts, and Spark then gets local files (`spar
 quieter than `spark.jars.packages`, works the same for a session, a test and a tiering job, and works offline
 after the first time. The Paimon bundle is a list of its own, resolved when the first Paimon table is opened.
 
+One jar is ours: the catalog (`tablelayer.spark.catalog`). A wheel carries it; in a checkout it is compiled from the
+sources that are there, by Eclipse's compiler, for which a Java runtime is enough, and kept beside the others.
+
 What is resolved, and why these versions: the Kafka connector must come from Spark's own 4.1 line, and its
 token provider is a separate artifact whose releases do not appear together with it everywhere. So the pinned
 list is tried first, and if it cannot be had, ranges that end at the installed pyspark.
@@ -32,6 +35,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,6 +61,13 @@ _ARTIFACTS: Artifacts = (
     ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", None),
 )
 _PAIMON_ARTIFACTS: Artifacts = (("org.apache.paimon", "paimon-bundle", "1.4.2", None),)
+_COMPILER_ARTIFACTS: Artifacts = (("org.eclipse.jdt", "ecj", "3.40.0", None),)
+
+CATALOG_FOLDER = Path(__file__).parent / "catalog"
+CATALOG_JAR = "headrace-spark-4.1.jar"
+_COMPILE_TIMEOUT_S = 300
+_MANIFEST = "META-INF/MANIFEST.MF"
+_SOURCES_ENTRY = "Headrace-Sources"
 
 
 class SparkSetupError(Exception):
@@ -119,6 +130,80 @@ def paimon_jar(report: Callable[[str], None] | None = None) -> Path:
     """The jar with Paimon's Java library, resolved if it is not here yet (49 MB). As `spark_jars`."""
     found = _jars(_PAIMON_ARTIFACTS, "paimon", "Paimon's library (49 MB, once)", report)
     return next(jar for jar in found if _is_artifact(jar, _PAIMON_ARTIFACTS[0][1]))
+
+
+def catalog_jar(report: Callable[[str], None] | None = None) -> Path:
+    """The jar with Spark's catalog over tables, compiled if need be (some seconds, once). As `spark_jars`."""
+    digest = _sources_digest()
+    shipped = CATALOG_FOLDER / CATALOG_JAR
+    kept = _cache_root() / f"catalog-{digest}" / CATALOG_JAR
+    for jar in (shipped, kept):
+        if _made_of(jar) == digest:
+            return jar
+    java = java_command()
+    compiler = _jars(_COMPILER_ARTIFACTS, "compiler", "Eclipse's compiler (3 MB, once)", report)[0]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(kept.with_name("lock")):
+        if _made_of(kept) != digest:
+            compile_catalog(java, compiler, kept)
+    return kept
+
+
+def compile_catalog(java: str, compiler: Path, target: Path) -> None:
+    """Raises SparkSetupError with what the compiler says."""
+    sources = sorted((CATALOG_FOLDER / "java").rglob("*.java"))
+    classpath = os.pathsep.join(str(jar) for jar in sorted(_ivy_jar().parent.glob("*.jar")))
+    with tempfile.TemporaryDirectory(prefix="headrace-catalog-") as folder:
+        command = [
+            java,
+            "-jar",
+            str(compiler),
+            "-17",
+            "-proc:none",
+            "-nowarn",
+            "-cp",
+            classpath,
+            "-d",
+            folder,
+        ]
+        try:
+            done = subprocess.run(
+                [*command, *map(str, sources)],
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SparkSetupError(f"Spark's catalog could not be compiled: {error}") from error
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-4000:]
+            raise SparkSetupError(f"Spark's catalog could not be compiled:\n{said}")
+        made = target.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as jar:
+            jar.writestr(_MANIFEST, f"Manifest-Version: 1.0\n{_SOURCES_ENTRY}: {_sources_digest()}\n\n")
+            for each in sorted(Path(folder).rglob("*.class")):
+                jar.write(each, each.relative_to(folder))
+        made.replace(target)
+
+
+def _sources_digest() -> str:
+    """Of what the catalog is compiled from."""
+    digest = hashlib.sha256()
+    for source in sorted((CATALOG_FOLDER / "java").rglob("*.java")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _made_of(jar: Path) -> str | None:
+    """The digest of the sources that a jar was compiled from; None if it is none."""
+    try:
+        with zipfile.ZipFile(jar) as opened:
+            manifest = opened.read(_MANIFEST).decode()
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return None
+    found = re.search(rf"^{_SOURCES_ENTRY}: (\w+)", manifest, re.MULTILINE)
+    return None if found is None else found.group(1)
 
 
 def _jars(artifacts: Artifacts, prefix: str, what: str, report: Callable[[str], None] | None) -> list[Path]:
@@ -251,7 +336,11 @@ def _explain(spoken: Sequence[str]) -> str:
 def main() -> int:
     try:
         java_command()
-        jars = spark_jars(report=lambda line: print(line, file=sys.stderr))  # noqa: T201
+
+        def report(line: str) -> None:
+            print(line, file=sys.stderr)  # noqa: T201
+
+        jars = [*spark_jars(report), catalog_jar(report)]
     except SparkSetupError as error:
         sys.stderr.write(f"{error}\n")
         return 1

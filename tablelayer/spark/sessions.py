@@ -1,7 +1,7 @@
 """A SparkSession that is quiet, local, and knows the Kafka connector, Iceberg and the `headrace` data source.
 
 What it sets and why:
-- the jars of `tablelayer.spark.jars`, as local files;
+- the jars of `tablelayer.spark.jars`, as local files, and with them the catalog `headrace` for SQL over tables;
 - PYSPARK_PYTHON, so that executors and Spark's planning helpers run this interpreter, and PYTHONPATH, so that
   they find this package even where it is not installed;
 - our daemon of workers (`tablelayer.spark.daemon`), which starts in a quarter of the time;
@@ -16,6 +16,7 @@ changed, and fails clearly if it asks for a catalog that another warehouse alrea
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -25,14 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from tablelayer.spark import daemon
-from tablelayer.spark.jars import SparkSetupError, java_command, spark_jars
+from tablelayer.spark.jars import SparkSetupError, catalog_jar, java_command, spark_jars
+
+logger = logging.getLogger("headrace.spark")
 
 LAKE_CATALOG = "lake"
+TABLES_CATALOG = "headrace"
 ARROW_BATCH_ROWS_MAX = 65_536
 """Rows per Arrow batch between Spark and Python: large batches make few lookups, and measured fastest."""
 
 _ICEBERG_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 _ICEBERG_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+_TABLES_CATALOG_CLASS = "headrace.spark.HeadraceCatalog"
 
 
 def session(
@@ -52,6 +57,7 @@ def session(
     """
     java_command()
     jars = spark_jars()
+    catalog = _catalog()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # Spark's planning workers look into their working folder first; ours must come from where we came from.
@@ -62,6 +68,9 @@ def session(
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app)
+    if catalog is not None:
+        jars = [*jars, catalog]
+        builder = builder.config(f"spark.sql.catalog.{TABLES_CATALOG}", _TABLES_CATALOG_CLASS)
     for name, value in _settings(jars, cores, memory).items():
         builder = builder.config(name, value)
     for name, value in (extra or {}).items():
@@ -81,6 +90,15 @@ def session(
 
     register(spark)
     return spark
+
+
+def _catalog() -> Path | None:
+    """The catalog's jar; a checkout that cannot compile it does without."""
+    try:
+        return catalog_jar()
+    except SparkSetupError as error:
+        logger.warning("SQL over headrace.DATABASE.TABLE is not there: %s", error)
+        return None
 
 
 def activate(spark: Any) -> None:

@@ -1,0 +1,41 @@
+package headrace.spark;
+
+import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.write.DeltaWriteBuilder;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.RowLevelOperation;
+import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
+import org.apache.spark.sql.connector.write.SupportsDelta;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** UPDATE, DELETE or MERGE: rows are known by their primary key, and what is written are changes. */
+final class HeadraceOperation implements RowLevelOperation, SupportsDelta {
+    private final HeadraceTable table;
+    private final RowLevelOperationInfo info;
+
+    HeadraceOperation(HeadraceTable table, RowLevelOperationInfo info) {
+        this.table = table;
+        this.info = info;
+    }
+
+    @Override
+    public Command command() {
+        return info.command();
+    }
+
+    @Override
+    public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+        return table.newScanBuilder(options);
+    }
+
+    @Override
+    public DeltaWriteBuilder newWriteBuilder(LogicalWriteInfo given) {
+        return new HeadraceDeltaWrite(table, given);
+    }
+
+    @Override
+    public NamedReference[] rowId() {
+        return table.primaryKey();
+    }
+}

@@ -1,0 +1,165 @@
+package headrace.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
+import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.connector.catalog.Column;
+import org.apache.spark.sql.connector.catalog.ColumnDefaultValue;
+import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations;
+import org.apache.spark.sql.connector.catalog.SupportsWrite;
+import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.catalog.constraints.Constraint;
+import org.apache.spark.sql.connector.expressions.Expressions;
+import org.apache.spark.sql.connector.expressions.LiteralValue;
+import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.RowLevelOperationBuilder;
+import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
+import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** A table, or what stands behind a $ in its name, as it was described when it was loaded. */
+final class HeadraceTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperations {
+    final Server server;
+    final String database;
+    final String table;
+    final Long asOfMs;
+    private final JsonNode described;
+    private final Column[] columns;
+
+    HeadraceTable(Server server, Identifier identifier, Long asOfMs, JsonNode described) {
+        this.server = server;
+        this.database = identifier.namespace()[0];
+        this.table = identifier.name();
+        this.asOfMs = asOfMs;
+        this.described = described;
+        List<Column> found = new ArrayList<>();
+        described.get("columns").forEach(each -> found.add(column(each)));
+        this.columns = found.toArray(Column[]::new);
+        if (asOfMs != null && isView()) {
+            throw new UnsupportedOperationException(name() + " has no state of an earlier time: leave AS OF out");
+        }
+    }
+
+    private static Column column(JsonNode each) {
+        DataType type = DataType.fromJson(each.get("type").asText());
+        ColumnDefaultValue value = null;
+        if (each.hasNonNull("default")) {
+            value = new ColumnDefaultValue(each.get("default").asText(), new LiteralValue<>(null, type));
+        }
+        String comment = each.hasNonNull("comment") ? each.get("comment").asText() : null;
+        return Column.create(each.get("name").asText(), type, each.get("nullable").asBoolean(), comment, value, null);
+    }
+
+    private boolean isView() {
+        return described.get("view").asBoolean();
+    }
+
+    /** Database, table and the rest, for a request. */
+    Map<String, Object> place() {
+        Map<String, Object> found = new HashMap<>();
+        found.put("database", database);
+        found.put("table", table);
+        return found;
+    }
+
+    @Override
+    public String name() {
+        return database + "." + table;
+    }
+
+    @Override
+    public String id() {
+        return described.hasNonNull("id") ? described.get("id").asText() : null;
+    }
+
+    @Override
+    public Column[] columns() {
+        return columns;
+    }
+
+    NamedReference[] primaryKey() {
+        List<NamedReference> found = new ArrayList<>();
+        described.get("primary_key").forEach(each -> found.add(new ColumnReference(each.asText())));
+        return found.toArray(NamedReference[]::new);
+    }
+
+    @Override
+    public Transform[] partitioning() {
+        List<Transform> found = new ArrayList<>();
+        described.get("partitions").forEach(each -> found.add(Expressions.identity(quoted(each.asText()))));
+        if (described.hasNonNull("bucket_key") && !described.get("bucket_key").isEmpty()) {
+            List<String> key = new ArrayList<>();
+            described.get("bucket_key").forEach(each -> key.add(quoted(each.asText())));
+            found.add(Expressions.bucket(described.get("buckets").asInt(), key.toArray(String[]::new)));
+        }
+        return found.toArray(Transform[]::new);
+    }
+
+    private static String quoted(String name) {
+        return "`" + name + "`";
+    }
+
+    @Override
+    public Map<String, String> properties() {
+        return HeadraceCatalog.texts(described.get("properties"));
+    }
+
+    @Override
+    public Constraint[] constraints() {
+        NamedReference[] key = primaryKey();
+        return key.length == 0
+                ? new Constraint[0]
+                : new Constraint[] {Constraint.primaryKey(table + "_pk", key).enforced(true).build()};
+    }
+
+    @Override
+    public Set<TableCapability> capabilities() {
+        EnumSet<TableCapability> found = EnumSet.of(TableCapability.BATCH_READ);
+        if (!isView() && asOfMs == null) {
+            found.add(TableCapability.BATCH_WRITE);
+        }
+        return found;
+    }
+
+    @Override
+    public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+        return new HeadraceScanBuilder(this, server.with(options.asCaseSensitiveMap()));
+    }
+
+    @Override
+    public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+        return new HeadraceWrite(this, info);
+    }
+
+    @Override
+    public RowLevelOperationBuilder newRowLevelOperationBuilder(RowLevelOperationInfo info) {
+        if (isView() || primaryKey().length == 0) {
+            throw new UnsupportedOperationException(
+                    info.command() + " changes rows by their primary key, and " + name() + " has none: only INSERT INTO");
+        }
+        return () -> new HeadraceOperation(this, info);
+    }
+
+    /** A column by its name alone, whatever characters it has. */
+    record ColumnReference(String column) implements NamedReference {
+        @Override
+        public String[] fieldNames() {
+            return new String[] {column};
+        }
+
+        @Override
+        public String toString() {
+            return quoted(column);
+        }
+    }
+}

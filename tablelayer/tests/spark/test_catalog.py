@@ -1,0 +1,211 @@
+"""Spark SQL over tables, through the catalog `headrace`."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from tablelayer.client import Connection
+from tablelayer.spark.sessions import activate
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+_numbers = itertools.count()
+
+
+class Sql:
+    """A session whose catalog is the server, and a database of its own."""
+
+    def __init__(self, spark: Any, client: Connection) -> None:
+        self.spark, self.client = spark, client
+        self.database = f"sql{next(_numbers)}"
+        self("CREATE NAMESPACE headrace.{db} COMMENT 'of a test'")
+
+    def __call__(self, text: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.spark.sql(text.replace("{db}", self.database)).collect()]
+
+    def plan(self, text: str) -> str:
+        frame = self.spark.sql(text.replace("{db}", self.database))
+        return str(frame._jdf.queryExecution().executedPlan().toString())
+
+    def table(self, name: str) -> Any:
+        return self.client.table(f"{self.database}.{name}")
+
+    def rows(self, name: str) -> list[tuple[Any, ...]]:
+        """As the table client reads them."""
+        return sorted(tuple(row.values()) for row in self.table(name).to_arrow().to_pylist())
+
+
+@pytest.fixture
+def sql(spark: Any, address: str, client: Connection) -> Iterator[Sql]:
+    session = spark.newSession()
+    session.conf.set("spark.headrace.bootstrap.servers", address)
+    made = Sql(session, client)
+    yield made
+    made("DROP NAMESPACE headrace.{db} CASCADE")
+    activate(spark)
+
+
+@pytest.mark.soak
+def test_a_table_is_made_filled_changed_and_dropped(sql: Sql) -> None:
+    sql(
+        "CREATE TABLE headrace.{db}.orders (id BIGINT, customer STRING COMMENT 'who', price DECIMAL(9, 2),"
+        " state STRING DEFAULT 'new', PRIMARY KEY (id)) COMMENT 'bought' TBLPROPERTIES ('bucket.num' = '2')"
+    )
+    sql(
+        "CREATE TABLE headrace.{db}.customers (name STRING NOT NULL, country STRING)"
+        " TBLPROPERTIES ('primary-key' = 'name')"
+    )
+    assert (sql.database,) in sql("SHOW NAMESPACES IN headrace")
+    assert [row[1] for row in sql("SHOW TABLES IN headrace.{db}")] == ["customers", "orders"]
+    described = {row[0]: row[1:] for row in sql("DESCRIBE TABLE EXTENDED headrace.{db}.orders")}
+    assert described["customer"] == ("string", "who")
+    assert "primary-key=id" in described["Table Properties"][0]
+    definition = sql.client.admin.describe_table(f"{sql.database}.orders")
+    assert (definition.bucket_count, definition.comment) == (2, "bought")
+    sql("INSERT INTO headrace.{db}.customers VALUES ('Ann', 'IS'), ('Bob', 'PT'), ('Cy', NULL)")
+    sql(
+        "INSERT INTO headrace.{db}.orders (id, customer, price) VALUES (1, 'Ann', 9.99), (2, 'Bob', 5), (3, 'Cy', 1)"
+    )
+    joined = sql(
+        "SELECT o.id, c.country, o.state FROM headrace.{db}.orders o JOIN headrace.{db}.customers c"
+        " ON o.customer = c.name WHERE o.price > 1 ORDER BY o.id"
+    )
+    assert joined == [(1, "IS", "new"), (2, "PT", "new")]
+    sql("UPDATE headrace.{db}.orders SET state = 'paid', price = price + 1 WHERE customer LIKE 'A%'")
+    sql(
+        "DELETE FROM headrace.{db}.orders WHERE id IN (SELECT id FROM headrace.{db}.orders WHERE customer = 'Cy')"
+    )
+    paid, five = decimal.Decimal("10.99"), decimal.Decimal("5.00")
+    assert sql.rows("orders") == [(1, "Ann", paid, "paid"), (2, "Bob", five, "new")]
+    sql(
+        "MERGE INTO headrace.{db}.orders t USING (SELECT * FROM VALUES (1, 'gone'), (2, 'sent'), (4, 'new')"
+        " AS v(id, state)) s ON t.id = s.id WHEN MATCHED AND s.state = 'gone' THEN DELETE"
+        " WHEN MATCHED THEN UPDATE SET t.state = s.state"
+        " WHEN NOT MATCHED THEN INSERT (id, customer, state) VALUES (s.id, 'Dan', s.state)"
+    )
+    assert sql.rows("orders") == [(2, "Bob", five, "sent"), (4, "Dan", None, "new")]
+    sql("UPDATE headrace.{db}.orders SET id = 5 WHERE id = 4")
+    assert [row[0] for row in sql.rows("orders")] == [2, 5]
+    sql("ALTER TABLE headrace.{db}.orders ADD COLUMNS (note STRING COMMENT 'free' AFTER id, n INT DEFAULT 7)")
+    sql("ALTER TABLE headrace.{db}.orders RENAME COLUMN customer TO buyer")
+    sql("ALTER TABLE headrace.{db}.orders DROP COLUMN price")
+    sql("ALTER TABLE headrace.{db}.orders SET TBLPROPERTIES ('table.log.ttl' = '7 d', 'comment' = 'sold')")
+    assert sql("SELECT * FROM headrace.{db}.orders WHERE id = 2") == [(2, None, "Bob", "sent", 7)]
+    altered = sql.client.admin.describe_table(f"{sql.database}.orders")
+    assert (altered.schema.names, altered.comment) == (["id", "note", "buyer", "state", "n"], "sold")
+    kinds = [row[0] for row in sql("SELECT _change_type FROM headrace.{db}.`orders$changelog` WHERE id = 4")]
+    assert kinds == ["+I", "-D"]
+    sql("CREATE TABLE headrace.{db}.kept AS SELECT id, buyer FROM headrace.{db}.orders")
+    assert sql.rows("kept") == [(2, "Bob"), (5, "Dan")]
+    sql("DROP TABLE headrace.{db}.kept")
+    assert not sql.client.admin.table_exists(f"{sql.database}.kept")
+
+
+def test_sql_of_every_day(sql: Sql) -> None:
+    sql("CREATE TABLE headrace.{db}.t (id BIGINT, v STRING DEFAULT 'new', PRIMARY KEY (id))")
+    sql("INSERT INTO headrace.{db}.t (id) SELECT id FROM range(6)")
+    sql("DELETE FROM headrace.{db}.t WHERE id = 0")
+    sql(
+        "MERGE INTO headrace.{db}.t t USING (SELECT * FROM VALUES (1, 'gone'), (2, 'sent'), (9, 'new') AS v(id, v)) s"
+        " ON t.id = s.id"
+        " WHEN MATCHED AND s.v = 'gone' THEN DELETE WHEN MATCHED THEN UPDATE SET t.v = s.v"
+        " WHEN NOT MATCHED THEN INSERT (id, v) VALUES (s.id, s.v)"
+    )
+    assert sql.rows("t") == [(2, "sent"), (3, "new"), (4, "new"), (5, "new"), (9, "new")]
+
+
+def test_only_what_is_asked_for_leaves_the_server(sql: Sql) -> None:
+    sql("CREATE TABLE headrace.{db}.wide (id BIGINT NOT NULL, day DATE, v DOUBLE, text STRING)")
+    day = datetime.date(2024, 9, 19)
+    rows = [{"id": n, "day": day + datetime.timedelta(n), "v": n / 2, "text": "x" * n} for n in range(40)]
+    sql.table("wide").append(rows)
+    plan = sql.plan(
+        "SELECT v FROM headrace.{db}.wide WHERE id >= 30 AND day < DATE '2024-10-22' AND length(text) > 3"
+    )
+    scan = next(line for line in plan.splitlines() if "BatchScan" in line)
+    assert "[id, day" not in scan.partition("filters")[0]
+    assert "id >= 30" in scan
+    assert "length" not in scan.partition("filters")[2]
+    assert "ColumnarToRow" in plan
+    assert sql("SELECT v FROM headrace.{db}.wide WHERE id >= 30 AND day < DATE '2024-10-22' ORDER BY v") == [
+        (n / 2,) for n in range(30, 33)
+    ]
+    assert sql("SELECT count(*) FROM headrace.{db}.wide") == [(40,)]
+    assert len(sql("SELECT id FROM headrace.{db}.wide LIMIT 3")) == 3
+    assert "limit 3" in sql.plan("SELECT id FROM headrace.{db}.wide LIMIT 3")
+    assert sql("SELECT count(*) FROM headrace.{db}.wide WHERE id < 0") == [(0,)]
+
+
+@pytest.mark.soak
+def test_every_type_goes_both_ways(sql: Sql) -> None:
+    sql(
+        "CREATE TABLE headrace.{db}.types (k INT NOT NULL, a BOOLEAN, b TINYINT, c SMALLINT, d BIGINT, e FLOAT,"
+        " f DOUBLE, g DECIMAL(38, 9), h STRING, i BINARY, j DATE, l TIMESTAMP, m TIMESTAMP_NTZ, n ARRAY<INT>,"
+        " o MAP<STRING, BIGINT>, p STRUCT<x: INT, y: ARRAY<STRING>>) TBLPROPERTIES ('primary-key' = 'k')"
+    )
+    values = (
+        "(1, true, 1Y, 2S, 3L, 1.5F, 2.5D, 12345678901234567890.123456789, 'ä', X'00FF', DATE '2024-02-29',"
+        " TIMESTAMP '2024-02-29 12:00:00.123456Z', TIMESTAMP_NTZ '2024-02-29 12:00:00.123456', array(1, NULL),"
+        " map('a', 1L), named_struct('x', 1, 'y', array('b', NULL)))"
+    )
+    sql(f"INSERT INTO headrace.{{db}}.types VALUES {values}")
+    sql("INSERT INTO headrace.{db}.types (k) VALUES (2)")
+    (row,) = sql("SELECT a, b, c, d, e, f, g, h, i, j, m, n, p.y FROM headrace.{db}.types WHERE k = 1")
+    assert row == (
+        True, 1, 2, 3, 1.5, 2.5, decimal.Decimal("12345678901234567890.123456789"), "ä", bytearray(b"\x00\xff"),
+        datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 12, 0, 0, 123456), [1, None], ["b", None],
+    )  # fmt: skip
+    assert sql(
+        "SELECT o['a'], l = TIMESTAMP '2024-02-29 12:00:00.123456Z' FROM headrace.{db}.types WHERE k = 1"
+    ) == [(1, True)]
+    (missing,) = sql("SELECT * FROM headrace.{db}.types WHERE k = 2")
+    assert missing == (2, *[None] * 15)
+
+
+@pytest.mark.soak
+def test_a_write_is_there_as_a_whole_or_not_at_all(sql: Sql) -> None:
+    sql("CREATE TABLE headrace.{db}.log (id BIGINT, v STRING)")
+    with pytest.raises(Exception, match="the 5th row"):
+        sql(
+            "INSERT INTO headrace.{db}.log SELECT id, IF(id = 5, raise_error('the 5th row'), 'x')"
+            " FROM range(0, 10, 1, 3)"
+        )
+    assert sql("SELECT count(*) FROM headrace.{db}.log") == [(0,)]
+    sql("INSERT INTO headrace.{db}.log SELECT id, 'x' FROM range(0, 50000, 1, 3)")
+    assert sql("SELECT count(*), count(DISTINCT id) FROM headrace.{db}.log") == [(50000, 50000)]
+    ((moment,),) = sql("SELECT CAST(current_timestamp() AS STRING)")
+    sql("INSERT INTO headrace.{db}.log VALUES (-1, 'later')")
+    before = sql(f"SELECT count(*) FROM headrace.{{db}}.log TIMESTAMP AS OF '{moment}'")
+    assert before == [(50000,)]
+
+
+@pytest.mark.soak
+def test_what_cannot_be_done_says_why(sql: Sql) -> None:
+    sql("CREATE TABLE headrace.{db}.log (id BIGINT)")
+    for text, said in (
+        ("SELECT * FROM headrace.{db}.nobody", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("SHOW TABLES IN headrace.nobody", "SCHEMA_NOT_FOUND"),
+        ("CREATE TABLE headrace.{db}.log (id BIGINT)", "already exists"),
+        ("DELETE FROM headrace.{db}.log WHERE id = 1", "by their primary key, and .*log has none"),
+        ("CREATE TABLE headrace.{db}.x (v VARIANT)", "column 'v' is variant"),
+        ("CREATE TABLE headrace.{db}.x (id BIGINT) USING parquet", "leave USING out"),
+        ("CREATE TABLE headrace.{db}.x (id BIGINT) TBLPROPERTIES ('bucket.nums' = '2')", "bucket.nums"),
+        ("ALTER TABLE headrace.{db}.log RENAME TO headrace.{db}.x", "cannot be renamed"),
+        ("INSERT OVERWRITE headrace.{db}.log VALUES (1)", "does not support truncate"),
+        ("DROP NAMESPACE headrace.{db}", "SCHEMA_NOT_EMPTY|not empty"),
+    ):
+        with pytest.raises(Exception, match=rf"(?s).*({said})"):
+            sql(text)
+    with pytest.raises(AnalysisException):
+        sql("INSERT INTO headrace.{db}.`log$changelog` VALUES (1)")
