@@ -66,6 +66,7 @@ check: setup  ## format, lint, types, layers, links and pages of the documentati
 	@$(BIN)/python -m docsite > /dev/null
 	@$(BIN)/hadolint docker/Dockerfile
 	@$(BIN)/yamllint -s docker/compose.yaml
+	@$(BIN)/yamllint -s -d '{extends: default, rules: {line-length: {max: 120}}}' deploy
 
 bench: setup  ## figures beside Apache Kafka and Apache Fluss from their published jars, one run
 	@$(BIN)/python -m bench

@@ -64,6 +64,7 @@ async def _serve(arguments: argparse.Namespace, lines: LimitedLines) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # certificates that change are noticed without it
     sys.stdout.write(f"ready on {broker.host}:{broker.port}\n")
     sys.stdout.flush()
     summing_up = loop.create_task(lines.run())

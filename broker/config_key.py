@@ -51,7 +51,8 @@ class ConfigKey(msgspec.Struct, frozen=True):
 
     `default` is text, or None for "not set". `check` gets the parsed value and returns what is wrong with it,
     or None. `choices` lists the legal texts where there are few. A `dynamic` one of the broker may be changed
-    while it runs. `type_of` and `dynamic_of`: of a family of names, what each of them is.
+    while it runs. `type_of` and `dynamic_of`: of a family of names, what each of them is. `names_topic`: the value is
+    a topic that is written to, which whoever sets it must be allowed to.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
     dynamic: bool = False
     type_of: Callable[[str], ConfigType] | None = None
     dynamic_of: Callable[[str], bool] | None = None
+    names_topic: bool = False
 
     def named(self, name: str) -> ConfigKey:
         """One of the family that this declares."""

@@ -71,6 +71,7 @@ from broker.log.config import LogConfig
 from broker.log.disk import SystemDisk
 from broker.log.partition_log import PartitionLog
 from broker.metrics.collect import BROKER_METRICS, BrokerCollector
+from broker.metrics.model import Metrics
 from broker.metrics.requests import REQUEST_SECONDS, RequestMeter
 from broker.net.connection_rates import ConnectionRates
 from broker.net.limits import Limits
@@ -148,6 +149,8 @@ class Broker:
         self.listeners: dict[str, Listener] = {}
         """By name, in their order, as they are bound; known once it has started."""
         self._certificates: Certificates | None = None
+        self.metrics = Metrics()
+        """What can be measured of it; all that there is once it has started."""
         self.context: BrokerContext
         self.dispatcher: Dispatcher
         self.sasl: SaslService
@@ -283,6 +286,7 @@ class Broker:
             ages=AgeClock(self._clock),
             background=self._background,
             peers=self._make_peers(network, identity),
+            metrics=self.metrics,
         )
         undo.push_async_callback(self._background.cancel)
         authorization = Authorization.configured(config, store, self._clock, slices)

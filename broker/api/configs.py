@@ -1,8 +1,8 @@
 """DescribeConfigs (32), IncrementalAlterConfigs (44), AlterConfigs (33), ListConfigResources (74).
 
 Everything is computed from the declared tables: every configuration is listed, with its value, where the
-value comes from, its type and its documentation. Configurations of topics and groups can be changed, and those of
-the broker that are declared so; the others are read-only.
+value comes from, its type and its documentation. Configurations of topics and groups can be changed, those of the
+broker that are declared so, and the levels of its loggers; the others are read-only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from broker.api.broker_loggers import change_loggers, describe_loggers
 from broker.cluster.broker_configs import ALL_BROKERS, BrokerConfigs, unknown_broker
 from broker.cluster.identity import BrokerIdentity
 from broker.cluster.metadata import TopicManager
@@ -42,6 +43,7 @@ from protocol.messages.describe_configs import (
 )
 from protocol.messages.incremental_alter_configs import (
     AlterableConfig,
+    AlterConfigsResource,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
@@ -160,13 +162,16 @@ class ConfigsApi:
             return describe_topic(self._metadata.topic_configs, self._config, image)
         if resource.resource_type == GROUP:
             return _describe_group(self._groups, self._config, resource.resource_name)
+        if resource.resource_type == BROKER_LOGGER:
+            self._check_own(resource.resource_name)
+            return describe_loggers()
         self._check_broker(resource.resource_type, resource.resource_name)
         return _describe_broker(self._config, for_all=resource.resource_name == ALL_BROKERS)
 
     def list_resources(
         self, context: RequestContext, request: ListConfigResourcesRequest
     ) -> Work[ListConfigResourcesResponse]:
-        """What can be described. Loggers and client metrics have no configuration here."""
+        """What can be described. Client metrics have no configuration here."""
         known = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
         wanted = set(request.resource_types or known) if context.api_version else {CLIENT_METRICS}
         for resource_type in wanted.difference(known):
@@ -178,6 +183,8 @@ class ConfigsApi:
                 found.append(ConfigResource(resource_name=image.name, resource_type=TOPIC))
         if BROKER in wanted:
             found.append(ConfigResource(resource_name=str(self._broker_id), resource_type=BROKER))
+        if BROKER_LOGGER in wanted:
+            found.append(ConfigResource(resource_name=str(self._broker_id), resource_type=BROKER_LOGGER))
         if GROUP in wanted:
             for name in self._groups.names():
                 yield
@@ -234,6 +241,10 @@ class ConfigsApi:
                     name, lambda config: changes(config, GROUP_CONFIGS), validate_only=validate_only
                 )
                 return 0, None
+            if isinstance(resource, AlterConfigsResource) and resource.resource_type == BROKER_LOGGER:
+                self._check_own(resource.resource_name)
+                change_loggers(resource.configs, validate_only=validate_only)
+                return 0, None
             if resource.resource_type != TOPIC:
                 self._check_broker(resource.resource_type, resource.resource_name)
                 await self._brokers.alter(
@@ -246,13 +257,17 @@ class ConfigsApi:
             if image.internal:
                 raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{image.name} is the broker's own")
             await self._metadata.alter_config(
-                image.name,
-                lambda config: changes(config, self._metadata.topic_configs.keys(config)),
-                validate_only=validate_only,
+                image.name, partial(self._of_topic, context, changes), validate_only=validate_only
             )
         except KafkaError as error:
             return error.code, error.message
         return 0, None
+
+    def _of_topic(self, context: RequestContext, changes: Changes, config: Mapping[str, str]) -> Wanted:
+        keys = self._metadata.topic_configs.keys(config)
+        wanted = changes(config, keys)
+        require_named_topics(context, keys, wanted)
+        return wanted
 
     def _with_effective_lists(self, config: Mapping[str, str]) -> Mapping[str, str]:
         """What APPEND and SUBTRACT begin from: what the broker has, wherever it was set."""
@@ -275,9 +290,14 @@ class ConfigsApi:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
                 f"resource type {resource_type} has no configuration here; "
-                f"{TOPIC} (topics), {BROKER} (brokers) and {GROUP} (groups) have",
+                f"{TOPIC} (topics), {BROKER} (brokers), {BROKER_LOGGER} (the loggers of a broker, incrementally) and "
+                f"{GROUP} (groups) have",
             )
         if name not in ("", str(self._broker_id)):
+            raise unknown_broker(name, str(self._broker_id))
+
+    def _check_own(self, name: str) -> None:
+        if name != str(self._broker_id):
             raise unknown_broker(name, str(self._broker_id))
 
 
@@ -289,6 +309,16 @@ def _require(context: RequestContext, operation: Operation, resource: Any) -> No
         context.require(operation, ResourceType.GROUP, resource.resource_name)
     else:
         context.require(operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+
+def require_named_topics(
+    context: RequestContext, keys: Mapping[str, ConfigKey], wanted: Mapping[str, str | None]
+) -> None:
+    """Raises KafkaError if a configuration would have a topic written to that the caller may not write to."""
+    for name, text in wanted.items():
+        key = keys.get(name)
+        if text is not None and key is not None and key.names_topic:
+            context.require(Operation.WRITE, ResourceType.TOPIC, text.strip())
 
 
 def describe_topic(

@@ -46,6 +46,7 @@ from protocol.messages.produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from protocol.one_line import one_line
 from protocol.records import check
 from protocol.records.check import Effort, TakesTime
 from protocol.records.header import (
@@ -65,6 +66,16 @@ logger = logging.getLogger("headrace.api")
 _ZSTD = 4
 _FIRST_VERSION_WITH_IDS = 13
 _PLACEHOLDERS = (0x6B1D_A2E4_97C3_5F08, 0x2E97_04D8_B16A_F35C, 0x51F8_3C6E_0AD9_72B4)
+_REFUSALS = frozenset(
+    (
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.POLICY_VIOLATION,
+    )
+)
+"""Of which a producer with a library that shows codes alone never hears the reason."""
+_REASON_LENGTH_MAX = 500
 _ANSWERS_TOGETHER = 8
 """Answers of one request that are looked at between two rests."""
 _AWAITED_TOGETHER = 100
@@ -486,6 +497,17 @@ def _refuse(answer: PartitionProduceResponse, error: Exception, topic: str) -> N
     if not isinstance(error, KafkaError):
         logger.error("appending to %s-%d failed", topic, answer.index, exc_info=error)
         error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed; its log says how")
+    elif error.code in _REFUSALS:
+        kind = f"refused records of {topic}"
+        what = one_line(error.message, _REASON_LENGTH_MAX)
+        logger.warning(
+            "a batch for %s-%d was refused: %s: %s",
+            topic,
+            answer.index,
+            error.code.name,
+            what,
+            extra={"kind": kind},
+        )
     answer.error_code = error.code
     answer.error_message = error.message
     if isinstance(error, RecordErrors):

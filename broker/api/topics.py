@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from broker.api.configs import describe_topic
+from broker.api.configs import describe_topic, require_named_topics
 from broker.cluster.controller import assigned
 from broker.cluster.metadata import NewTopic, TopicManager
 from broker.cluster.topic import TopicImage
@@ -106,6 +106,7 @@ class TopicsApi:
                 if not _may_of_all(context, Operation.CREATE, topic.name):
                     raise denied(ResourceType.TOPIC)
                 new = self._wanted(topic)
+                require_named_topics(context, self._metadata.topic_configs.keys(new.config), new.config)
                 if not request.validate_only:
                     context.mutates(self._made(new), _CREATE_STRICT_SINCE)
                 wanted.append((result, new))

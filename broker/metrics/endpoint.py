@@ -1,4 +1,4 @@
-"""`GET /metrics`: what Prometheus scrapes, served by its own client library in threads of its own.
+"""`GET /metrics`: what Prometheus scrapes, served by its own client library in threads of its own; and health.
 
 Values are gathered on the broker's event loop, in short turns (`model.py`); text is made in the thread of the request,
 which lets go of the interpreter after every few lines, so that neither makes a client of the broker wait. So is the
@@ -25,6 +25,7 @@ from prometheus_client.metrics_core import Metric as Family
 
 from broker.config_key import ConfigError
 from broker.metrics.access import Access
+from broker.metrics.health import Health, Stage, paths
 from broker.metrics.model import HistogramValue, Metric, MetricKind, Metrics, Values
 
 GATHER_SECONDS_MAX: Final = 10.0
@@ -43,18 +44,27 @@ _FAMILIES: Final = {
 class MetricsEndpoint:
     """An HTTP server for one broker. Make it on the broker's event loop; `close` it before the loop ends."""
 
-    def __init__(self, metrics: Metrics, host: str, port: int, access: Access | None = None) -> None:
-        """Listen. Raises ConfigError when the address cannot be used."""
+    def __init__(
+        self,
+        metrics: Metrics,
+        host: str,
+        port: int,
+        access: Access | None = None,
+        health: Health | None = None,
+    ) -> None:
+        """Listen. `health` None: of a broker that serves already. Raises ConfigError when the address cannot be
+        used.
+        """
         registry = CollectorRegistry(auto_describe=False)
         PlatformCollector(registry=registry)
         ProcessCollector(registry=registry)
-        registry.register(_Gatherer(metrics, asyncio.get_running_loop()))
+        loop = asyncio.get_running_loop()
+        registry.register(_Gatherer(metrics, loop))
         access = access or Access()
+        application = paths(health or Health(loop, Stage.READY), access.guard(make_wsgi_app(registry)))
         kind = type("Server", (_Server,), {"address_family": _family_of(host), "context": access.context})
         try:
-            self._server: WSGIServer = make_server(
-                host, port, access.guard(make_wsgi_app(registry)), kind, _Silent
-            )
+            self._server: WSGIServer = make_server(host, port, application, kind, _Silent)
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(

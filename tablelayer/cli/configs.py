@@ -1,4 +1,4 @@
-"""`headrace configs`: configurations of topics, brokers and groups, with what each of them does."""
+"""`headrace configs`: configurations of topics, brokers, their loggers and groups, with what each of them does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tablelayer.cli.words import DryRunOption, named_values
 configs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, describe and set configurations of topics, brokers and groups.",
+    help="List, describe and set configurations of topics, brokers, their loggers and groups.",
 )
 
 
@@ -23,12 +23,16 @@ class Kind(StrEnum):
 
     TOPIC = "topic"
     BROKER = "broker"
+    BROKER_LOGGER = "broker-logger"
     GROUP = "group"
 
 
 KindArgument = Annotated[Kind, typer.Argument(help="What it is a configuration of.")]
 NameArgument = Annotated[
-    str, typer.Argument(help="Name of the topic or group, id of the broker; all: of all brokers.")
+    str,
+    typer.Argument(
+        help="Name of the topic or group, id of the broker (of its loggers); all: of all brokers."
+    ),
 ]
 
 
@@ -53,6 +57,8 @@ def list_configured(
     rows: list[tuple[str, str, str, str | None]] = []
     with open_connection(server) as connection:
         for kind, name in sorted({*connection.kafka.configured(), (ConfigKind.BROKER, "")}):
+            if kind is ConfigKind.BROKER_LOGGER:
+                continue  # a level that was set looks as one that the server began with
             word = kind.name.lower()
             own = {"topic": ("topic",), "group": ("group",)}.get(
                 word, ("broker",) if name else ("all brokers",)
@@ -92,6 +98,7 @@ def describe(
       headrace configs describe topic clicks retention.ms
       headrace configs describe broker 0 --all -o json
       headrace configs describe group my-app
+      headrace configs describe broker-logger 0
     """
     from difflib import get_close_matches
 
@@ -144,6 +151,7 @@ def set_configs(
       headrace configs set topic clicks retention.ms=3600000 cleanup.policy=delete
       headrace configs set broker all log.retention.ms=86400000
       headrace configs set group my-app --unset consumer.session.timeout.ms
+      headrace configs set broker-logger 0 headrace.groups=DEBUG
     """
     from tablelayer.cli.connect import open_connection
     from tablelayer.client import ConfigKind

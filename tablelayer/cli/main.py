@@ -20,6 +20,7 @@ from tablelayer.cli.options import (
     DEFAULT_SERVER,
     Format,
     FormatOption,
+    LogFormat,
     ServerOption,
     SqlFormat,
     SqlFormatOption,
@@ -106,6 +107,9 @@ def serve(
             help="Serve GET /metrics for Prometheus there; without it nothing is measured.",
         ),
     ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="How lines of the log look, on stderr and in the file.")
+    ] = LogFormat.TEXT,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what the server does to stderr.")
     ] = False,
@@ -134,6 +138,7 @@ def serve(
             config,
             zookeeper=zookeeper,
             metrics=metrics,
+            log_format=log_format,
             verbose=verbose,
             started=STARTED,
         )

@@ -94,6 +94,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class LogFormat(StrEnum):
+    """How lines of the server's log look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class SqlFormat(StrEnum):
     """How the rows of queries are written; `Format`, and a file format."""
 

@@ -1,37 +1,38 @@
 """`headrace serve`: the broker with tables in this process, until a signal.
 
+Signals: SIGTERM and SIGINT stop it; SIGHUP never does: it opens the log file anew and looks at the certificates.
+
 Logging: warnings and errors on stderr (`-v`: information too); everything from information up also in
-DIR/headrace.log, which is rotated at 10 MB, five files kept. Of what others can have written, so many lines a minute
-of each kind are (`broker/limited_lines.py`). What is logged before the data directory is ours
-is kept in memory until then, so that nothing is written into a directory that another process uses.
+DIR/headrace.log, which is rotated at 10 MB, five files kept (`log_output.py`). Of what others can have written, so many
+lines a minute of each kind are (`broker/limited_lines.py`). What is logged before the data directory is ours is kept in
+memory until then, so that nothing is written into a directory that another process uses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import logging.handlers
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from broker.cluster.stores.configured import configured_store
 from broker.config import BrokerConfig
 from broker.config_key import ConfigError
-from broker.disk_errors import SECONDS_BETWEEN_LINES
-from broker.limited_lines import LimitedLines
 from broker.listeners import parse_listener
 from broker.malloc import keep_freed_memory
+from broker.metrics.health import Health, Stage
 from broker.net.poller import run_server
 from broker.ports import SystemClock
 from broker.server import Broker
-from tablelayer.cli.options import DEFAULT_SERVER
+from tablelayer.cli.log_output import ServerLog
+from tablelayer.cli.notify import Supervisor
+from tablelayer.cli.options import DEFAULT_SERVER, LogFormat
 from tablelayer.cli.process import leave_pandas_out
 from tablelayer.cli.streams import silence
 from tablelayer.model.table.definition import SCHEMA_CONFIG
@@ -40,37 +41,8 @@ from tablelayer.server.extension import TableExtension
 if TYPE_CHECKING:
     from broker.metrics.endpoint import MetricsEndpoint
 
-LOG_FILE = "headrace.log"
-_LOG_SIZE = 10 << 20
-_LOG_FILES = 5
 _WARM_DELAY_SECONDS = 0.3
 """After the first table was made: whoever made it has the answer by then."""
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class LogFile(logging.handlers.RotatingFileHandler):
-    """Without room for it, lines are left out of the file; stderr is told once a minute. With room it goes on."""
-
-    _told_at = -SECONDS_BETWEEN_LINES
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif monotonic() - self._told_at >= SECONDS_BETWEEN_LINES:
-            self._told_at = monotonic()
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"{LOG_FILE} cannot be written: {error.strerror}\n")
-
-    def flush(self) -> None:
-        try:
-            super().flush()
-        except OSError:
-            self.handleError(logging.makeLogRecord({}))
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            super().close()
 
 
 def parse_sets(texts: Sequence[str]) -> dict[str, str]:
@@ -109,6 +81,7 @@ def serve(
     *,
     zookeeper: str | None = None,
     metrics: str | None,
+    log_format: LogFormat = LogFormat.TEXT,
     verbose: bool,
     started: float,
 ) -> None:
@@ -116,10 +89,11 @@ def serve(
 
     `zookeeper`: the configuration zookeeper.connect.
 
-    `metrics`: where `GET /metrics` is answered, host:port.
+    `metrics`: where `GET /metrics`, `/healthz` and `/readyz` are answered, host:port.
 
     `started`: `perf_counter()` when the process began, for the ready line.
     """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     leave_pandas_out()
     raise_open_files_limit()
     keep_freed_memory()
@@ -131,7 +105,7 @@ def serve(
         sets = {**sets, "zookeeper.connect": zookeeper}
     config = BrokerConfig.load(sets, config_file, extension.broker_configs())
     host, port = address_of(listen, config)
-    lines, held = _set_up_logging(verbose)
+    log = ServerLog(log_format, verbose=verbose)
     broker_made = False
 
     async def run() -> None:
@@ -148,7 +122,7 @@ def serve(
             measured=metrics is not None,
         )
         broker_made = True
-        await _run(broker, extension, data, metrics_at, lines, held, started)
+        await _run(broker, extension, data, metrics_at, log, started)
 
     try:
         run_server(run())
@@ -160,6 +134,7 @@ def serve(
         raise
     finally:
         logging.shutdown()
+        signal.signal(signal.SIGHUP, before)
 
 
 async def _run(
@@ -167,26 +142,30 @@ async def _run(
     extension: TableExtension,
     data: Path,
     metrics_at: tuple[str, int] | None,
-    lines: LimitedLines,
-    held: logging.handlers.MemoryHandler,
+    log: ServerLog,
     started: float,
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await broker.start()
-    if broker.has_certificates:
-        reloads: set[asyncio.Task[None]] = set()
-
-        def reload() -> None:
-            task = loop.create_task(broker.reload_certificates())
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
-
-        loop.add_signal_handler(signal.SIGHUP, reload)
-    _write_log_file(data, lines, held)
-    endpoint = await _serve_metrics(broker, metrics_at)
+    supervisor = Supervisor()
+    health, endpoint = _serve_metrics(broker, metrics_at)
+    try:
+        await broker.start()
+    except BaseException:
+        if endpoint is not None:
+            endpoint.close()
+        raise
+    log.write_into(data)
+    health.stage = Stage.READY
+    told = [
+        f"{name} {host}:{port}"
+        for name, each in broker.listeners.items()
+        for host, port in [broker.context.identity.advertised(name)]
+        if (host, port) != (each.host, each.port)
+    ]
+    advertised = f", clients are told {', '.join(told)}" if told else ""
     seconds = perf_counter() - started
     broker_id = broker.context.identity.broker_id
     measured = (
@@ -194,26 +173,49 @@ async def _run(
         if endpoint is None
         else f", metrics on {endpoint.scheme}://{endpoint.host}:{endpoint.port}/metrics"
     )
-    _say(
+    ready = (
         f"headrace is ready on {broker.host}:{broker.port} "
-        f"(data {data}, broker id {broker_id}{measured}) in {seconds:.1f} s\n"
+        f"(data {data}, broker id {broker_id}{advertised}{measured}) in {seconds:.1f} s\n"
     )
+    _say(ready)
+    supervisor.ready(ready.strip())
+    loop.add_signal_handler(signal.SIGHUP, _reload, broker, log, supervisor, ready.strip())
     if any(SCHEMA_CONFIG in topic.config for topic in broker.context.metadata.topics()):
         _start_warming()
     else:  # a broker without tables does without the compiler's memory
-        loop = asyncio.get_running_loop()
         extension.on_first_table = lambda: loop.call_later(_WARM_DELAY_SECONDS, _start_warming)
-    summing_up = asyncio.ensure_future(lines.run())
+    beside = [asyncio.ensure_future(log.lines.run()), asyncio.ensure_future(supervisor.keep_alive())]
     running = asyncio.ensure_future(broker.run_forever())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if endpoint is not None:
-        await loop.run_in_executor(None, endpoint.close)
+    supervisor.stopping()
+    health.stage = Stage.STOPPING
     await broker.stop()
     await running
-    summing_up.cancel()
-    lines.sum_up(whole=True)
+    if endpoint is not None:
+        await loop.run_in_executor(None, endpoint.close)
+    for each in beside:
+        each.cancel()
+    log.lines.sum_up(whole=True)
+
+
+_reloads: set[asyncio.Task[None]] = set()
+
+
+def _reload(broker: Broker, log: ServerLog, supervisor: Supervisor, status: str) -> None:
+    """SIGHUP: the log file is opened anew, certificates are looked at now."""
+
+    async def reload() -> None:
+        supervisor.reloading()
+        log.reopen()
+        logging.getLogger("headrace.server").info("SIGHUP: the log file is opened anew")
+        await broker.reload_certificates()
+        supervisor.ready(status)
+
+    task = asyncio.get_running_loop().create_task(reload())
+    _reloads.add(task)
+    task.add_done_callback(_reloads.discard)
 
 
 def _say(line: str) -> None:
@@ -226,45 +228,15 @@ def _say(line: str) -> None:
         silence()
 
 
-async def _serve_metrics(broker: Broker, at: tuple[str, int] | None) -> MetricsEndpoint | None:
+def _serve_metrics(broker: Broker, at: tuple[str, int] | None) -> tuple[Health, MetricsEndpoint | None]:
+    """Listening before the broker starts, so that whoever asks is told that it does. Raises ConfigError."""
+    health = Health(asyncio.get_running_loop())
     if at is None:
-        return None
+        return health, None
     from broker.metrics.access import Access
     from broker.metrics.endpoint import MetricsEndpoint  # prometheus_client: only for those who ask
 
-    try:
-        return MetricsEndpoint(broker.context.metrics, *at, Access.configured(broker.config))
-    except BaseException:
-        await broker.stop()
-        raise
-
-
-def _set_up_logging(verbose: bool) -> tuple[LimitedLines, logging.handlers.MemoryHandler]:
-    formatter = logging.Formatter(_FORMAT)
-    console = logging.StreamHandler(sys.stderr)
-    console.setLevel(logging.INFO if verbose else logging.WARNING)
-    console.setFormatter(formatter)
-    held = logging.handlers.MemoryHandler(100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
-    root = logging.getLogger()
-    root.setLevel(logging.WARNING)
-    logging.getLogger("headrace").setLevel(logging.INFO)
-    lines = LimitedLines([console, held], monotonic)
-    root.handlers[:] = [lines]
-    return lines, held
-
-
-def _write_log_file(data: Path, lines: LimitedLines, held: logging.handlers.MemoryHandler) -> None:
-    try:
-        file = LogFile(data / LOG_FILE, maxBytes=_LOG_SIZE, backupCount=_LOG_FILES, encoding="utf-8")
-    except OSError as error:
-        logging.getLogger("headrace").warning("no log file can be written: %s", error)
-        lines.targets.remove(held)
-        return
-    file.setFormatter(logging.Formatter(_FORMAT))
-    held.setTarget(file)
-    held.flush()
-    lines.targets.remove(held)
-    lines.targets.append(file)
+    return health, MetricsEndpoint(broker.metrics, *at, Access.configured(broker.config), health)
 
 
 def _start_warming() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -236,6 +237,49 @@ def alter(
     with open_connection(server) as connection:
         connection.kafka.alter_configs(ConfigKind.TOPIC, name, values, removed, validate_only=dry_run)
     typer.echo(f"topic {name} {'could be' if dry_run else 'is'} altered")
+
+
+@topics.command()
+def refused(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Topic of a table; without it all.", autocompletion=topic_names, show_default=False
+        ),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Show which records tables refused lately, and why: the last 50 of each table since the server started.
+
+    A producer whose library tells a code alone (librdkafka: INVALID_RECORD) does not show the reason. With
+    'table.kafka.dead-letter-topic' the bad record goes there, and the rest of its batch is written.
+
+    \b
+      headrace topics refused
+      headrace topics refused default.fruit -o json
+    """
+    from tablelayer.cli.connect import open_connection
+    from tablelayer.cli.output import write_rows
+
+    with open_connection(server) as connection:
+        found = connection.admin.refused(name)
+    rows = [
+        (
+            table.table,
+            datetime.fromtimestamp(each.time_ms / 1000, UTC),
+            each.topic,
+            each.partition,
+            each.index if each.index >= 0 else None,
+            each.code,
+            "yes" if each.dead_letter else "no",
+            each.reason,
+        )
+        for table in found
+        for each in table.records
+    ]
+    names = ("table", "time", "topic", "partition", "record of the batch", "error", "dead letter", "reason")
+    write_rows(names, rows, output)
 
 
 @topics.command("add-partitions")

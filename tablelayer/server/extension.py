@@ -20,7 +20,7 @@ from protocol.errors import KafkaError
 from tablelayer.model.errors import TableError
 from tablelayer.model.lake import topic_options
 from tablelayer.model.options.lake_options import ICEBERG_DOC, ICEBERG_PREFIX, PAIMON_DOC, PAIMON_PREFIX
-from tablelayer.model.options.table_options import DECLARED
+from tablelayer.model.options.table_options import DECLARED, TableOptions
 from tablelayer.model.table.definition import DEFINITION_CONFIGS
 from tablelayer.server.api.declarations import TableApis
 from tablelayer.server.api.process import ProcessApi
@@ -128,7 +128,16 @@ class TableExtension:
             ConfigKey(name, ConfigType.STRING, None, _DEFINITION_DOCS[name]) for name in DEFINITION_CONFIGS
         ]
         # Without a default here: an option that is not given must not look as if it were, on plain topics.
-        options = [ConfigKey(each.name, ConfigType.STRING, None, each.doc) for each in DECLARED.values()]
+        options = [
+            ConfigKey(
+                each.name,
+                ConfigType.STRING,
+                None,
+                each.doc,
+                names_topic=each.name == TableOptions.kafka_dead_letter_topic.name,
+            )
+            for each in DECLARED.values()
+        ]
         passed = [
             ConfigKey(f"{prefix}*", ConfigType.STRING, None, doc)
             for prefix, doc in ((ICEBERG_PREFIX, ICEBERG_DOC), (PAIMON_PREFIX, PAIMON_DOC))
@@ -206,7 +215,6 @@ class TableExtension:
         self._lake = LakeRounds(context.store, context.clock, timing)
         await self._lake.load()
         self.lake_subjects = LakeSubjects(self.catalog, self._lake)
-        context.metrics.add(TABLE_METRICS, TableCollector(context, self.catalog, self.lake_subjects).collect)
         self._services = Services(
             context,
             self.limits,
@@ -214,6 +222,8 @@ class TableExtension:
             self.lake_subjects.tiered_offset,
             self.catalog,
         )
+        collector = TableCollector(context, self.catalog, self.lake_subjects, self._services.refusals)
+        context.metrics.add(TABLE_METRICS, collector.collect)
 
     def partition_hooks(self, partition: Partition, topic: TopicImage) -> PartitionHooks | None:
         if not (is_table(topic.config) or is_partition(topic.config)):

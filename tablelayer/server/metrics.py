@@ -6,6 +6,7 @@ partitioned table are summed up under the table's name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker.metrics.model import Gathering, Metric, MetricKind
@@ -14,7 +15,9 @@ from tablelayer.model.errors import TableError
 
 if TYPE_CHECKING:
     from broker.context import BrokerContext
+    from tablelayer.model.table.definition import TableDefinition
     from tablelayer.server.catalog.catalog import Catalog
+    from tablelayer.server.kafka_face.refusals import Refusals
     from tablelayer.server.lake.subjects import LakeSubjects
 
 _GAUGE: Final = MetricKind.GAUGE
@@ -84,16 +87,26 @@ LAKE_AGE = Metric(
 LAKE_FAILURES = Metric(
     "headrace_lake_failures", _GAUGE, "Tiering rounds in a row that failed since the last commit.", _TABLE
 )
+REFUSED = Metric(
+    "headrace_table_refused_records_total",
+    MetricKind.COUNTER,
+    "Records for a table that were refused, by the error's name, or are `dead-letter`s; of a batch that was refused "
+    "whole its first bad one.",
+    ("table", "reason"),
+)
 TABLE_METRICS: Final = (
-    TABLES, ROWS_WRITTEN, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG, LAKE_LAG_SECONDS,
-    LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES,
+    TABLES, ROWS_WRITTEN, REFUSED, UNREADABLE, ROWS, KV_SIZE, UNFLUSHED, SNAPSHOT_SIZE, SNAPSHOT_AGE, LAKE_LAG,
+    LAKE_LAG_SECONDS, LAKE_COMMITS, LAKE_AGE, LAKE_FAILURES,
 )  # fmt: skip
 
 
 class TableCollector:
     """Collects them (`broker.metrics.model`)."""
 
-    def __init__(self, context: BrokerContext, catalog: Catalog, subjects: LakeSubjects) -> None:
+    def __init__(
+        self, context: BrokerContext, catalog: Catalog, subjects: LakeSubjects, refusals: Refusals
+    ) -> None:
+        self._refusals = refusals
         self._context = context
         self._catalog = catalog
         self._subjects = subjects
@@ -105,6 +118,7 @@ class TableCollector:
         await self._collect_lake(gathering)
         if not tables:
             return
+        await self._collect_refused(gathering, tables)
         from tablelayer.server.bucket.bucket import TableBucket
         from tablelayer.server.bucket.key_bucket import KeyBucket
 
@@ -141,6 +155,14 @@ class TableCollector:
         for label, (rows, unreadable) in self._totals.sums():
             gathering.put(ROWS_WRITTEN, rows, label)
             gathering.put(UNREADABLE, unreadable, label)
+
+    async def _collect_refused(self, gathering: Gathering, tables: Sequence[TableDefinition]) -> None:
+        for table in tables:
+            await gathering.breathe()
+            found = None if table.table_id is None else self._refusals.of(table.table_id)
+            for (code, dead_letter), count in () if found is None else list(found.counts.items()):
+                label = self._totals.label(str(table.path))
+                gathering.add(REFUSED, count, label, "dead-letter" if dead_letter else code)
 
     async def _collect_lake(self, gathering: Gathering) -> None:
         now_ms = self._context.clock.time_ms()

@@ -17,6 +17,7 @@ from broker.log.disk import SystemDisk
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.option_types import parse_duration_ms
 from tablelayer.server.kafka_face.caches import PieceCaches
+from tablelayer.server.kafka_face.refusals import Refusals
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
 from tablelayer.server.limits import Limits
 from tablelayer.server.merge.auto_increment import AutoIncrement
@@ -152,6 +153,7 @@ class Services:
         self.budget = WriteBudget(limits.buffered_bytes_max)
         self.auto_increment = AutoIncrement(context.store)
         self.pieces = PieceCaches(limits)
+        self.refusals = Refusals()
         self.transcoding = asyncio.Semaphore(_TRANSCODED_AT_ONCE)
         self.snapshot_config = SnapshotConfig.of(context)
         self.registries = SchemaRegistries(context.config, context.clock, context.threads)

@@ -13,9 +13,9 @@ from protocol.messages.list_config_resources import ListConfigResourcesRequest
 @pytest.mark.parametrize(
     ("version", "types", "expected"),
     [
-        (1, [], {(2, "a"), (2, "b"), (4, "0")}),
+        (1, [], {(2, "a"), (2, "b"), (4, "0"), (8, "0")}),
         (1, [2], {(2, "a"), (2, "b")}),
-        (1, [4, 8, 32], {(4, "0")}),
+        (1, [4, 8, 32], {(4, "0"), (8, "0")}),
         (1, [16], set()),
         (0, [], set()),
     ],

@@ -399,7 +399,7 @@ async def test_describe_configs_gives_every_configuration_with_its_source(tmp_pa
             assert entries["node.id"].read_only
             assert not entries["log.segment.bytes"].read_only
         assert (await described(broker, BROKER, "9"))[0] == ErrorCode.INVALID_REQUEST
-        assert (await described(broker, 8, "0"))[0] == ErrorCode.INVALID_REQUEST
+        assert (await described(broker, 16, "0"))[0] == ErrorCode.INVALID_REQUEST
         assert (await described(broker, TOPIC, "missing"))[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 

@@ -29,6 +29,7 @@ class ConfigKind(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
     GROUP = 32
 
 
@@ -39,6 +40,7 @@ SOURCES = {
     3: "all brokers",
     4: "started with",
     5: "default",
+    6: "broker logger",
     7: "client metrics",
     8: "group",
 }

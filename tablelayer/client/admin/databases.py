@@ -33,6 +33,7 @@ from tablelayer.model.messages.catalog import (
     Property,
 )
 from tablelayer.model.messages.process import DescribeServerRequest, DescribeServerResponse
+from tablelayer.model.messages.refused import ListRefusedRequest, ListRefusedResponse
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, changes_to_json
 from tablelayer.model.table.partitions import Partition, matching, name_of_spec, spec_texts
@@ -65,6 +66,30 @@ class ServerProcess:
     cpu_ms: int
     memory_bytes: int
     open_files_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRecord:
+    """A record that a table did not take. `index`: in its batch, -1: the batch as a whole; `code`: Kafka's name of the
+    error; `dead_letter`: it is in the table's dead-letter topic.
+    """
+
+    time_ms: int
+    topic: str
+    partition: int
+    index: int
+    code: str
+    reason: str
+    dead_letter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedTable:
+    """`count`: refused since the brokers started; `records`: the last ones, the newest first."""
+
+    table: str
+    count: int
+    records: tuple[RefusedRecord, ...]
 
 
 class AsyncAdmin:
@@ -251,6 +276,38 @@ class AsyncAdmin:
                 )
             )
         return found
+
+    async def refused(self, topic: str | None = None) -> list[RefusedTable]:
+        """What tables have refused of what Kafka producers sent, since their brokers started: of the table of a topic,
+        or of all that may be read. UnsupportedRequest where there are no tables; TableError, KafkaError.
+        """
+        deadline = Deadline(self._cluster.config.delivery_timeout_ms)
+        found: dict[str, RefusedTable] = {}
+        for broker in sorted((await self._cluster.metadata([], deadline)).brokers, key=lambda b: b.node_id):
+            answer = await self._cluster.call(
+                ListRefusedRequest(topic=topic),
+                ListRefusedResponse,
+                doing=f"list what broker {broker.node_id} refused",
+                node_id=broker.node_id,
+                deadline=deadline,
+            )
+            for each in answer.tables:
+                before = found.get(each.table, RefusedTable(each.table, 0, ()))
+                records = [
+                    RefusedRecord(
+                        one.time_ms,
+                        one.topic,
+                        one.partition,
+                        one.index,
+                        one.code,
+                        one.reason,
+                        one.dead_letter,
+                    )
+                    for one in each.records
+                ]
+                together = sorted((*before.records, *records), key=lambda one: -one.time_ms)
+                found[each.table] = RefusedTable(each.table, before.count + each.count, tuple(together))
+        return [found[name] for name in sorted(found)]
 
     async def table_exists(self, path: TablePath | str) -> bool:
         """Whether there is such a table."""

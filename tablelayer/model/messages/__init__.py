@@ -18,6 +18,7 @@ from tablelayer.model.messages.lake import *
 from tablelayer.model.messages.partitions import *
 from tablelayer.model.messages.process import *
 from tablelayer.model.messages.read import *
+from tablelayer.model.messages.refused import *
 from tablelayer.model.messages.rights import *
 from tablelayer.model.messages.staged import *
 from tablelayer.model.messages.write import *

@@ -117,10 +117,20 @@ def _parse_zone(text: str) -> str:
     return name
 
 
+def _parse_topic(text: str) -> str:
+    name = text.strip()
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name) or name in (".", ".."):
+        raise ValueError(
+            "the value must be the name of a topic: at most 249 letters, digits, '.', '_' and '-'"
+        )
+    return name
+
+
 DURATION = OptionType(parse_duration_ms, format_duration)
 """Milliseconds."""
 BOOLEAN = OptionType(_parse_boolean, _boolean_text)
 COLUMN = OptionType(_parse_column)
 COLUMNS = OptionType(_parse_columns, ",".join)
 TIME_ZONE = OptionType(_parse_zone)
+TOPIC = OptionType(_parse_topic)
 TEXT = OptionType(str)

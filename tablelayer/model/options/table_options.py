@@ -43,6 +43,7 @@ from tablelayer.model.options.option_types import (
     COLUMNS,
     DURATION,
     TIME_ZONE,
+    TOPIC,
     one_of,
     parse_name_list,
     whole_number,
@@ -436,6 +437,15 @@ class TableOptions:
         one_of(UnknownFields),
         UnknownFields.IGNORE,
         "What happens to fields of a produced row that are not columns.",
+        alterable=True,
+    )
+    kafka_dead_letter_topic = Option(
+        "table.kafka.dead-letter-topic",
+        TOPIC,
+        None,
+        "The plain topic that takes records which the table refuses, with headers that say why; the rest of their "
+        "batch is written. It is made when it is needed; who sets this must be allowed to write it. Without it a batch "
+        "with such a record is refused.",
         alterable=True,
     )
 

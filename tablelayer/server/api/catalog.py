@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from broker.requests.declaration import RequestContext
 from broker.security.rights import Operation
 from tablelayer.model.messages import catalog as m
@@ -77,8 +79,9 @@ class CatalogHandlers:
     async def create_table(
         self, context: RequestContext, request: m.CreateTableRequest
     ) -> m.CreateTableResponse:
-        def check(path: TablePath, buckets: int) -> None:
+        def check(path: TablePath, buckets: int, config: Mapping[str, str]) -> None:
             self._rights.require_create(context, path)
+            self._rights.require_dead_letters(context, config)
             context.mutates(buckets)
 
         table_id = await self._catalog.create_table(
@@ -119,6 +122,7 @@ class CatalogHandlers:
             path,
             request.changes,
             expected_schema_id=request.expected_schema_id,
+            check=lambda config: self._rights.require_dead_letters(context, config),
         )
         return m.AlterTableResponse(definition=await self._services.run(definition.to_json))
 

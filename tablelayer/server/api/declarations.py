@@ -262,6 +262,12 @@ class TableApis:
                 lambda by: by.lake.list,
                 within(topic=Operation.DESCRIBE),
             ),
+            declare(
+                m.ListRefusedRequest,
+                m.ListRefusedResponse,
+                lambda by: by.refused.list_refused,
+                within(topic=Operation.READ),
+            ),
         ]
 
     def _declare(

@@ -10,6 +10,7 @@ from tablelayer.server.api.catalog import CatalogHandlers
 from tablelayer.server.api.lake import LakeHandlers
 from tablelayer.server.api.partitions import PartitionHandlers
 from tablelayer.server.api.read import ReadHandlers
+from tablelayer.server.api.refused import RefusedHandlers
 from tablelayer.server.api.rights import RightsHandlers
 from tablelayer.server.api.staged import StagedHandlers
 from tablelayer.server.api.targets import Targets
@@ -42,5 +43,6 @@ class Handlers:
         self.write = WriteHandlers(targets)
         self.read = ReadHandlers(services, targets, scans)
         self.staged = StagedHandlers(rights, staged)
+        self.refused = RefusedHandlers(services.refusals, catalog, rights)
         self.rights = RightsHandlers(catalog, grants)
         self.lake = LakeHandlers(services, rights, lake, subjects)

@@ -16,8 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from broker.cluster.hooks import FetchedRecords
+from broker.log.errors import RecordErrors
 from broker.log.partition_log import AppendInfo
 from protocol.errors import ErrorCode, KafkaError
+from protocol.one_line import one_line
 from protocol.records.header import BatchHeader
 from tablelayer.model.avro.schema import schema_text
 from tablelayer.model.avro.write import Frame
@@ -26,9 +28,12 @@ from tablelayer.model.options.kafka_formats import AvroSchemaPlace, KafkaValueFo
 from tablelayer.model.rows.versions import SchemaVersions
 from tablelayer.model.table.buckets import bucket_of
 from tablelayer.model.table.definition import TableDefinition
+from tablelayer.server.bucket.dead_letters import write_dead_letters
 from tablelayer.server.bucket.joint_write import Part, write_together
 from tablelayer.server.kafka_face import producers as kafka_face
 from tablelayer.server.kafka_face.pieces import Answer, Consumption
+from tablelayer.server.kafka_face.refusals import REFUSALS
+from tablelayer.server.kafka_face.refused import Refused, Sifting, dead_letters, without
 from tablelayer.server.kafka_face.schema_registry import REGISTRY_URL
 from tablelayer.server.merge.engines import Operations
 from tablelayer.server.merge.writes import OperationSource, Writer, made_for
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.tables")
 
 _UNREADABLE_TOLD_MAX = 10_000
+_MERGES_REFUSED_MAX = 100
+"""Records of a batch that only a merge can refuse: each costs a write that is begun anew."""
+_REASON_LENGTH_MAX = 500
 _EXPANSION = 4  # JSON is at least so much larger than stored Arrow; an underestimate only costs another fetch
 
 
@@ -212,20 +220,109 @@ class TableBucket:
         return Frame.confluent(await registries.id_of(url, f"{whole.topic}-value", text))
 
     async def opened(
-        self, definition: TableDefinition, batch: memoryview
-    ) -> memoryview | kafka_face.AvroBatch:
-        """A producer's batch with what it takes to decode it: the schemas of its Avro values. Raises KafkaError."""
+        self, definition: TableDefinition, batch: memoryview, refused: Sequence[Refused] = ()
+    ) -> memoryview | kafka_face.OpenedBatch:
+        """A producer's batch, without the refused records, and with what it takes to decode it: the schemas of its Avro
+        values. Raises KafkaError."""
         settings = definition.settings
         if settings.kafka_value_format is not KafkaValueFormat.AVRO:
-            return batch
-        records, ids = await self.services.run(kafka_face.avro_ids, definition, batch)
-        registries = self.services.registries
-        url = settings.avro_registry or registries.own_url
-        schemas = {} if url is None else await registries.schemas(url, ids)
-        return kafka_face.AvroBatch(records, schemas)
+            if not refused:
+                return batch
+            opened = kafka_face.OpenedBatch(await self.services.run(kafka_face.open_batch, batch), {})
+        else:
+            records, ids = await self.services.run(kafka_face.avro_ids, definition, batch)
+            registries = self.services.registries
+            url = settings.avro_registry or registries.own_url
+            opened = kafka_face.OpenedBatch(
+                records, {} if url is None else await registries.schemas(url, ids)
+            )
+        if not refused:
+            return opened
+        rest, sent_as = await self.services.run(without, opened.records, refused)
+        return kafka_face.OpenedBatch(rest, opened.schemas, sent_as)
 
     async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
-        """R17.2, R17.3: log the rows of all buckets or of none, and with them the producer's own sequence here."""
+        """R17.3: a batch with a bad record is refused, or goes on without it where that has another place to go."""
+        definition = self.definition
+        try:
+            return await self.write_produced(batch, acks, timeout_ms)
+        except RecordErrors as error:
+            topic = definition.settings.kafka_dead_letter_topic
+            if topic is None or not error.errors:
+                self._note_refused(definition, error.errors or [(-1, error.message)], error.code)
+                raise
+            return await self._write_without_refused(batch, acks, timeout_ms, definition, topic, error)
+        except KafkaError as error:
+            if error.code in REFUSALS:
+                self._note_refused(definition, [(-1, error.message)], error.code)
+            raise
+
+    def _note_refused(
+        self,
+        definition: TableDefinition,
+        refused: Sequence[tuple[int, str]],
+        code: ErrorCode,
+        *,
+        dead_letter: bool = False,
+    ) -> None:
+        self.services.refusals.note(
+            definition, self._topic.name, self.partition.index, refused, code,
+            self.services.context.clock.time_ms(), dead_letter=dead_letter,
+        )  # fmt: skip
+
+    async def _write_without_refused(
+        self,
+        batch: memoryview,
+        acks: int,
+        timeout_ms: int,
+        definition: TableDefinition,
+        topic: str,
+        error: RecordErrors,
+    ) -> AppendInfo:
+        """The bad records go to the dead-letter topic first, so that none is lost; a batch that is repeated because it
+        could not be written then leaves them there twice.
+        """
+        run = self.services.run
+        opened = await self.opened(definition, batch)
+        if not isinstance(opened, kafka_face.OpenedBatch):
+            opened = kafka_face.OpenedBatch(await run(kafka_face.open_batch, batch), {})
+        sifting = Sifting(definition, opened.records, opened.schemas)
+        while not await run(sifting.some):
+            pass
+        # What a merge refuses depends on the rows that are there: it is found by writing.
+        found = sifting.refused or [Refused(*error.errors[0])]
+        refused: list[Refused] = []
+        while True:
+            letters = await run(dead_letters, opened.records, found, self._topic.name, self.partition.index)
+            try:
+                await write_dead_letters(self.services.context, topic, letters, timeout_ms)
+            except KafkaError as failure:
+                self._note_refused(definition, error.errors, error.code)
+                what = f"{error.message}; nor can it go to dead-letter topic {topic}: {failure.message}"
+                raise KafkaError(failure.code, what) from failure
+            refused = [*refused, *found]
+            pairs = [(each.index, each.reason) for each in found]
+            self._note_refused(definition, pairs, ErrorCode.INVALID_RECORD, dead_letter=True)
+            index, reason = pairs[0]
+            logger.warning(
+                "%s: %d records of a batch are in dead-letter topic %s, the first one (%d): %s",
+                self.name, len(found), topic, index, one_line(reason, _REASON_LENGTH_MAX),
+                extra={"kind": f"dead letters of {definition.path.whole}"},
+            )  # fmt: skip
+            try:
+                return await self.write_produced(batch, acks, timeout_ms, refused)
+            except RecordErrors as again:
+                known = {each.index for each in refused}
+                if not again.errors or again.errors[0][0] in known:
+                    raise
+                if len(refused) - len(sifting.refused) >= _MERGES_REFUSED_MAX:
+                    raise
+                found = [Refused(*again.errors[0])]
+
+    async def write_produced(
+        self, batch: memoryview, acks: int, timeout_ms: int, refused: Sequence[Refused] = ()
+    ) -> AppendInfo:
+        """R17.2: log the rows of all buckets or of none, and with them the producer's own sequence here."""
         self.check_open()
         definition, index = self.definition, self.partition.index
         header = kafka_face.check_frame(batch)
@@ -235,7 +332,7 @@ class TableBucket:
                 await self._all_published(definition, timeout_ms)
             return await self.wait_published(duplicate, acks, timeout_ms)
         writer, size = Writer.of(header), len(batch)
-        opened = await self.opened(definition, batch)
+        opened = await self.opened(definition, batch, refused)
         try:
             if definition.bucket_count == 1 or not definition.bucket_key:
                 return await self.write_rows(

@@ -368,13 +368,13 @@ class Catalog:
         text: str,
         *,
         ignore_if_exists: bool,
-        check: Callable[[TablePath, int], None] = lambda path, buckets: None,
+        check: Callable[[TablePath, int, Mapping[str, str]], None] = lambda path, buckets, config: None,
     ) -> UUID:
-        """Create the table of a definition in JSON; its id. `check` is asked once path and buckets are known, before
-        anything else. Raises TableError, and what `check` raises.
+        """Create the table of a definition in JSON; its id. `check` is asked once path, buckets and configuration are
+        known, before anything else. Raises TableError, and what `check` raises.
         """
         path, buckets, config = await self.reader.run(read_definition, text)
-        check(path, buckets)
+        check(path, buckets, config)
         self.check_database(path.database)
         if path.partition is not None:
             raise TableError(
@@ -401,9 +401,15 @@ class Catalog:
         return topic.topic_id
 
     async def alter_table(
-        self, path: TablePath, text: str, *, expected_schema_id: int = -1
+        self,
+        path: TablePath,
+        text: str,
+        *,
+        expected_schema_id: int = -1,
+        check: Callable[[Mapping[str, str | None]], None] = lambda config: None,
     ) -> TableDefinition:
-        """Carry out all changes of a list in JSON, or none; the table as it is then. Raises TableError.
+        """Carry out all changes of a list in JSON, or none; the table as it is then. `check` is asked for each set of
+        configurations that would be changed. Raises TableError, and what `check` raises.
 
         Two ALTERs at once are carried out one after the other. Whoever else changes the topic's configuration
         meanwhile is found out by the metadata, which accepts a change of the schema only if it was made from
@@ -416,13 +422,17 @@ class Catalog:
                     TableErrorCode.INVALID_TABLE,
                     f"{path} is a partition: alter table {path.whole}, and all of its partitions follow",
                 )
-            altered = await self._alter_table(path, changes, expected_schema_id)
+            altered = await self._alter_table(path, changes, expected_schema_id, check)
         if altered.is_partitioned:
             await self.follow(altered)
         return altered
 
     async def _alter_table(
-        self, path: TablePath, changes: Sequence[Change], expected_schema_id: int
+        self,
+        path: TablePath,
+        changes: Sequence[Change],
+        expected_schema_id: int,
+        check: Callable[[Mapping[str, str | None]], None],
     ) -> TableDefinition:
         while True:
             before = self.by_path(path)
@@ -434,6 +444,7 @@ class Catalog:
             changed = await self.reader.run(changed_configs, before, changes)
             if not changed:
                 return before
+            check(changed)
             try:
                 await self.context.metadata.alter_config(path.topic, changed)
             except KafkaError as error:

@@ -7,6 +7,8 @@ executor threads.
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from broker.log.config import DECOMPRESSED_BYTES, DECOMPRESSED_RATIO
 from broker.log.errors import RecordErrors
@@ -95,11 +97,14 @@ def open_batch(batch: memoryview) -> RecordColumns:
     )
 
 
-class AvroBatch(msgspec.Struct, frozen=True):
-    """The records of a producer's batch, and the schemas of the ids in them."""
+class OpenedBatch(msgspec.Struct, frozen=True):
+    """The records of a producer's batch, and the schemas of the ids in them. `sent_as`: which number each record had in
+    the batch, where some are left out.
+    """
 
     records: RecordColumns
     schemas: Schemas
+    sent_as: npt.NDArray[np.int64] | None = None
 
 
 def avro_ids(definition: TableDefinition, batch: memoryview) -> tuple[RecordColumns, list[int]]:
@@ -111,13 +116,23 @@ def avro_ids(definition: TableDefinition, batch: memoryview) -> tuple[RecordColu
         raise refused_record(definition, error) from None
 
 
-def decode_produced(definition: TableDefinition, batch: memoryview | AvroBatch) -> Operations:
+def decode_produced(definition: TableDefinition, batch: memoryview | OpenedBatch) -> Operations:
     """The rows of a producer's batch, in order: values are upserts (appends), null values deletes by key.
 
     Raises RecordErrors (INVALID_RECORD) naming record and column, or KafkaError.
     """
     try:
-        if isinstance(batch, AvroBatch):
+        return _decoded(definition, batch)
+    except RecordErrors as error:
+        if not isinstance(batch, OpenedBatch) or batch.sent_as is None or not error.errors:
+            raise
+        index, reason = error.errors[0]
+        raise _refused(definition, int(batch.sent_as[index]), reason) from None
+
+
+def _decoded(definition: TableDefinition, batch: memoryview | OpenedBatch) -> Operations:
+    try:
+        if isinstance(batch, OpenedBatch):
             write = from_kafka(batch.records, definition, batch.schemas)
         else:
             write = from_kafka(open_batch(batch), definition)
@@ -131,9 +146,10 @@ def decode_produced(definition: TableDefinition, batch: memoryview | AvroBatch) 
         except RowError as error:
             raise refused_record(definition, error) from None
     deletes = None if write.change_types is None else write.change_types == ChangeType.DELETE
+    sent_as = batch.sent_as if isinstance(batch, OpenedBatch) else None
     if deletes is None:
-        return Operations(write.rows)
-    operations = Operations(write.rows, deletes if deletes.any() else None, kept=write.kept)
+        return Operations(write.rows, sent_as=sent_as)
+    operations = Operations(write.rows, deletes if deletes.any() else None, sent_as=sent_as, kept=write.kept)
     try:
         return admit(definition, operations)
     except RowError as error:

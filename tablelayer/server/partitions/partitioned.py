@@ -9,6 +9,7 @@ repeated after a crash in between is written once. Consumers read the partitions
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from tablelayer.server.bucket.bucket import as_kafka_error, no_rows
 from tablelayer.server.bucket.joint_write import Part, write_together
 from tablelayer.server.bucket.log_bucket import LogBucket
 from tablelayer.server.kafka_face import producers as kafka_face
+from tablelayer.server.kafka_face.refused import Refused
 from tablelayer.server.merge.engines import Operations
 from tablelayer.server.merge.writes import Writer, made_for
 from tablelayer.server.services import Services
@@ -38,7 +40,9 @@ _ATTEMPTS = 3
 class PartitionedBucket(LogBucket):
     """`PartitionHooks` of the topic of a partitioned table."""
 
-    async def produce(self, batch: memoryview, acks: int, timeout_ms: int) -> AppendInfo:
+    async def write_produced(
+        self, batch: memoryview, acks: int, timeout_ms: int, refused: Sequence[Refused] = ()
+    ) -> AppendInfo:
         """R17.2 for a whole table: rows to their partitions, then an empty batch under the producer's sequence."""
         self.check_open()
         definition = self.definition
@@ -47,7 +51,7 @@ class PartitionedBucket(LogBucket):
         if duplicate is not None:
             return await self.wait_published(duplicate, acks, timeout_ms)
         writer = kafka_face.forwarded(header, self.partition.index, by_whole_table=True)
-        opened = await self.opened(definition, batch)
+        opened = await self.opened(definition, batch, refused)
         try:
             operations = await self.services.run(kafka_face.decode_produced, definition, opened)
             parts = await self.services.run(_split, definition, operations, self.partition.index)

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING
 
 from broker.security.rights import CLUSTER_NAME, Operation, ResourceType, denied
 from protocol.errors import ErrorCode, KafkaError
+from tablelayer.model.options.table_options import TableOptions
 from tablelayer.server.catalog.catalog import no_table_with_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
 
     from broker.requests.declaration import RequestContext
@@ -59,6 +60,12 @@ class TableRights:
     def require_create(self, context: RequestContext, path: TablePath) -> None:
         if not self._may_create(context, path.whole.topic):
             raise denied(_TOPIC)
+
+    def require_dead_letters(self, context: RequestContext, config: Mapping[str, str | None]) -> None:
+        """Who has a table's bad records written to a topic must be allowed to write there. Raises KafkaError."""
+        topic = config.get(TableOptions.kafka_dead_letter_topic.name)
+        if topic is not None:
+            context.require(Operation.WRITE, _TOPIC, topic.strip())
 
     def by_id(self, context: RequestContext, operation: Operation, table_id: UUID) -> TableDefinition:
         """A table, or a partition. Raises KafkaError(TOPIC_AUTHORIZATION_FAILED) or TableError(TABLE_NOT_FOUND)."""

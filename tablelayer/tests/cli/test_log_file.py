@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tablelayer.cli.serve import LogFile
+from tablelayer.cli.log_output import LogFile
 
 
 class FullStream:
