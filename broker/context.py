@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from broker.backup.cut import Backups
     from broker.cluster.identity import BrokerIdentity
     from broker.cluster.metadata import TopicManager
     from broker.cluster.partition import Partition
@@ -47,6 +48,7 @@ class BrokerContext(msgspec.Struct):
     authorizer: Authorizer = OPEN
     acls: AclStore | None = None
     """What the authorizer goes by; None without one."""
+    backups: Backups | None = None
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     """Where a part says what can be measured of it."""
 

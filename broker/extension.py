@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from broker.cluster.topic_policy import TopicPolicy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from broker.config_key import ConfigKey
     from broker.context import BrokerContext
     from broker.requests.declaration import ApiDeclaration
@@ -34,6 +36,11 @@ class Extension(TopicPolicy, Protocol):
 
     async def start(self, context: BrokerContext) -> None:
         """Called once, before everything else that needs the context; the store is open, no partition is."""
+
+    async def checkpoint(self, folder: Path) -> None:
+        """For a backup: copy into a folder, which need not be there, what is kept under the extension's own and is
+        neither in logs nor in the store, as it is at one offset of each log or before.
+        """
 
     async def run(self, context: BrokerContext) -> None:
         """Background work, from before partitions are served until cancelled.

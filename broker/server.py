@@ -42,6 +42,7 @@ from broker.api.sasl import SaslApi, SaslDoor
 from broker.api.topics import TopicsApi
 from broker.api.users import UsersApi
 from broker.background import BackgroundTasks
+from broker.backup.cut import Backups
 from broker.cluster.broker_configs import BrokerConfigs
 from broker.cluster.cleaner import LogCleaner
 from broker.cluster.data_dir import PARTITION_METADATA, DataDirectory, is_used, member_of, to_base64
@@ -265,9 +266,22 @@ class Broker:
         )
         undo.push_async_callback(self._metadata.close)
         flushing = LogFlushing(config, self._metadata.changes, executor, self._background)
+        removals = asyncio.Lock()
         self._deleted_files = DeletedFiles(
-            executor, self._clock, self._disk, self._directory.path, self._file_delete_delay_ms
+            executor, self._clock, self._disk, self._directory.path, self._file_delete_delay_ms, removals
         )
+        backups = Backups(
+            self._metadata,
+            store.copy if isinstance(store, EmbeddedStore) else None,
+            self._checkpoint_extensions,
+            removals,
+            data_dir=self._directory.path,
+            disk=self._disk,
+            executor=executor,
+            clock=self._clock,
+            entropy=self._entropy,
+        )
+        await backups.clear()
         identity = BrokerIdentity(
             config["node.id"], self._directory.cluster_id, config["broker.rack"], self._advertised
         )
@@ -287,8 +301,10 @@ class Broker:
             background=self._background,
             peers=self._make_peers(network, identity),
             metrics=self.metrics,
+            backups=backups,
         )
         undo.push_async_callback(self._background.cancel)
+        undo.callback(backups.stop)
         authorization = Authorization.configured(config, store, self._clock, slices)
         if authorization is not None:
             undo.callback(authorization.audit.close)
@@ -401,7 +417,13 @@ class Broker:
         self._background.keep(network.reap_idle, "close idle connections")
         self._background.keep(self._deleted_files.run, "removal of deleted segments")
         retention = Retention(
-            config, self._metadata, self._extensions, self._deleted_files, self.context.ages, self._background
+            config,
+            self._metadata,
+            self._extensions,
+            self._deleted_files,
+            self.context.ages,
+            self._background,
+            removals,
         )
         self._background.keep(retention.run, "retention")
         cleaner = LogCleaner(
@@ -413,6 +435,7 @@ class Broker:
             self._background,
             self._disk,
             self._entropy,
+            removals,
         )
         self._metadata.deletion_listeners.append(lambda topic: cleaner.forget_topic(topic.name))
         self._background.keep(cleaner.run, "log cleaner")
@@ -622,6 +645,10 @@ class Broker:
             is_new=new is not None,
             companions=(PARTITION_METADATA,),
         )
+
+    async def _checkpoint_extensions(self, folder: Path) -> None:
+        for extension in self._extensions:
+            await extension.checkpoint(folder / extension.name)
 
     def _file_delete_delay_ms(self, topic: str, index: int) -> int | None:
         partition = self._metadata.find_partition(topic, index)

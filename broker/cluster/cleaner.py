@@ -59,7 +59,10 @@ class LogCleaner:
         background: BackgroundTasks,
         disk: Disk,
         entropy: Entropy,
+        removals: asyncio.Lock | None = None,
     ) -> None:
+        """`removals`: held by whoever needs all files of segments to stay where they are."""
+        self._removals = removals or asyncio.Lock()
         self._config = config
         self._metadata = metadata
         self._executor = executor
@@ -81,6 +84,10 @@ class LogCleaner:
 
     async def clean_one(self) -> bool:
         """Clean the dirtiest partition that is dirty enough. False if there was none, or it could not be cleaned."""
+        async with self._removals:
+            return await self._clean_one()
+
+    async def _clean_one(self) -> bool:
         best = await self._dirtiest()
         if best is None:
             return False

@@ -29,6 +29,7 @@ class DeletedFiles:
     """On the event loop, except `remove_later`, which any thread may call.
 
     `directory` is the data directory; `delay_ms` gives the delay of a topic's partition, None if there is none.
+    `removals` is held by whoever needs all files to stay where they are.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class DeletedFiles:
         disk: Disk,
         directory: Path,
         delay_ms: Callable[[str, int], int | None],
+        removals: asyncio.Lock | None = None,
     ) -> None:
+        self._removals = removals or asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._executor = executor
         self._clock = clock
@@ -69,7 +72,8 @@ class DeletedFiles:
         while True:
             self._changed.clear()
             if due := self._take_due():
-                await self._loop.run_in_executor(self._executor, self._remove, due)
+                async with self._removals:
+                    await self._loop.run_in_executor(self._executor, self._remove, due)
             else:
                 wait = self._queue[0][0] - self._loop.time() if self._queue else None
                 try:

@@ -37,7 +37,10 @@ class Retention:
         deleted_files: DeletedFiles,
         ages: AgeClock,
         background: BackgroundTasks,
+        removals: asyncio.Lock | None = None,
     ) -> None:
+        """`removals`: held by whoever needs all files of segments to stay where they are."""
+        self._removals = removals or asyncio.Lock()
         self._config = config
         self._metadata = metadata
         self._policies = policies
@@ -53,7 +56,8 @@ class Retention:
                 if partition.closed:  # its topic was deleted meanwhile
                     continue
                 try:
-                    deleted = partition.apply_retention(self._ages.time_ms(), self._floor(partition))
+                    async with self._removals:
+                        deleted = partition.apply_retention(self._ages.time_ms(), self._floor(partition))
                 except (KafkaError, OSError) as error:
                     if is_disk_full(error):  # which was told
                         self._deleted_files.hurry()

@@ -42,17 +42,18 @@ logger = logging.getLogger("headrace.metadata")
 
 Result = TypeVar("Result")
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS nodes (
-    path TEXT PRIMARY KEY,
-    parent TEXT NOT NULL,
-    data BLOB NOT NULL,
-    version INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS nodes_by_parent ON nodes (parent, path);
-CREATE TABLE IF NOT EXISTS ephemerals (path TEXT PRIMARY KEY, created INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-"""
+_TABLES = {
+    "nodes": "(path TEXT PRIMARY KEY, parent TEXT NOT NULL, data BLOB NOT NULL, version INTEGER NOT NULL)"
+    " WITHOUT ROWID",
+    "ephemerals": "(path TEXT PRIMARY KEY, created INTEGER NOT NULL) WITHOUT ROWID",
+    "counters": "(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+}
+_SCHEMA = ";".join(
+    [
+        *(f"CREATE TABLE IF NOT EXISTS {table} {columns}" for table, columns in _TABLES.items()),
+        "CREATE INDEX IF NOT EXISTS nodes_by_parent ON nodes (parent, path)",
+    ]
+)
 _SESSION = 1
 _CREATIONS = (
     "ephemeral nodes"  # a sequence's counter is named by the path of its parent, which begins with a slash
@@ -65,6 +66,7 @@ class EmbeddedStore:
     def __init__(self, path: Path, threads: Threads | None = None) -> None:
         self._path = path
         self._executor = (threads or SystemThreads()).pool(1, "store")
+        self._copies = (threads or SystemThreads()).pool(1, "copies of the store")
         self._connection: sqlite3.Connection | None = None
         self._watches: dict[str, list[Callable[[], None]]] = {}
 
@@ -117,12 +119,30 @@ class EmbeddedStore:
                 asyncio.get_running_loop().call_soon(callback)
         return paths
 
+    async def copy(self, target: Path) -> None:
+        """Make the file `target`, which is not there, a store with what transactions that were begun before have left.
+
+        What is begun afterwards is not in it, and does not wait for it but in the beginning. Raises sqlite3.Error.
+        """
+        copying = await self._run(lambda _: self._begin_copy(target))
+        await asyncio.get_running_loop().run_in_executor(self._copies, _copy, copying)
+
+    def _begin_copy(self, target: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        connection.execute("ATTACH ? AS copy", (str(target),))
+        connection.execute("BEGIN")
+        connection.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM main.nodes LIMIT 1)"
+        ).fetchone()  # what it reads by
+        return connection
+
     async def close(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(KafkaError):  # a full disk, which was told: the next start does the same
                 await self._run(_close)
             self._connection = None
         self._executor.shutdown(wait=False)
+        self._copies.shutdown(wait=False)
 
     async def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         def call() -> Result:
@@ -152,6 +172,17 @@ class EmbeddedStore:
         connection.executescript(_SCHEMA)
         _end_session(connection)
         return connection
+
+
+def _copy(connection: sqlite3.Connection) -> None:
+    try:
+        for table, columns in _TABLES.items():
+            connection.execute(f"CREATE TABLE copy.{table} {columns}")
+            connection.execute(f"INSERT INTO copy.{table} SELECT * FROM main.{table}")
+        connection.execute("CREATE INDEX copy.nodes_by_parent ON nodes (parent, path)")
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
 
 
 def _check_path(path: str) -> None:

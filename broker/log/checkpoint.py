@@ -42,8 +42,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 def write_checkpoint(disk: Disk, directory: Path, checkpoint: Checkpoint) -> None:
     """Durable when it returns. Raises OSError."""
-    content = {"version": _VERSION, **_content(checkpoint)}
-    disk.replace(directory / CHECKPOINT_NAME, json.dumps(content).encode(), sync=True)
+    disk.replace(directory / CHECKPOINT_NAME, encode_checkpoint(checkpoint), sync=True)
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """The contents of the file."""
+    return json.dumps({"version": _VERSION, **_content(checkpoint)}).encode()
 
 
 def _content(checkpoint: Checkpoint) -> dict[str, Any]:

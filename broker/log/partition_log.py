@@ -166,6 +166,16 @@ class PartitionLog:
         return len(self._segments)
 
     @property
+    def segments(self) -> Sequence[Segment]:
+        """To look at only; the last one is written."""
+        return self._segments
+
+    @property
+    def epochs(self) -> Sequence[tuple[int, int]]:
+        """(leader epoch, start offset) of each, ascending."""
+        return self._epochs.entries
+
+    @property
     def failure(self) -> str | None:
         """Why the log refuses everything, or None."""
         return self._failure

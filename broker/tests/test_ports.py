@@ -27,6 +27,7 @@ PORTS = {
 }
 LEFT_OUT = {
     "broker/cluster/kafka_import.py": "a command of its own, which reads another program's files; no broker runs",
+    "broker/objects/files.py": "object stores, by pyarrow; what is on a disk goes by the port",
     "broker/config.py": "the file that an operator names, read before there is a broker",
     "broker/security/sasl/jwks.py": "keys that an operator names, read again when they have changed",
     "broker/security/tls/stores.py": "keystores that an operator names",

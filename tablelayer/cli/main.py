@@ -349,6 +349,58 @@ def catalog(
     run(server, listen, warehouse)
 
 
+@app.command()
+def backup(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A directory or a URL, such as s3://bucket/path.")
+    ],
+    keep: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Afterwards remove all but the newest N backups.")
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Make a backup of a running server: topics, tables, groups, users, everything as it is at one instant.
+
+    Runs on the server's machine, reads the data directory itself, and writes only what the backups before it in TARGET
+    do not have. The server goes on; segments are neither deleted nor compacted until the command is done.
+
+    \b
+      headrace backup /mnt/backups
+      headrace backup s3://company-backups/headrace --keep 14
+    """
+    from tablelayer.cli.backup import backup as make
+
+    make(server, target, keep)
+
+
+@app.command()
+def restore(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Where backups were made to: a directory or a URL.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The data directory to make; it must not be there, or be empty."),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option("--as-of", metavar="TIME", help="The newest backup that is not younger than this."),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Only say what backups there are.")] = False,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Make a data directory from a backup, for `headrace serve --data DIR`.
+
+    \b
+      headrace restore /mnt/backups --list
+      headrace restore /mnt/backups --data ./data
+      headrace restore s3://company-backups/headrace --data ./data --as-of 2026-05-04T03:00:00
+    """
+    from tablelayer.cli.backup import restore_backup
+
+    restore_backup(source, data, as_of, listed=listed, output=output)
+
+
 @app.command("warm-up", hidden=True)
 def warm_up() -> None:
     """Compile all kernels now and keep the result, so that nothing has to be compiled later."""

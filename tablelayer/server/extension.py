@@ -41,6 +41,8 @@ from tablelayer.server.rights.table_rights import TableRights
 from tablelayer.server.services import SNAPSHOT_CONFIGS, Services
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from broker.cluster.hooks import PartitionHooks
     from broker.cluster.partition import Partition
     from broker.cluster.topic import TopicImage
@@ -205,7 +207,7 @@ class TableExtension:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def start(self, context: BrokerContext) -> None:
-        self._process.broker_id = context.identity.broker_id
+        self._process.broker_id, self._process.backups = context.identity.broker_id, context.backups
         await self.catalog.load(context)
         await self.column_grants.load(context.store)
         limits = self.limits
@@ -255,6 +257,19 @@ class TableExtension:
     def retention_floor(self, partition: Partition) -> int | None:
         """A plain topic that is tiered keeps what the lake does not have."""
         return self.lake_subjects.tiered_offset(partition.topic.topic_id, partition.index)
+
+    async def checkpoint(self, folder: Path) -> None:
+        """The key-value stores of primary-key tables, one after the other."""
+        assert self._services is not None
+        metadata = self._services.context.metadata
+        if not any(is_table(image.config) or is_partition(image.config) for image in metadata.topics()):
+            return
+        from tablelayer.server.bucket.key_bucket import KeyBucket
+
+        for partition in metadata.all_partitions():
+            bucket: object = partition.hooks
+            if isinstance(bucket, KeyBucket):
+                await bucket.checkpoint(folder / str(partition.topic.topic_id) / str(partition.index))
 
     async def run(self, context: BrokerContext) -> None:
         """Now and then: flush stores that were written to long ago, and let go of what nobody continues."""

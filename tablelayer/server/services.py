@@ -14,6 +14,7 @@ import msgspec
 
 from broker.config_key import ConfigError, ConfigKey, ConfigType, at_least
 from broker.log.disk import SystemDisk
+from broker.objects.files import RemoteFiles, open_files
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.options.option_types import parse_duration_ms
 from tablelayer.server.kafka_face.caches import PieceCaches
@@ -21,7 +22,6 @@ from tablelayer.server.kafka_face.refusals import Refusals
 from tablelayer.server.kafka_face.schema_registry import SchemaRegistries
 from tablelayer.server.limits import Limits
 from tablelayer.server.merge.auto_increment import AutoIncrement
-from tablelayer.server.store.remote_files import RemoteFiles, open_files
 
 if TYPE_CHECKING:
     from broker.context import BrokerContext

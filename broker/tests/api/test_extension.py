@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,9 @@ class Shouting:
 
 class ShoutExtension:
     name = "shout"
+
+    async def checkpoint(self, folder: Path) -> None:
+        pass
 
     def judged_as(self, topic: str) -> str:
         return topic

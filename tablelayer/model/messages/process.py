@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.schema import ApiMessage, int32, int64, string
+from protocol.schema import ApiMessage, boolean, int32, int64, string
 from tablelayer.model.messages.answers import TableResponse
 
 
@@ -22,3 +22,26 @@ class DescribeServerResponse(TableResponse, key=10070, kind="response", versions
     cpu_ms: int = int64()
     memory_bytes: int = int64(default=-1)
     open_files_max: int = int64(default=-1)
+
+
+class BeginBackupRequest(ApiMessage, key=10071, kind="request", versions="0", flexible="0+"):
+    """Asks for a cut of the broker: what there is at one instant, and stays readable until the backup ends."""
+
+
+class BeginBackupResponse(TableResponse, key=10071, kind="response", versions="0", flexible="0+"):
+    """``data_directory`` of the broker, on its machine, and the ``folder`` in it that has the cut."""
+
+    backup_id: str = string()
+    data_directory: str = string()
+    folder: str = string()
+
+
+class HoldBackupRequest(ApiMessage, key=10072, kind="request", versions="0", flexible="0+"):
+    """Says that a backup is still being made, at least once a minute, or that it ``is_over``."""
+
+    backup_id: str = string()
+    is_over: bool = boolean()
+
+
+class HoldBackupResponse(TableResponse, key=10072, kind="response", versions="0", flexible="0+"):
+    """With an error the backup is not under way any more: what was read since it was last held may not belong to it."""

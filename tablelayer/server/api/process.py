@@ -1,4 +1,6 @@
-"""DescribeServer: what the process uses. Answered without anything that tables need."""
+"""DescribeServer: what the process uses; BeginBackup, HoldBackup: its files as they are at one instant. They are
+answered without anything that tables need.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,16 @@ import resource
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from broker.requests.declaration import ApiDeclaration, RequestContext
 from broker.security.requirement import whole
 from broker.security.rights import Operation
+from protocol.errors import KafkaError
 from tablelayer.model import messages as m
+
+if TYPE_CHECKING:
+    from broker.backup.cut import Backups
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -19,6 +26,7 @@ _PAGE_BYTES = resource.getpagesize()
 class ProcessApi:
     def __init__(self) -> None:
         self.broker_id = -1
+        self.backups: Backups | None = None
         self._began = monotonic()
 
     def declarations(self) -> list[ApiDeclaration]:
@@ -28,7 +36,13 @@ class ProcessApi:
                 m.DescribeServerResponse,
                 self.describe,
                 whole(Operation.DESCRIBE),
-            )
+            ),
+            ApiDeclaration(
+                m.BeginBackupRequest, m.BeginBackupResponse, self.begin_backup, whole(Operation.ALTER)
+            ),
+            ApiDeclaration(
+                m.HoldBackupRequest, m.HoldBackupResponse, self.hold_backup, whole(Operation.ALTER)
+            ),
         ]
 
     def describe(self, _: RequestContext, __: m.DescribeServerRequest) -> m.DescribeServerResponse:
@@ -43,6 +57,29 @@ class ProcessApi:
             memory_bytes=_memory_bytes(),
             open_files_max=-1 if soft == resource.RLIM_INFINITY else soft,
         )
+
+    async def begin_backup(self, _: RequestContext, __: m.BeginBackupRequest) -> m.BeginBackupResponse:
+        assert self.backups is not None
+        try:
+            backup = await self.backups.begin()
+        except KafkaError as error:
+            return m.BeginBackupResponse(error_code=int(error.code), error_message=error.message)
+        return m.BeginBackupResponse(
+            backup_id=backup.id,
+            data_directory=str(self.backups.data_dir),
+            folder=str(backup.folder),
+        )
+
+    async def hold_backup(self, _: RequestContext, request: m.HoldBackupRequest) -> m.HoldBackupResponse:
+        assert self.backups is not None
+        try:
+            if request.is_over:
+                await self.backups.end(request.backup_id)
+            else:
+                self.backups.renew(request.backup_id)
+        except KafkaError as error:
+            return m.HoldBackupResponse(error_code=int(error.code), error_message=error.message)
+        return m.HoldBackupResponse()
 
 
 @cache

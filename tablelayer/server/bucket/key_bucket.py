@@ -42,7 +42,7 @@ from tablelayer.server.store.tablet import PreparedWrite, Tablet
 if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.ports import Disk
-    from tablelayer.server.store.kv import KeyValueStore
+    from tablelayer.server.store.kv import KeyValueStore, SharedMemory
 
 logger = logging.getLogger("headrace.tables")
 
@@ -68,6 +68,7 @@ class KeyBucket(TableBucket):
         self._last_flush = services.context.clock.monotonic()
         self.snapshots = services.snapshots_of(partition.topic.topic_id, partition.index)
         self._snapshotting: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
         self._schedule: SnapshotSchedule | None = None
         self._recovery = StoreRecovery(
             services, self.name, self.directory, self.snapshots, partition.topic.partition_count
@@ -165,7 +166,8 @@ class KeyBucket(TableBucket):
         """Let what is under way end, and take the tablet away. Called with `_writing` held."""
         if self.snapshots is not None:
             self.snapshots.stop()
-        tasks = [task for task in (self._storing, self._flushing, self._snapshotting) if task is not None]
+        under_way = (self._storing, self._flushing, self._snapshotting, self._checkpointing)
+        tasks = [task for task in under_way if task is not None]
         if tasks:
             await asyncio.wait(tasks)
         tablet, self._tablet = self._tablet, None
@@ -476,6 +478,25 @@ class KeyBucket(TableBucket):
             schedule.attempted(clock.monotonic(), succeeded=succeeded)
             self._snapshotting = None
 
+    async def checkpoint(self, path: Path) -> None:
+        """Make `path`, which is not there, the store as it is at some offset of the log; nothing for one that is empty.
+
+        One that is being closed or built again is left out: it can be built from the log. Raises OSError and RocksDB's
+        errors.
+        """
+        tablet = self._tablet
+        if tablet is None or not tablet.kv.is_made or self._checkpointing is not None:
+            return
+        services = self.services
+        self._checkpointing = asyncio.get_running_loop().create_task(
+            services.background(_checkpoint, services.store_disk, tablet.kv, services.memory, path),
+            name=f"checkpoint of {self.name}",
+        )
+        try:
+            await self._checkpointing
+        finally:
+            self._checkpointing = None
+
     # -- reading -------------------------------------------------------------------------------------------
 
     async def read(
@@ -564,6 +585,14 @@ class KeyBucket(TableBucket):
 
 def _replay(tablet: Tablet, versions: SchemaVersions, region: Any, times: RowTimes | None) -> int:
     return tablet.replay(versions, region.read(), times=times)
+
+
+def _checkpoint(disk: Disk, store: KeyValueStore, memory: SharedMemory, path: Path) -> None:
+    disk.make_directory(path.parent)
+    store.checkpoint(path, memory)
+    for name in disk.names(path):
+        if name.startswith(("LOG", "LOCK", "IDENTITY")):
+            disk.remove(path / name)
 
 
 def _remove_if_empty(disk: Disk, directory: Path) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker.log.disk import SystemDisk
-from tablelayer.server.store.remote_files import PIECE_BYTES, RemoteFiles
+from broker.objects.files import PIECE_BYTES, RemoteFiles
 
 if TYPE_CHECKING:
     from broker.ports import Disk

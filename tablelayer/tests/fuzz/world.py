@@ -478,6 +478,8 @@ TABLE_REQUESTS: dict[type[ApiMessage], Maker] = {
     ),
     m.ListColumnGrantsRequest: lambda world, rng: m.ListColumnGrantsRequest(database="default", table="keyed"),
     m.DescribeServerRequest: lambda world, rng: m.DescribeServerRequest(),
+    m.BeginBackupRequest: lambda world, rng: m.BeginBackupRequest(),
+    m.HoldBackupRequest: lambda world, rng: m.HoldBackupRequest(backup_id="0" * 32, is_over=True),
 }  # fmt: skip
 """An honest request for each API of the table layer."""
 

@@ -16,7 +16,6 @@ ROOMS = [ROOT / "server", ROOT / "model"]
 LEFT_OUT = {
     "server/api/process.py": "what the system's process uses, for who looks after it; nothing goes by it",
     "server/kafka_face/schema_registry.py": "a client of other people's servers, by the standard library's HTTP",
-    "server/store/remote_files.py": "object stores, by pyarrow; what is on a disk goes by the port",
 }
 
 

@@ -130,6 +130,8 @@ async def test_every_table_api_is_in_one_of_the_lists(tmp_path: Path) -> None:
             m.RevokeColumnsRequest,
             m.ListColumnGrantsRequest,
             m.DescribeServerRequest,
+            m.BeginBackupRequest,
+            m.HoldBackupRequest,
         }
         assert all_keys - listed == {each.API_KEY for each in others}
 
@@ -406,6 +408,8 @@ async def test_grants_of_columns_are_for_administrators_and_of_columns_that_exis
             m.RevokeColumnsRequest(database="default", table="t", principal="User:ann"),
             m.ListColumnGrantsRequest(),
             m.DescribeServerRequest(),
+            m.BeginBackupRequest(),
+            m.HoldBackupRequest(backup_id="1", is_over=True),
         ):
             assert told(await ann.send(request))[0] == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         for principal, columns, expected in (

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from broker.objects.files import LocalFiles
 from broker.testing.files import copy_as_killed
 from broker.testing.fsyncs import recorded_fsyncs
 from tablelayer.server.limits import Limits
 from tablelayer.server.store.kv import KeyValueStore, SharedMemory
-from tablelayer.server.store.remote_files import LocalFiles
 from tablelayer.server.store.snapshots import (
     BucketSnapshots,
     DamagedSnapshotError,

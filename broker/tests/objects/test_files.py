@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import _MockFileSystem
 
+from broker.objects.files import ArrowFiles, LocalFiles, RemoteFiles, open_files
 from broker.testing.fsyncs import recorded_fsyncs
-from tablelayer.server.store.remote_files import ArrowFiles, LocalFiles, RemoteFiles, open_files
 
 
 @pytest.fixture(params=["directory", "arrow"])

@@ -1,0 +1,1 @@
+"""Backups of a running broker, and how one is made again of them."""
