@@ -24,11 +24,11 @@ class DescribeServerResponse(TableResponse, key=10070, kind="response", versions
     open_files_max: int = int64(default=-1)
 
 
-class BeginBackupRequest(ApiMessage, key=10071, kind="request", versions="0", flexible="0+"):
+class BeginBackupRequest(ApiMessage, key=10081, kind="request", versions="0", flexible="0+"):
     """Asks for a cut of the broker: what there is at one instant, and stays readable until the backup ends."""
 
 
-class BeginBackupResponse(TableResponse, key=10071, kind="response", versions="0", flexible="0+"):
+class BeginBackupResponse(TableResponse, key=10081, kind="response", versions="0", flexible="0+"):
     """``data_directory`` of the broker, on its machine, and the ``folder`` in it that has the cut."""
 
     backup_id: str = string()
@@ -36,12 +36,12 @@ class BeginBackupResponse(TableResponse, key=10071, kind="response", versions="0
     folder: str = string()
 
 
-class HoldBackupRequest(ApiMessage, key=10072, kind="request", versions="0", flexible="0+"):
+class HoldBackupRequest(ApiMessage, key=10082, kind="request", versions="0", flexible="0+"):
     """Says that a backup is still being made, at least once a minute, or that it ``is_over``."""
 
     backup_id: str = string()
     is_over: bool = boolean()
 
 
-class HoldBackupResponse(TableResponse, key=10072, kind="response", versions="0", flexible="0+"):
+class HoldBackupResponse(TableResponse, key=10082, kind="response", versions="0", flexible="0+"):
     """With an error the backup is not under way any more: what was read since it was last held may not belong to it."""
