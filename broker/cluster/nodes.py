@@ -111,6 +111,12 @@ class OwnedNodes:
         self._versions[name] = node.version
         return node.data
 
+    async def read_if_changed(self, name: str) -> bytes | None:
+        """As `read`; None also where nobody else has written it since it was read or written last."""
+        known = self._versions.get(name)
+        data = await self.read(name)
+        return None if self._versions.get(name) == known else data
+
     async def write(self, name: str, data: bytes) -> None:
         """Raises KafkaError(NOT_COORDINATOR) if it is not as it was read or written last: `read` it before anything is
         decided.

@@ -199,15 +199,22 @@ class Connection:
         doing: str,
         repeatable: bool = True,
         changes: bool = False,
+        to_controller: bool = False,
     ) -> ResponseT:
-        """Send one request of the table extension to any server, with retries; its error code is raised.
+        """Send one request of the table extension to any server, or to the controller, with retries; its error code is
+        raised.
 
         `doing` says what is attempted, for the error's text; `repeatable` whether doing it twice is harmless; `changes`
         whether it has an effect, so that an attempt without an answer leaves the outcome unknown.
         """
         return self._loop.run(
             self._connection.cluster.call(
-                request, response, doing=doing, repeatable=repeatable, changes=changes
+                request,
+                response,
+                doing=doing,
+                repeatable=repeatable,
+                changes=changes,
+                to_controller=to_controller,
             )
         )
 

@@ -125,13 +125,17 @@ class ServerCoordinator:
         self._secrets: set[str] = set()
         self._token = (os.environ.get(TOKEN_VARIABLE, "").strip() or None) if token is None else token
 
+    def _call(self, request: Any, response: Any, doing: str) -> Any:
+        """The controller of a cluster gives out the rounds."""
+        return self._connection.call(request, response, doing=doing, to_controller=True)
+
     def begin(self, path: TablePath | str | None, *, force: bool) -> TieringRound | None:
         request = LakeBeginRequest(worker=self._worker, force=force)
         if isinstance(path, TablePath):
             request.database, request.table = path.database, path.table
         else:
             request.topic = path
-        answer = self._connection.call(request, LakeBeginResponse, doing="begin a tiering round")
+        answer = self._call(request, LakeBeginResponse, "begin a tiering round")
         if not answer.granted:
             return None
         name = answer.topic or TablePath(answer.database, answer.table)
@@ -141,9 +145,7 @@ class ServerCoordinator:
         request = LakeHeartbeatRequest(
             table_id=granted.table_id, epoch=granted.epoch, changes=changes, doing=doing
         )
-        answer = self._connection.call(
-            request, LakeHeartbeatResponse, doing=f"keep the round of {granted.path}"
-        )
+        answer = self._call(request, LakeHeartbeatResponse, f"keep the round of {granted.path}")
         return bool(answer.finish)
 
     def commit(self, granted: TieringRound, snapshot_id: int, offsets: Offsets) -> None:
@@ -153,7 +155,7 @@ class ServerCoordinator:
             snapshot_id=snapshot_id,
             offsets=[LakeOffset.of(place, offset) for place, offset in in_order(offsets)],
         )
-        self._connection.call(request, LakeCommitResponse, doing=f"report the round of {granted.path}")
+        self._call(request, LakeCommitResponse, f"report the round of {granted.path}")
 
     def release(self, granted: TieringRound, failure: str | None = None) -> None:
         if failure is not None:
@@ -161,22 +163,22 @@ class ServerCoordinator:
                 failure = failure.replace(secret, "[hidden]")
         request = LakeEndRequest(table_id=granted.table_id, epoch=granted.epoch, failure=failure)
         try:
-            self._connection.call(request, LakeEndResponse, doing=f"give back the round of {granted.path}")
+            self._call(request, LakeEndResponse, f"give back the round of {granted.path}")
         except Exception:  # noqa: BLE001 - see `Coordinator`
             return
 
     def finish(self, table_id: UUID) -> bool:
         """Have whoever tiers the table told to finish; False if nobody does."""
-        answer = self._connection.call(
-            LakeFinishRequest(table_id=table_id), LakeFinishResponse, doing="finish a tiering round"
+        answer = self._call(
+            LakeFinishRequest(table_id=table_id), LakeFinishResponse, "finish a tiering round"
         )
         return bool(answer.running)
 
     def describe(self, table_id: UUID) -> LakeStatus:
-        answer = self._connection.call(
+        answer = self._call(
             DescribeLakeRequest(table_id=table_id, token=self._token),
             DescribeLakeResponse,
-            doing="describe the lake",
+            "describe the lake",
         )
         self._secrets |= {
             each.value
@@ -206,7 +208,9 @@ class ServerCoordinator:
 
 def list_lake(connection: Any) -> list[ListedLake]:
     """How far the lake of everything that is tiered is: tables, then plain topics."""
-    answer = connection.call(ListLakeRequest(), ListLakeResponse, doing="list what is tiered")
+    answer = connection.call(
+        ListLakeRequest(), ListLakeResponse, doing="list what is tiered", to_controller=True
+    )
     return list(answer.entries)
 
 

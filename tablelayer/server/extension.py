@@ -281,6 +281,8 @@ class TableExtension:
             keep(self.catalog.run, "what others change of the databases"),
             keep(self.column_grants.run, "what others grant of columns"),
         ]
+        if not context.metadata.is_alone:
+            beside.append(keep(self._lake.run, "how far others have tiered"))
         try:
             await self._look_after(context, calendar)
         finally:

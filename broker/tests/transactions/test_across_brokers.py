@@ -144,6 +144,7 @@ async def test_a_leader_that_is_away_gets_its_marker_when_it_is_back(tmp_path: P
         for place in PLACES:
             assert (await client.send([b"v"], *place)).error_code == ErrorCode.NONE
         await cluster.stop(away)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
         assert await client.end(True) is ErrorCode.NONE, "it is decided, whoever is away"
         described = await routed.send(DescribeTransactionsRequest(transactional_ids=[client.name]))
         assert described.transaction_states[0].transaction_state == "PrepareCommit"

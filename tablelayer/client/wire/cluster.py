@@ -86,6 +86,7 @@ class Cluster:
         self._access = access_of(settings)
         self._turned_away = 0
         self._brokers: dict[int, tuple[str, int]] = {}
+        self._controller: int | None = None
         self._routes: dict[str, TopicRoutes] = {}
         self._slots: dict[tuple[tuple[str, int], str], _Slot] = {}
         self._refreshing: dict[str, asyncio.Task[TopicRoutes]] = {}
@@ -201,16 +202,19 @@ class Cluster:
         repeatable: bool = True,
         changes: bool = False,
         node_id: int | None = None,
+        to_controller: bool = False,
         deadline: Deadline | None = None,
     ) -> ResponseT:
-        """A request that any broker (or one named) can answer, with retries; a top-level error code is raised.
+        """A request that any broker (or one named, or the controller) can answer, with retries; a top-level error code
+        is raised.
 
         `doing` says in the error's text what was attempted, for example "create table db.t"; `repeatable` and
         `changes` are those of `retrying`.
         """
 
         async def attempt(deadline: Deadline) -> ResponseT:
-            answer = await self.send(message, response, node_id=node_id, deadline=deadline)
+            whom = await self.controller(deadline) if to_controller else node_id
+            answer = await self.send(message, response, node_id=whom, deadline=deadline)
             code = getattr(answer, "error_code", 0)
             error = error_of(code, getattr(answer, "error_message", None), doing=doing)
             if error is not None:
@@ -223,8 +227,19 @@ class Cluster:
             deadline=deadline or Deadline(self.config.delivery_timeout_ms),
             repeatable=repeatable,
             changes=changes,
+            on_stale_route=self._forget_controller,
             counters=self.counters,
         )
+
+    async def controller(self, deadline: Deadline) -> int | None:
+        """The broker that does what one alone does for all; None if nobody has said who that is. One attempt."""
+        if self._controller is None:
+            answer = await self.metadata([], deadline)
+            self._controller = answer.controller_id if answer.controller_id >= 0 else None
+        return self._controller
+
+    def _forget_controller(self) -> None:
+        self._controller = None
 
     async def routes(self, topic: str, deadline: Deadline) -> TopicRoutes:
         """Leaders of a topic's partitions, from the cache or the cluster; one refresh at a time per topic.

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _STALE_ROUTE_CODES = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.NOT_CONTROLLER,
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.FENCED_LEADER_EPOCH,

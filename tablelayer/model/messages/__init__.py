@@ -13,6 +13,7 @@ and batches are views of the frame that was decoded, and are sent by reference.
 """
 
 from tablelayer.model.messages.answers import *
+from tablelayer.model.messages.between import *
 from tablelayer.model.messages.catalog import *
 from tablelayer.model.messages.lake import *
 from tablelayer.model.messages.partitions import *

@@ -257,6 +257,12 @@ class TableApis:
                 whole(Operation.DESCRIBE),
             ),
             declare(
+                m.DescribeEndsRequest,
+                m.DescribeEndsResponse,
+                lambda by: by.lake.ends,
+                whole(Operation.CLUSTER_ACTION),
+            ),
+            declare(
                 m.ListLakeRequest,
                 m.ListLakeResponse,
                 lambda by: by.lake.list,

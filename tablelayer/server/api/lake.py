@@ -8,10 +8,12 @@ from uuid import UUID
 
 from broker.requests.declaration import RequestContext
 from broker.security.rights import Operation, ResourceType, denied
+from protocol.errors import ErrorCode, KafkaError
 from protocol.one_line import one_line
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import in_order
 from tablelayer.model.messages import lake as m
+from tablelayer.model.messages.between import DescribeEndsRequest, DescribeEndsResponse
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TablePath
 from tablelayer.server.catalog.catalog import no_table_with_id
 from tablelayer.server.lake.catalogs import properties_for
@@ -37,7 +39,24 @@ class LakeHandlers:
         self._lake = lake
         self._subjects = subjects
 
+    def _check_coordinator(self) -> None:
+        """Raises KafkaError(NOT_CONTROLLER) where another broker gives out rounds."""
+        metadata = self._services.context.metadata
+        if not metadata.is_alone and not metadata.is_controller:
+            raise KafkaError(
+                ErrorCode.NOT_CONTROLLER,
+                f"tiering rounds are given out by the controller, broker {metadata.image.controller_id}",
+            )
+
+    async def ends(self, context: RequestContext, request: DescribeEndsRequest) -> DescribeEndsResponse:
+        response = DescribeEndsResponse()
+        for end in self._subjects.describe_ends(request.partitions):
+            response.partitions.append(end)
+            await asyncio.sleep(0)  # there may be many
+        return response
+
     async def begin(self, context: RequestContext, request: m.LakeBeginRequest) -> m.LakeBeginResponse:
+        self._check_coordinator()
         if request.topic is not None:
             context.require(Operation.ALTER, ResourceType.TOPIC, request.topic)
             subjects = [self._subjects.by_topic(request.topic)]
@@ -51,10 +70,11 @@ class LakeHandlers:
                 subjects = [each for each in subjects if _is_simple(each)]
         worker = one_line(request.worker, _WORKER_LENGTH_MAX)
         by_id = {each.table_id: each for each in subjects}
+        others = await self._subjects.ends([] if request.force else subjects)
         candidates = [
             Candidate(each.table_id, each.freshness_ms)
             for each in subjects
-            if request.force or self._subjects.has_more(each)
+            if request.force or self._subjects.has_more(each, others)
         ]
         granted = await self._lake.begin(worker, candidates, force=request.force)
         if granted is None:
@@ -75,12 +95,14 @@ class LakeHandlers:
     async def heartbeat(
         self, context: RequestContext, request: m.LakeHeartbeatRequest
     ) -> m.LakeHeartbeatResponse:
+        self._check_coordinator()
         self._tiered(context, request.table_id)
         doing = one_line(request.doing, _WORKER_LENGTH_MAX)
         finish = self._lake.heartbeat(request.table_id, request.epoch, request.changes, doing)
         return m.LakeHeartbeatResponse(finish=finish)
 
     async def commit(self, context: RequestContext, request: m.LakeCommitRequest) -> m.LakeCommitResponse:
+        self._check_coordinator()
         subject = self._tiered(context, request.table_id)
         existing = {place for place, _ in self._subjects.places(subject)}
         offsets = {entry.place: entry.offset for entry in request.offsets}
@@ -92,6 +114,7 @@ class LakeHandlers:
         return m.LakeCommitResponse()
 
     async def end(self, context: RequestContext, request: m.LakeEndRequest) -> m.LakeEndResponse:
+        self._check_coordinator()
         subject = self._require(context, Operation.ALTER, self._subjects.by_id(request.table_id))
         failure = None if request.failure is None else one_line(request.failure, _FAILURE_LENGTH_MAX)
         self._lake.give_back(request.table_id, request.epoch, failure)
@@ -101,12 +124,14 @@ class LakeHandlers:
         return m.LakeEndResponse()
 
     async def finish(self, context: RequestContext, request: m.LakeFinishRequest) -> m.LakeFinishResponse:
+        self._check_coordinator()
         self._tiered(context, request.table_id)
         return m.LakeFinishResponse(running=self._lake.finish(request.table_id))
 
     async def describe(
         self, context: RequestContext, request: m.DescribeLakeRequest
     ) -> m.DescribeLakeResponse:
+        self._check_coordinator()
         subject = self._require(context, Operation.DESCRIBE, self._subjects.by_id(request.table_id))
         if context.api_version == 0 and subject.definition is not None and subject.definition.is_partitioned:
             raise TableError(
@@ -116,7 +141,7 @@ class LakeHandlers:
         record = self._lake.state(request.table_id)
         running, trouble = self._lake.round_of(request.table_id), self._lake.trouble(request.table_id)
         clock = self._services.context.clock
-        progress = self._subjects.progress(subject)
+        progress = self._subjects.progress(subject, await self._subjects.ends([subject]))
         # Where the lake is, and what opens it: for those who may read all that is in it, or write it.
         may_read = _may(context, Operation.READ, subject) or _may(context, Operation.ALTER, subject)
         return m.DescribeLakeResponse(
@@ -141,11 +166,12 @@ class LakeHandlers:
         )
 
     async def list(self, context: RequestContext, request: m.ListLakeRequest) -> m.ListLakeResponse:
+        self._check_coordinator()
         listed = []
-        for subject in self._subjects.all_tiered():
-            if not _may(context, Operation.DESCRIBE, subject):
-                continue
-            progress, record = self._subjects.progress(subject), self._lake.state(subject.table_id)
+        subjects = [each for each in self._subjects.all_tiered() if _may(context, Operation.DESCRIBE, each)]
+        others = await self._subjects.ends(subjects)
+        for subject in subjects:
+            progress, record = self._subjects.progress(subject, others), self._lake.state(subject.table_id)
             running, trouble = self._lake.round_of(subject.table_id), self._lake.trouble(subject.table_id)
             entry = m.ListedLake(
                 table_id=subject.table_id,

@@ -52,7 +52,6 @@ class TopicChecks:
             _refuse_table_options(topic, config)
             self._refuse_name_of_partition(topic)
             _check_topic_lake(topic, config)
-            self._check_one_broker(topic, is_tiered_topic(config))
             return dict(config)
         try:
             path = _table_path(topic)
@@ -63,7 +62,6 @@ class TopicChecks:
             self._check_registry(normal.definition)
             self._check_precreated(normal.definition)
             check_lake_options(normal, self._catalog.context.config[ALLOWED_CONFIG])
-            self._check_one_broker(topic, normal.definition.settings.datalake_enabled)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return normal
@@ -154,7 +152,6 @@ class TopicChecks:
             _refuse_table_options(topic.name, config)
             _check_topic_lake(topic.name, config)
             _check_fixed_in_lake(topic, config)
-            self._check_one_broker(topic.name, is_tiered_topic(config) and not is_tiered_topic(topic.config))
             return dict(config)
         if partitions != topic.partition_count:
             raise KafkaError(
@@ -167,19 +164,9 @@ class TopicChecks:
             path = TablePath.parse(topic.name)
             normal = await self._catalog.reader.run(read_changed, path, partitions, topic.config, config)
             self._check_precreated(normal.definition)
-            was_tiered = topic.config.get(TableOptions.datalake_enabled.name) == "true"
-            self._check_one_broker(topic.name, normal.definition.settings.datalake_enabled and not was_tiered)
         except TableError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, error.message) from None
         return normal
-
-    def _check_one_broker(self, topic: str, is_tiered: bool) -> None:
-        """A lake's round is one broker's, and reads what that one leads: what several lead would stay for ever."""
-        if is_tiered and len(self._catalog.context.metadata.image.brokers) > 1:
-            raise KafkaError(
-                ErrorCode.INVALID_CONFIG,
-                f"{topic} cannot be tiered to a lake: that is not offered in a cluster of several brokers yet",
-            )
 
     def _validate_partition_change(
         self, topic: TopicImage, partitions: int, config: Mapping[str, str]

@@ -139,8 +139,13 @@ class LakeMachine:
     # ---- steps
 
     def restore(self, table_id: UUID, state: LakeState) -> None:
-        """What the durable copy says; before every other step."""
+        """What the durable copy says; before every other step, and when somebody else has written it: that one has
+        granted what rounds there are.
+        """
         self._states[table_id] = state
+        running = self._rounds.get(table_id)
+        if running is not None and running.epoch < state.epoch:
+            del self._rounds[table_id]
 
     def begin(
         self, now: Now, worker: str, candidates: Iterable[Candidate], *, force: bool

@@ -5,14 +5,16 @@ Rounds, offsets and leases are the subject's; its places are the buckets in whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
 
+from broker.net.peers import PeerLostError
 from protocol.errors import KafkaError
 from protocol.records.header import ARROW_HEADER_SIZE, read_header
+from tablelayer.model import messages as m
 from tablelayer.model.errors import TableError, TableErrorCode
 from tablelayer.model.lake.offsets import PartitionBucket, Place
 from tablelayer.model.lake.topic_options import TopicOptions
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from broker.cluster.partition import Partition
     from broker.cluster.topic import TopicImage
     from tablelayer.server.lake.tiering import LakeRounds
+
+_ENDS_SECONDS = 5.0
+"""A broker that takes longer is left out."""
+
+Ends = Mapping[tuple[str, int], m.FoundEnd]
+"""By topic and partition."""
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -66,20 +74,53 @@ class LakeSubjects:
         found = [of_table(each) for each in self._catalog.all_tables()]
         topics = self._catalog.context.metadata.topics()
         found += [of_topic(topic) for topic in topics if _is_plain(topic) and is_tiered_topic(topic.config)]
-        return [each for each in found if each.enabled and self.is_here(each)]
+        return [each for each in found if each.enabled]
 
-    def is_here(self, subject: Subject) -> bool:
-        """Whether this broker leads all of it: what several lead is not tiered, for none of them sees its ends."""
-        return not any(partition.closed for _, partition in self.places(subject))
+    async def ends(self, subjects: Iterable[Subject]) -> Ends:
+        """Where the records of these end, by topic and partition, that other brokers lead; who does not answer is left
+        out. One request for each broker.
+        """
+        metadata = self._catalog.context.metadata
+        if metadata.is_alone:
+            return {}
+        wanted: dict[int, list[m.WantedEnd]] = {}
+        for subject in subjects:
+            offsets = self._lake.state(subject.table_id).offsets
+            for place, partition in self.places(subject):
+                leader = metadata.leader(partition.topic.name, partition.index)
+                if partition.closed and leader is not None:
+                    asked = m.WantedEnd(
+                        topic=partition.topic.name, partition=partition.index, offset=offsets.get(place, 0)
+                    )
+                    wanted.setdefault(leader.broker_id, []).append(asked)
+        found: dict[tuple[str, int], m.FoundEnd] = {}
+        for broker_id, all_asked in wanted.items():
+            try:
+                answer = await self._catalog.context.peers.ask(
+                    broker_id,
+                    m.DescribeEndsRequest(partitions=all_asked),
+                    m.DescribeEndsResponse,
+                    channel="tables",
+                    seconds=_ENDS_SECONDS,
+                )
+            except PeerLostError:
+                continue
+            if not answer.error_code:
+                for each, end in zip(all_asked, answer.partitions, strict=True):
+                    if end.end >= 0:
+                        found[each.topic, each.partition] = end
+        return found
 
-    def _tierable(self, subject: Subject) -> Subject:
-        """Raises TableError(LAKE_NOT_ENABLED)."""
-        if not self.is_here(_enabled(subject)):
-            raise TableError(
-                TableErrorCode.LAKE_NOT_ENABLED,
-                f"{subject.name} is led by several brokers or by another one, and is not tiered there yet",
-            )
-        return subject
+    def describe_ends(self, wanted: Iterable[m.WantedEnd]) -> Iterator[m.FoundEnd]:
+        """What another broker asks by `ends`."""
+        for each in wanted:
+            partition = self._catalog.context.metadata.find_partition(each.topic, each.partition)
+            if partition is None or partition.closed:
+                yield m.FoundEnd()
+                continue
+            end = _end(partition)
+            newest_ms = _newest_ms(partition, each.offset) if end > each.offset else -1
+            yield m.FoundEnd(end=end, newest_ms=newest_ms)
 
     def by_topic(self, name: str) -> Subject:
         """A plain topic. Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
@@ -87,11 +128,11 @@ class LakeSubjects:
         if topic is None or not _is_plain(topic):
             what = "does not exist" if topic is None else "is a table"
             raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"plain topic {name} {what}")
-        return self._tierable(of_topic(topic))
+        return _enabled(of_topic(topic))
 
     def by_path(self, path: TablePath) -> Subject:
         """Raises TableError: the catalog's, or LAKE_NOT_ENABLED."""
-        return self._tierable(of_table(self._catalog.by_path(path)))
+        return _enabled(of_table(self._catalog.by_path(path)))
 
     def by_id(self, table_id: UUID) -> Subject:
         """Raises TableError(TABLE_NOT_FOUND)."""
@@ -102,7 +143,7 @@ class LakeSubjects:
 
     def tiered_by_id(self, table_id: UUID) -> Subject:
         """Raises TableError: TABLE_NOT_FOUND, LAKE_NOT_ENABLED."""
-        return self._tierable(self.by_id(table_id))
+        return _enabled(self.by_id(table_id))
 
     def places(self, subject: Subject) -> Iterator[tuple[Place, Partition]]:
         """Where the subject's records are now."""
@@ -120,16 +161,25 @@ class LakeSubjects:
             for partition in metadata.partitions(each.path.topic):
                 yield PartitionBucket(each.path.partition, each.table_id, partition.index), partition
 
-    def progress(self, subject: Subject) -> LakeProgress:
-        """How far the lake is, of what this broker leads; one small read for each place that is behind."""
+    def progress(self, subject: Subject, others: Ends | None = None) -> LakeProgress:
+        """How far the lake is, one small read for each place that is behind. `others`: where what other brokers lead
+        ends; what nobody has answered for counts as tiered. None: of what this broker leads alone.
+        """
         record = self._lake.state(subject.table_id)
         ends, behind, oldest_ms = {}, 0, -1
         for place, partition in self.places(subject):
-            end = ends[place] = _end(partition)
             tiered = record.offsets.get(place, 0)
+            if not partition.closed:
+                end = _end(partition)
+                time_ms = _newest_ms(partition, tiered) if end > tiered else -1
+            elif others is None:
+                continue
+            else:
+                told = others.get((partition.topic.name, partition.index))
+                end, time_ms = (tiered, -1) if told is None else (told.end, told.newest_ms)
+            ends[place] = end
             if end > tiered:
                 behind += end - tiered
-                time_ms = _newest_ms(partition, tiered)
                 oldest_ms = time_ms if oldest_ms < 0 else min(oldest_ms, time_ms)
         behind_ms = 0
         if behind:
@@ -146,10 +196,22 @@ class LakeSubjects:
             record.committed_at_ms,
         )
 
-    def has_more(self, subject: Subject) -> bool:
-        """Whether there is anything that the lake does not have yet."""
+    def has_more(self, subject: Subject, others: Ends) -> bool:
+        """Whether there is anything that the lake does not have yet, and can be read: `others` as in `progress`, and of
+        a subject of which somebody leads nothing now, nothing can.
+        """
         tiered = self._lake.state(subject.table_id).offsets
-        return any(_end(part) > tiered.get(place, 0) for place, part in self.places(subject))
+        has_more = False
+        for place, partition in self.places(subject):
+            if not partition.closed:
+                end = _end(partition)
+            else:
+                told = others.get((partition.topic.name, partition.index))
+                if told is None:
+                    return False
+                end = told.end
+            has_more = has_more or end > tiered.get(place, 0)
+        return has_more
 
     def tiered_offset(self, table_id: UUID, bucket: int) -> int | None:
         """How far the lake has a bucket of a topic; None if it is not tiered, so that nothing waits for it."""
@@ -170,19 +232,23 @@ class LakeSubjects:
         assert whole is not None
         return self._lake.tiered_offset(whole, PartitionBucket(definition.path.partition, table_id, bucket))
 
-    def is_all_tiered(self, definition: TableDefinition, name: str) -> bool:
+    async def is_all_tiered(self, definition: TableDefinition, name: str) -> bool:
         """Whether the lake has all that the partition `name` of a tiered table has; True if it is not tiered."""
         if not definition.settings.datalake_enabled:
             return True
         assert definition.table_id is not None
-        if not self.is_here(of_table(definition)):
-            return False
+        others = await self.ends([of_table(definition)])
         offsets = self._lake.state(definition.table_id).offsets
-        return all(
-            partition.high_watermark <= offsets.get(place, 0)
-            for place, partition in self.places(of_table(definition))
-            if isinstance(place, PartitionBucket) and place.partition == name
-        )
+        for place, partition in self.places(of_table(definition)):
+            if not isinstance(place, PartitionBucket) or place.partition != name:
+                continue
+            told = others.get((partition.topic.name, partition.index))
+            if partition.closed and told is None:
+                return False
+            end = told.end if partition.closed and told is not None else partition.high_watermark
+            if end > offsets.get(place, 0):
+                return False
+        return True
 
 
 def of_table(definition: TableDefinition) -> Subject:

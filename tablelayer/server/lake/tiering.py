@@ -4,18 +4,22 @@ What makes tiering exact is the lake's own compare-and-set; rounds keep two tier
 committed offsets kept here are a copy of what the lake's snapshots say, so that retention never deletes what
 the lake does not have.
 
-Epoch, snapshot and offsets are in the coordination store under /lake/<table id> before an answer is given.
+Epoch, snapshot and offsets are in the coordination store under /lake/<table id> before an answer is given. Of several
+brokers the controller gives out rounds; the others follow what it writes (`run`), for retention, and to go on when one
+of them is the controller. Of two that think they are, the store takes the writes of one.
+
 Everything here runs on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 from uuid import UUID
 
-from broker.cluster.nodes import OwnedNodes
+from broker.cluster.nodes import OwnedNodes, follow
 from broker.ports import Clock, CoordinationStore
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model.lake.offsets import Offsets, Place
@@ -29,14 +33,32 @@ class LakeRounds:
 
     def __init__(self, store: CoordinationStore, clock: Clock, timing: Timing | None = None) -> None:
         self._machine = LakeMachine(timing)
-        self._nodes = OwnedNodes(store, _ROOT)
+        self._store = store
+        self._nodes = OwnedNodes(store, _ROOT, noted=True)
         self._clock = clock
         self._saving = asyncio.Lock()
+        self._overtaken: Counter[UUID] = Counter()
+        """How often others have written what is kept of a table."""
 
     async def load(self) -> None:
         """Read what is in the store. Call once, before anything else."""
         for name in await self._nodes.children():
             await self._restore(UUID(name))
+
+    async def run(self) -> None:
+        """Follow what other brokers write, until cancelled. Raises StoreError; begun again it misses nothing."""
+        await follow(self._store, _ROOT, self._read_on)
+
+    async def _read_on(self) -> None:
+        async with self._saving:
+            names = await self._nodes.children()
+            for name in names:
+                data = await self._nodes.read_if_changed(name)
+                if data is not None:
+                    self._overtaken[UUID(name)] += 1
+                    self._machine.restore(UUID(name), LakeState.from_json(data))
+            for table_id in set(self._machine.tables()) - {UUID(name) for name in names}:
+                self._machine.forget(table_id)
 
     @property
     def lease_ms(self) -> int:
@@ -116,9 +138,12 @@ class LakeRounds:
 
         Raises KafkaError when another broker has written: what it wrote counts then.
         """
+        before = self._overtaken[table_id]
         async with self._saving:
             if table_id not in self._machine.tables():
                 return  # dropped meanwhile
+            if self._overtaken[table_id] != before:
+                raise KafkaError(ErrorCode.NOT_COORDINATOR, f"another broker tiers {table_id}")
             try:
                 await self._nodes.write(str(table_id), self._machine.state(table_id).to_json())
             except KafkaError as error:

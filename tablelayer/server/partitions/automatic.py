@@ -9,7 +9,7 @@ crash left half done is finished too: partitions whose table is gone are deleted
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -27,7 +27,10 @@ logger = logging.getLogger("headrace.tables")
 
 class Calendar:
     def __init__(
-        self, catalog: Catalog, context: BrokerContext, may_go: Callable[[TableDefinition, str], bool]
+        self,
+        catalog: Catalog,
+        context: BrokerContext,
+        may_go: Callable[[TableDefinition, str], Awaitable[bool]],
     ) -> None:
         """`may_go(table, name)`: whether a partition that is too old may be dropped: not before the lake has it."""
         self._catalog = catalog
@@ -64,7 +67,7 @@ class Calendar:
             names = self._catalog.partition_names(definition.path)
             plan = plan_partitions(definition, names, self._clock.time_ms(), self._catalog.max_partitions)
             for name in plan.drop:
-                if not self._may_go(definition, name):
+                if not await self._may_go(definition, name):
                     logger.info(
                         "partition %s of table %s is too old, but not in the lake", name, definition.path
                     )

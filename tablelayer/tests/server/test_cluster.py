@@ -9,9 +9,9 @@ from broker.testing.cluster import DirectCluster, direct_cluster
 from broker.testing.direct import DirectBroker
 from broker.tests.security.people import SECURED, allow, client
 from protocol.errors import ErrorCode
+from tablelayer.client.connection import AsyncConnection
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
-from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.server.extension import TableExtension
 from tablelayer.tests.server.tables import Row, Table, Tables
 from tablelayer.tests.server.test_kafka_face import produce
@@ -108,11 +108,68 @@ async def test_what_needs_all_buckets_in_one_place_is_refused_with_the_reason(tm
         staged = await stage(table, 1, "a", {mine: [[{"k": 1}]]})
         assert staged.error_code == TableErrorCode.INVALID_TABLE
         assert "led by several brokers" in staged.error_message
-        definition = TableDefinition(
-            TablePath("default", "u"),
-            table.definition.schema,
-            bucket_count=1,
-            options={"table.datalake.enabled": "true", "table.datalake.format": "iceberg"},
+
+
+async def test_a_table_of_several_brokers_is_tiered_by_rounds_of_the_controller(tmp_path) -> None:
+    tiered = {"datalake_enabled": "true", "datalake_format": "iceberg"}
+    async with direct_cluster(tmp_path, 3, extensions) as cluster:
+        opened = await created(cluster, "a INT", **tiered)
+        for table in opened.values():
+            for bucket in own_buckets(table.broker, "default.t"):
+                assert (await table.append([{"a": bucket}] * (bucket + 1), bucket=bucket)).error_code == 0
+        one, two, three = (table.broker for table in opened.values())
+        assert one.context.metadata.is_controller
+        begin = m.LakeBeginRequest(worker="w")
+        assert (await two.send(begin)).error_code == ErrorCode.NOT_CONTROLLER
+        async with AsyncConnection(f"127.0.0.1:{three.broker.port}") as connection:
+            granted = await connection.cluster.call(
+                begin, m.LakeBeginResponse, doing="begin", to_controller=True
+            )
+        assert (granted.granted, granted.epoch) == (True, 1)
+        table_id = opened[1].table_id
+        described = await one.send(m.DescribeLakeRequest(table_id=table_id))
+        assert {each.bucket: each.offset for each in described.ends} == {0: 1, 1: 2, 2: 3, 3: 4}
+        assert described.behind_ms >= 0
+        (listed,) = (await one.send(m.ListLakeRequest())).entries
+        assert (listed.behind, listed.worker) == (10, "w")
+        commit = m.LakeCommitRequest(
+            table_id=table_id,
+            epoch=1,
+            snapshot_id=7,
+            offsets=[m.LakeOffset(bucket=bucket, offset=bucket + 1) for bucket in range(BUCKETS)],
         )
-        answer = await table.broker.send(m.CreateTableRequest(definition=definition.to_json()))
-        assert "not offered in a cluster of several brokers yet" in answer.error_message
+        assert (await one.send(commit)).error_code == 0
+        assert (await one.send(m.LakeEndRequest(table_id=table_id, epoch=1))).error_code == 0
+        subjects = tables_at(cluster, 1).extension.lake_subjects
+        subject = subjects.by_id(table_id)
+        assert not subjects.has_more(subject, await subjects.ends([subject])), "the lake has all of it"
+
+        def floors(broker: DirectBroker) -> dict[int, int | None]:
+            partitions = broker.context.metadata.partitions("default.t")
+            return {each.index: each.hooks.retention_floor() for each in partitions if each.hooks is not None}
+
+        await cluster.agreed(
+            lambda broker: floors(broker) == {bucket: bucket + 1 for bucket in floors(broker)}
+        )
+        (mine, *_) = own_buckets(three, "default.t")
+        assert (await opened[3].append([{"a": 9}], bucket=mine)).error_code == 0
+        (away, *_) = own_buckets(two, "default.t")
+        assert subjects.has_more(subject, await subjects.ends([subject]))
+        await cluster.stop(2)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 2)
+        assert not subjects.has_more(subject, await subjects.ends([subject])), (
+            f"nobody can read bucket {away}"
+        )
+        await cluster.start(2)
+        await cluster.stop(1)
+        await cluster.agreed(lambda broker: broker.context.metadata.image.controller_id in (2, 3))
+        controller = cluster.brokers[cluster.brokers[3].context.metadata.image.controller_id]
+        await cluster.start(1)
+        await cluster.agreed(lambda broker: len(broker.context.metadata.image.brokers) == 3)
+        again = await controller.send(
+            m.LakeBeginRequest(worker="w", database="default", table="t", force=True)
+        )
+        assert (again.granted, again.epoch) == (True, 2)
+        assert (await cluster.brokers[1].send(commit)).error_code == ErrorCode.NOT_CONTROLLER
+        fenced = await controller.send(commit)
+        assert fenced.error_code == TableErrorCode.FENCED_TIERING_EPOCH

@@ -40,7 +40,7 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
         (listed,) = (await send(all_tables, m.ListLakeRequest())).entries
         assert (listed.name, listed.behind, listed.is_topic) == ("default.parts", 3, False)
         assert listed.behind_ms > 0
-        assert not subjects.is_all_tiered(table.definition, "a")
+        assert not await subjects.is_all_tiered(table.definition, "a")
         granted = await send(all_tables, m.LakeBeginRequest(worker="w"))
         assert (granted.table, granted.table_id) == ("parts", table.table_id)
         offset = m.LakeOffset(bucket=0, offset=3, partition="a", partition_id=ids["a"])
@@ -52,7 +52,7 @@ async def test_a_partitioned_table_is_tiered_as_one(tmp_path: Path) -> None:
             name: metadata.partitions(f"default.parts.{name}")[0].hooks.retention_floor() for name in ids
         }
         assert floors == {"a": 3, "b": 0}
-        assert subjects.is_all_tiered(table.definition, "a")
+        assert await subjects.is_all_tiered(table.definition, "a")
         (listed,) = (await send(all_tables, m.ListLakeRequest())).entries
         assert (listed.behind, listed.behind_ms, listed.commits) == (0, 0, 1)
         # A partition that is dropped is forgotten with the next commit, which may still speak of it.
