@@ -198,10 +198,10 @@ class OffsetsApi:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}")
         if partition.topic.internal:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, f"records of {topic} cannot be deleted by clients")
-        if partition.hooks is not None:
+        if partition.hooks is not None and partition.hooks.retention_floor() is not None:
             raise KafkaError(
                 ErrorCode.POLICY_VIOLATION,
-                f"records of {topic} cannot be deleted: the state of its owner is rebuilt from them",
+                f"records of {topic} cannot be deleted: its owner needs them",
             )
         if offset < -1:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is negative")

@@ -17,19 +17,24 @@ if TYPE_CHECKING:
     from tablelayer.client import Connection
 
 _TEXT = """
-ADD AFTER ALTER AND AS AUTO_INCREMENT BETWEEN BIGINT BINARY BOOLEAN BY BYTES CASCADE CASE CHAR COLUMN
-COMMENT COUNT CREATE CROSS DATABASE DATABASES DATE DECIMAL DEFAULT DELETE DESC DESCRIBE DISTINCT DOUBLE
-DROP ELSE END ENFORCED EXISTS FALSE FIRST FLOAT FOR FROM FULL GRANT GRANTS GROUP HAVING IDENTIFIED IF IN
-INNER INSERT INT INTERVAL INTO IS JOIN KEY LEFT LIKE LIMIT MAX MIN MODIFY NOT NULL OF OFFSET ON OPTIONS
-OR ORDER OUTER PARTITION PARTITIONED PARTITIONS PASSWORD PRIMARY RENAME RESET REVOKE RIGHT SELECT SET
-SHOW SMALLINT STRING SUM SYSTEM_TIME TABLE TABLES THEN TIME TIMESTAMP TIMESTAMP_LTZ TINYINT TO TRUE
-UNION UPDATE USE USER USERS USING VALUES VERSION WHEN WHERE WITH
+" ADD AFTER ALTER AND AS AUTO_INCREMENT BETWEEN BIGINT BINARY BOOLEAN BY BYTES CASCADE CASE CHAR
+COLUMN COLUMNS COMMENT COPY COUNT CREATE CROSS DATABASE DATABASES DATE DECIMAL DEFAULT DELETE DESC
+DESCRIBE DISTINCT DOUBLE DROP ELSE END ENFORCED EXISTS EXPLAIN FALSE FIRST FLOAT FOR FORMAT FROM
+FULL GRANT GRANTS GROUP HAVING IDENTIFIED IF IN INNER INSERT INT INTERVAL INTO IS JOIN KEY LEFT LIKE
+LIMIT MAX MIN MODIFY NOT NULL OF OFFSET ON OPTIONS OR ORDER OUTER PARTITION PARTITIONED PARTITIONS
+PASSWORD PRIMARY RENAME REPLACE RESET REVOKE RIGHT SCHEMAS SELECT SET SHOW SMALLINT STRING SUM
+SUMMARIZE SYSTEM_TIME TABLE TABLES THEN TIME TIMESTAMP TIMESTAMP_LTZ TINYINT TO TOPICS TRUE TRUNCATE
+UNION UPDATE USE USER USERS USING VALUES VARCHAR VERSION VIEW VIEWS WHEN WHERE WITH
 """
 WORDS = tuple(_TEXT.split())
 _BEFORE_TABLES = {"FROM", "JOIN", "INTO", "UPDATE", "TABLE", "DESCRIBE", "DESC", "EXISTS"}
 _BEFORE_DATABASES = {"USE", "DATABASE"}
 _SUFFIXES = ("$changelog",)
-_TABLE_PLACES = re.compile(r"\b(?:FROM|JOIN|INTO|UPDATE|TABLE|DESCRIBE|DESC)\s+([\w.`\"$]+)", re.IGNORECASE)
+_NAME = r"[\w.`\"$]+"
+_TABLE_PLACES = re.compile(
+    rf"\b(?:FROM|JOIN|INTO|UPDATE|TABLE|DESCRIBE|DESC)\s+({_NAME}(?:\s+(?:AS\s+)?\w+)?(?:\s*,\s*{_NAME}(?:\s+(?:AS\s+)?\w+)?)*)",
+    re.IGNORECASE,
+)
 
 
 class Names:
@@ -64,21 +69,37 @@ class Names:
         return self._known[key]
 
 
-def candidates(before: str, word: str, database: str, names: Names) -> list[str]:
-    """What `word` may be completed to, sorted; `before` is the statement up to it. Words as they are typed: small
-    letters stay small."""
+def candidates(before: str, word: str, database: str, names: Names, after: str = "") -> list[str]:
+    """What `word` may be completed to, sorted; `before` is the statement up to it, `after` what follows. Words as they
+    are typed: small letters stay small."""
     last = re.findall(r"\w+", before)
     previous = last[-1].upper() if last and not before.rstrip().endswith((",", "(", ")", "=")) else ""
     if previous in _BEFORE_DATABASES:
         return _matching(names.databases(), word)
     if previous in _BEFORE_TABLES:
         return _tables(word, database, names)
-    found: list[str] = []
-    for name in _TABLE_PLACES.findall(before):
-        table = name.replace("`", "").replace('"', "").split("$")[0]
-        found += names.columns(table if "." in table else f"{database}.{table}")
+    tables = _named_tables(f"{before} {after}", database)
+    if "." in word:
+        alias = word.rsplit(".", 1)[0]
+        of = tables.get(alias.lower())
+        return [] if of is None else _matching([f"{alias}.{name}" for name in names.columns(of)], word)
+    found = [column for table in dict.fromkeys(tables.values()) for column in names.columns(table)]
     words = [each.lower() for each in WORDS] if word.islower() else WORDS
     return sorted(dict.fromkeys([*_matching(found, word), *_matching(words, word)]))
+
+
+def _named_tables(text: str, database: str) -> dict[str, str]:
+    """The tables of a statement with their databases, by the names that it has for them, in small letters."""
+    found: dict[str, str] = {}
+    for listed in _TABLE_PLACES.findall(text):
+        for each in listed.split(","):
+            name, *alias = each.replace("`", "").replace('"', "").split()
+            table = name.split("$")[0]
+            path = table if "." in table else f"{database}.{table}"
+            found[table.lower()] = found[table.rsplit(".", 1)[-1].lower()] = path
+            if alias and alias[-1].upper() not in WORDS:
+                found[alias[-1].lower()] = path
+    return found
 
 
 def _tables(word: str, database: str, names: Names) -> list[str]:
@@ -93,19 +114,3 @@ def _tables(word: str, database: str, names: Names) -> list[str]:
 
 def _matching(names: Sequence[str], word: str) -> list[str]:
     return sorted(name for name in names if name.lower().startswith(word.lower()))
-
-
-class Completer:
-    """For `readline`: `complete(word, state)` gives one candidate after the other, then None."""
-
-    def __init__(self, names: Names, line_before: Callable[[], str], database: Callable[[], str]) -> None:
-        """`line_before` gives the statement up to the word that is completed, earlier lines included."""
-        self._names = names
-        self._line_before = line_before
-        self._database = database
-        self._found: list[str] = []
-
-    def __call__(self, word: str, state: int) -> str | None:
-        if state == 0:
-            self._found = candidates(self._line_before(), word, self._database(), self._names)
-        return self._found[state] if state < len(self._found) else None

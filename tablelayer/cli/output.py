@@ -61,6 +61,44 @@ def write_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch], output: 
     return count
 
 
+class Ends:
+    """The first and last rows of many, as they come: never more of them in memory than are shown and one batch."""
+
+    def __init__(self, schema: pa.Schema, rows_shown: int) -> None:
+        self._schema = schema
+        self._half = rows_shown // 2
+        self._first: list[pa.RecordBatch] = []
+        self._last: list[pa.RecordBatch] = []
+        self._room = rows_shown
+        self.count = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.count += batch.num_rows
+        kept = batch.slice(0, self._room)
+        if kept.num_rows:
+            self._first.append(kept)
+            self._room -= kept.num_rows
+        self._last.append(batch.slice(max(0, batch.num_rows - self._half)))
+        while len(self._last) > 1 and sum(each.num_rows for each in self._last[1:]) >= self._half:
+            del self._last[0]
+
+    def write(self, *, expanded: bool = False) -> None:
+        """Write them as a table; between them how many are left out."""
+        import pyarrow as pa
+
+        first = pa.Table.from_batches(self._first, self._schema)
+        left_out = max(0, self.count - first.num_rows)
+        if left_out:
+            last = pa.Table.from_batches(self._last, self._schema)
+            left_out = self.count - 2 * self._half
+            first = pa.concat_tables([first.slice(0, self._half), last.slice(last.num_rows - self._half)])
+        room = 0 if expanded else get_terminal_size().columns if sys.stdout.isatty() else None
+        columns = [_python_values(column, Format.TABLE) for column in first.columns]
+        names = list(map(_visible, first.column_names))
+        gap = (self._half, f"… {left_out:,} rows …") if left_out else None
+        sys.stdout.writelines(_table(names, columns, _numeric(first.schema), room, gap))
+
+
 _ROWS_TO_MEASURE = 1_000
 _ROW_GROUP_ROWS = 122_880
 _ROW_GROUP_BYTES = 64 << 20
@@ -107,6 +145,8 @@ class RowStream:
     def __init__(self, output: Format) -> None:
         self._output = output
         self._widths: list[int] = []
+        self._as_records = False
+        self._written = 0
 
     def write_arrow(self, rows: pa.Table) -> None:
         """Write them, and what was written before, at once."""
@@ -127,6 +167,15 @@ class RowStream:
                 max(width, *(_width(row[index]) for row in texts)) if texts else width
                 for index, width in enumerate(before)
             ]
+            if not begun and sys.stdout.isatty():
+                total = sum(self._widths) + 2 * (len(names) - 1)
+                self._as_records = total > get_terminal_size().columns
+            if self._as_records:
+                for row in texts:
+                    self._written += 1
+                    sys.stdout.writelines(_record(list(map(_visible, names)), row, self._written))
+                texts = []
+                begun = True
             lines = texts if begun else [list(names), ["─" * width for width in self._widths], *texts]
             for line in lines:
                 sys.stdout.write(self._line(line, numeric) + "\n")
@@ -210,9 +259,13 @@ def write_rows(
 
 
 def _table(
-    names: Sequence[str], columns: Sequence[Sequence[Any]], numeric: Sequence[bool], room: int | None
+    names: Sequence[str],
+    columns: Sequence[Sequence[Any]],
+    numeric: Sequence[bool],
+    room: int | None,
+    gap: tuple[int, str] | None = None,
 ) -> Iterator[str]:
-    """Lines. `room`: columns of the terminal, None for a pipe."""
+    """Lines. `room`: columns of the terminal, None for a pipe. `gap`: a line after so many rows."""
     texts = [
         ["NULL" if value is None else _visible(plain_text(value)) for value in column] for column in columns
     ]
@@ -224,12 +277,10 @@ def _table(
         ]
     total = sum(widths) + 2 * (len(widths) - 1)
     if room is not None and total > room:
-        margin = max(map(_width, names))
-        for number, row in enumerate(zip(*texts, strict=True), 1):
-            yield f"─ row {number} ".ljust(margin + 2, "─") + "\n"
-            yield from (
-                f"{_padded(name, margin, False)}  {text}\n" for name, text in zip(names, row, strict=True)
-            )
+        for number, row in enumerate(zip(*texts, strict=True)):
+            if gap is not None and number == gap[0]:
+                yield gap[1] + "\n"
+            yield from _record(names, row, number + 1)
         return
     padded = [
         [_padded(text, width, right) for text in (name, *column)]
@@ -238,7 +289,17 @@ def _table(
     lines = ("  ".join(row).rstrip() + "\n" for row in zip(*padded, strict=True))
     yield next(lines)
     yield "─" * total + "\n"
-    yield from lines
+    for number, line in enumerate(lines):
+        if gap is not None and number == gap[0]:
+            yield gap[1] + "\n"
+        yield line
+
+
+def _record(names: Sequence[str], texts: Sequence[str], number: int) -> Iterator[str]:
+    """A row as a line for each column."""
+    margin = max(map(_width, names))
+    yield f"─ row {number} ".ljust(margin + 2, "─") + "\n"
+    yield from (f"{_padded(name, margin, False)}  {text}\n" for name, text in zip(names, texts, strict=True))
 
 
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {

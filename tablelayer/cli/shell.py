@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from time import perf_counter
 
 import typer
 
-from tablelayer.cli.answer import Answer
-from tablelayer.cli.completion import Completer, Names
-from tablelayer.cli.connect import nearest_name, open_connection
+from tablelayer.cli.connect import open_connection
 from tablelayer.cli.describe import describe_definition
-from tablelayer.cli.errors import CommandError, explain
+from tablelayer.cli.errors import CommandError
 from tablelayer.cli.options import Format, SqlFormat
 from tablelayer.cli.output import write_batches, write_parquet
 from tablelayer.cli.progress import reading
-from tablelayer.cli.sql import Session
-from tablelayer.client import Connection, TableError
-
-_NAMES_A_PASSWORD = re.compile(r"\b(?:PASSWORD|IDENTIFIED)\b", re.IGNORECASE)
-HISTORY = Path("~/.cache/headrace/sql_history")
-_HISTORY_LENGTH = 1_000
-_GREETING = "SQL on {server}. End a statement with ; and leave with \\q or Ctrl-D. \\? helps."
-_HELP = """\
-SHOW DATABASES; USE db; SHOW TABLES; DESCRIBE t; SHOW CREATE TABLE t;
-CREATE TABLE t (id BIGINT, name STRING, PRIMARY KEY (id) NOT ENFORCED) WITH ('bucket.num' = '4');
-ALTER TABLE t ADD note STRING DEFAULT '' AFTER id;  RENAME a TO b, MODIFY a BIGINT, DROP a, SET ('option'='value')
-INSERT INTO t VALUES (1, 'apple'), (2, 'pear');
-UPDATE t SET name = 'fig' WHERE id = 1;   DELETE FROM t WHERE id = 2;
-SELECT * FROM t WHERE id = 1;             SELECT count(*) FROM t;
-SELECT min(id), max(id) FROM t;           SHOW PARTITIONS t;
-SELECT * FROM "t$changelog";              any other SELECT is DuckDB's SQL
-the tab key completes words and names;    \\q leaves, \\? shows this"""
+from tablelayer.client import Connection
+from tablelayer.sql.answer import Answer
+from tablelayer.sql.session import Session
 
 
 def run_sql(
@@ -63,7 +45,11 @@ def run_sql(
         elif to is not None or output is SqlFormat.PARQUET:
             raise CommandError("give the statements by -e or by -f to write their rows to a file")
         else:
-            _prompt(connection, session, server, Format(output.value))
+            from tablelayer.cli.prompt import (
+                run_prompt,
+            )  # a tenth of a second, which only the prompt waits for
+
+            run_prompt(connection, session, server, Format(output.value), show)
             return
         if output is SqlFormat.PARQUET:
             _write_parquet(connection, session, text, to)
@@ -130,18 +116,15 @@ def _read(file: Path) -> str:
         raise CommandError(f"{file} cannot be read: {error}") from error
 
 
-def _run(connection: Connection, session: Session, sql: str, output: Format, *, timed: bool = False) -> None:
-    started = perf_counter()
+def _run(connection: Connection, session: Session, sql: str, output: Format) -> None:
     for answer in _answers(connection, session, sql):
-        show(answer, output, started=started if timed else None)
-        started = perf_counter()
+        show(answer, output)
 
 
-def show(answer: Answer, output: Format, *, started: float | None = None) -> None:
+def show(answer: Answer, output: Format, *, took: str = "") -> None:
     """Write an answer: rows, as they come, and definitions to standard output; messages too, but not among CSV or JSON
-    rows. `started`: since when its time is to be told."""
+    rows. `took`: what is said of its time."""
     count = None if answer.schema is None else write_batches(answer.schema, answer.batches(), output)
-    took = "" if started is None else f" ({perf_counter() - started:.3f} s)"
     if count is not None:
         if output is Format.TABLE:
             typer.echo(f"{count} row{'' if count == 1 else 's'}{took}")
@@ -152,107 +135,3 @@ def show(answer: Answer, output: Format, *, started: float | None = None) -> Non
             answer.text + ("" if answer.is_code else took),
             err=output is not Format.TABLE and not answer.is_code,
         )
-
-
-def _prompt(connection: Connection, session: Session, server: str, output: Format) -> None:
-    history, lines, names = _load_history(), list[str](), Names(connection)
-    _bind_tab(Completer(names, lambda: _line_before(lines), lambda: session.database))
-    typer.echo(_GREETING.format(server=server))
-    try:
-        for sql in _statements(session, lines):
-            if _NAMES_A_PASSWORD.search(sql):
-                _forget_last_lines(sql)
-            try:
-                _run(connection, session, sql, output, timed=True)
-            except Exception as error:
-                sentence = explain(error)
-                if sentence is None:
-                    raise
-                if isinstance(error, TableError) and (near := nearest_name(connection, error)) is not None:
-                    sentence += f"\ndid you mean {near}?"
-                typer.echo(sentence, err=True)
-            names.forget()
-    finally:
-        _save_history(history)
-
-
-def _line_before(lines: list[str]) -> str:
-    import readline
-
-    return "\n".join([*lines, readline.get_line_buffer()[: readline.get_begidx()]])
-
-
-def _bind_tab(completer: Completer) -> None:
-    try:
-        import readline
-    except ImportError:
-        return
-    readline.set_completer(completer)
-    readline.set_completer_delims(" \t\n,;()=<>+-*/'")
-    libedit = "libedit" in (readline.__doc__ or "")
-    readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
-
-
-def _statements(session: Session, lines: list[str]) -> Iterator[str]:
-    """Texts that end with a semicolon, over as many lines as it takes; `lines` are those of the one being typed."""
-    while True:
-        try:
-            line = input("   ...> " if lines else f"{session.database}> ")
-        except EOFError:
-            typer.echo("")
-            return
-        except KeyboardInterrupt:
-            typer.echo("")
-            lines.clear()
-            continue
-        if not lines and line.strip() in ("\\q", "quit", "exit", "quit;", "exit;"):
-            return
-        if not lines and line.strip() in ("\\?", "\\h", "help", "help;"):
-            typer.echo(_HELP)
-            continue
-        lines.append(line)
-        text = "\n".join(lines)
-        if text.rstrip().endswith(";"):
-            lines.clear()
-            yield text
-        elif not text.strip():
-            lines.clear()
-
-
-def _forget_last_lines(sql: str) -> None:
-    """What has a password in it is in no history."""
-    try:
-        import readline
-    except ImportError:
-        return
-    for line in reversed(sql.splitlines()):
-        last = readline.get_current_history_length()
-        if line.strip() and last and readline.get_history_item(last) == line:
-            readline.remove_history_item(last - 1)
-
-
-def _load_history() -> Path | None:
-    try:
-        import readline
-    except ImportError:
-        return None  # Python without readline: a prompt without arrow keys
-    path = HISTORY.expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            readline.read_history_file(path)
-    except OSError:
-        return None
-    return path
-
-
-def _save_history(path: Path | None) -> None:
-    if path is None:
-        return
-    import readline
-
-    readline.set_history_length(_HISTORY_LENGTH)
-    try:
-        readline.write_history_file(path)
-    except OSError as error:
-        typer.echo(f"the history could not be kept in {path}: {error}", err=True)

@@ -166,9 +166,9 @@ def tail(
       headrace tables tail fruit
       headrace tables tail fruit --follow --format json
     """
-    from tablelayer.cli.changes import as_changes
     from tablelayer.cli.connect import open_connection
     from tablelayer.cli.output import RowStream, write_arrow
+    from tablelayer.sql.changes import as_changes
 
     with open_connection(server) as connection:
         table = connection.table(name)

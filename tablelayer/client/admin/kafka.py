@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from protocol.errors import ErrorCode, KafkaError
@@ -24,6 +25,12 @@ from protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from protocol.messages.describe_configs import (
     DescribeConfigsRequest,
@@ -57,6 +64,9 @@ from tablelayer.client.read.group_offsets import commit_offsets, fetch_offsets
 from tablelayer.client.read.reader import EARLIEST, LATEST, find_coordinator, list_offsets
 from tablelayer.client.wire.cluster import Cluster
 from tablelayer.client.wire.retry import Deadline, error_of, raise_for, retrying
+
+if TYPE_CHECKING:
+    from protocol.records.decode import RecordColumns
 
 _TOPIC_RESOURCE = 2
 _DELETE_BY_STATE_SINCE = 6
@@ -345,6 +355,38 @@ class AsyncKafkaAdmin:
             on_stale_route=lambda: self._cluster.forget_routes(topic),
         )
 
+    async def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Move the beginnings of partitions forward, to the offset of each (-1: to its end): what is before is gone for
+        good. Where the logs begin now. KafkaError OFFSET_OUT_OF_RANGE, POLICY_VIOLATION, TOPIC_AUTHORIZATION_FAILED.
+        """
+
+        async def attempt(deadline: Deadline) -> dict[int, int]:
+            found: dict[int, int] = {}
+            for leader, partitions in (await self._cluster.by_leader(topic, list(before), deadline)).items():
+                asked = [DeleteRecordsPartition(partition_index=p, offset=before[p]) for p in partitions]
+                answer = await self._cluster.call(
+                    DeleteRecordsRequest(
+                        topics=[DeleteRecordsTopic(name=topic, partitions=asked)], timeout_ms=30_000
+                    ),
+                    DeleteRecordsResponse,
+                    doing=f"delete records of {topic}",
+                    node_id=leader,
+                    deadline=deadline,
+                    changes=True,
+                )
+                for each in (each for of_topic in answer.topics for each in of_topic.partitions):
+                    raise_for(each.error_code, None, doing=f"delete records of {topic}")
+                    found[each.partition_index] = each.low_watermark
+            return found
+
+        return await retrying(
+            attempt,
+            config=self._cluster.config,
+            deadline=self._deadline(),
+            repeatable=True,
+            on_stale_route=lambda: self._cluster.forget_routes(topic),
+        )
+
     async def log_sizes(self, topic: str | None = None) -> LogSizes:
         """Bytes of log files by topic (None: all) and partition, over all servers, and what their disks have left."""
         deadline = self._deadline()
@@ -385,6 +427,32 @@ class AsyncKafkaAdmin:
         A position that the log has left behind moves on to the log's beginning. A table's records are what
         its Kafka face shows.
         """
+        batches, next_positions = await self.read_batches(
+            topic, positions, max_wait_ms=max_wait_ms, max_bytes=max_bytes
+        )
+        records = [
+            KafkaRecord(partition, offset, timestamp, key, value, tuple(columns.headers(index)))
+            for partition, columns in batches
+            for index, (offset, timestamp, key, value) in enumerate(
+                zip(
+                    columns.offsets.tolist(),
+                    columns.timestamps.tolist(),
+                    columns.keys(),
+                    columns.values(),
+                    strict=True,
+                )
+            )
+            if offset >= positions[partition]
+        ]
+        return records, next_positions
+
+    async def read_batches(
+        self, topic: str, positions: Mapping[int, int], *, max_wait_ms: int = 500, max_bytes: int = 4 << 20
+    ) -> tuple[list[tuple[int, RecordColumns]], dict[int, int]]:
+        """As `read`, but (partition, columns) for each batch: arrays with an element for each record
+        (`protocol.records.decode.RecordColumns`). The first batch of a partition is given whole, records before the
+        position among them.
+        """
         try:
             from protocol.records.decode import (
                 decode_records,
@@ -397,10 +465,10 @@ class AsyncKafkaAdmin:
         from protocol.records.header import iter_headers
 
         next_positions = dict(positions)
-        records: list[KafkaRecord] = []
+        batches: list[tuple[int, RecordColumns]] = []
 
         async def attempt(deadline: Deadline) -> None:
-            records.clear()
+            batches.clear()
             next_positions.update(positions)
             for leader, partitions in (
                 await self._cluster.by_leader(topic, list(positions), deadline)
@@ -419,23 +487,9 @@ class AsyncKafkaAdmin:
                     buffer = memoryview(data.records or b"")
                     for position, header in iter_headers(buffer):
                         next_positions[data.partition_index] = header.next_offset
-                        if header.is_control:
-                            continue
-                        columns = decode_records(buffer[position : position + header.size])
-                        for index, (offset, timestamp, key, value) in enumerate(
-                            zip(
-                                columns.offsets.tolist(),
-                                columns.timestamps.tolist(),
-                                columns.keys(),
-                                columns.values(),
-                                strict=True,
-                            )
-                        ):
-                            if offset >= positions[data.partition_index]:
-                                named = tuple(columns.headers(index))
-                                records.append(
-                                    KafkaRecord(data.partition_index, offset, timestamp, key, value, named)
-                                )
+                        if not header.is_control:
+                            columns = decode_records(buffer[position : position + header.size])
+                            batches.append((data.partition_index, columns))
 
         await retrying(
             attempt,
@@ -444,7 +498,7 @@ class AsyncKafkaAdmin:
             repeatable=True,
             on_stale_route=lambda: self._cluster.forget_routes(topic),
         )
-        return records, next_positions
+        return batches, next_positions
 
     async def _fetch(
         self, topic: str, leader: int, positions: Mapping[int, int], max_wait_ms: int, max_bytes: int

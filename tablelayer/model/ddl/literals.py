@@ -18,6 +18,7 @@ from tablelayer.model.types.column_types import (
     TypeKind,
     time,
     timestamp,
+    timestamp_ltz,
 )
 from tablelayer.model.types.values import Value, hexadecimal, negated, number, typed
 
@@ -43,7 +44,12 @@ def read_literal(stream: TokenStream) -> Value:
         return token.text
     if token.token_type in (TokenType.DASH, TokenType.PLUS, TokenType.NUMBER, TokenType.DOT):
         return _read_number(stream)
-    typed_word = {"DATE": DATE, "TIME": time(9), "TIMESTAMP": timestamp(9)}.get(token.text.upper())
+    typed_word = {
+        "DATE": DATE,
+        "TIME": time(9),
+        "TIMESTAMP": timestamp(9),
+        "TIMESTAMP_LTZ": timestamp_ltz(9),
+    }.get(token.text.upper())
     following = stream.tokens[stream.position + 1] if stream.position + 1 < len(stream.tokens) else token
     if token.token_type is TokenType.VAR and following.token_type is TokenType.STRING:
         if typed_word is not None:
@@ -55,7 +61,7 @@ def read_literal(stream: TokenStream) -> Value:
                 return hexadecimal(following.text)
             except ValueError as error:
                 raise stream.error(str(error), following) from None
-    raise stream.expected("a value: a number, 'text', NULL, TRUE, DATE '...', TIMESTAMP '...', CAST(...)")
+    raise stream.expected("a value: a number, 'text', NULL, TRUE, DATE '...', TIMESTAMP '...', an expression")
 
 
 def _read_nested(stream: TokenStream, depth: int) -> list[Any] | tuple[Any, ...]:

@@ -7,61 +7,68 @@ stay exact; sqlglot's syntax trees keep neither the places nor the types. Querie
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from sqlglot import TokenType
 
 from tablelayer.model.ddl.alter import AlterReader
-from tablelayer.model.ddl.clauses import ClauseReader
-from tablelayer.model.ddl.literals import read_literal
-from tablelayer.model.ddl.query import Select
+from tablelayer.model.ddl.query_reader import QueryReader
 from tablelayer.model.ddl.rights import RightsReader
+from tablelayer.model.ddl.rows import RowsReader
 from tablelayer.model.ddl.statements import (
     AlterDatabase,
     AlterTable,
     CreateDatabase,
     CreateTable,
-    Delete,
+    CreateTableAs,
+    CreateView,
     DescribeDatabase,
     DescribeTable,
     DropDatabase,
     DropTable,
-    Insert,
-    InsertSelect,
+    DropView,
+    Explain,
+    ShowColumns,
     ShowCreateDatabase,
     ShowCreateTable,
     ShowDatabases,
     ShowOptions,
     ShowPartitions,
     ShowTables,
+    ShowTopics,
+    ShowViews,
     Statement,
-    Update,
+    Summarize,
     UseDatabase,
 )
 from tablelayer.model.ddl.tokens import TokenStream
 from tablelayer.model.errors import TableError
 from tablelayer.model.options import table_options
 from tablelayer.model.options.option_types import parse_name_list
+from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import DEFAULT_DATABASE, TableDefinition
 from tablelayer.model.table.evolution import Change, ModifyColumn, SetTableComment
-from tablelayer.model.types.values import Value
 
 
-def parse(sql: str, default_database: str = DEFAULT_DATABASE) -> list[Statement]:
+def parse(
+    sql: str, default_database: str = DEFAULT_DATABASE, views: Mapping[str, str] | None = None
+) -> list[Statement]:
     """The statements of a text, separated by ``;``.
 
-    Tables named without a database are in ``default_database``, or in the one that a USE before them names. Raises
-    DdlError for the first statement that cannot be understood; none of them has been carried out then.
+    Tables named without a database are in ``default_database``, or in the one that a USE before them names. ``views``
+    are queries by ``database.name``; those that the text defines or drops join them or leave. Raises DdlError for the
+    first statement that cannot be understood; none of them has been carried out then.
     """
-    parser = Parser(TokenStream(sql), default_database)
+    parser = Parser(TokenStream(sql), default_database, views or {})
     return parser.statements()
 
 
-class Parser(ClauseReader):
+class Parser(QueryReader):
     """Methods read the statement that they are named after and raise DdlError."""
 
-    def __init__(self, stream: TokenStream, database: str) -> None:
-        super().__init__(stream, database)
+    def __init__(self, stream: TokenStream, database: str, views: Mapping[str, str]) -> None:
+        super().__init__(stream, database, views)
+        rows = RowsReader(self)
         self.beginnings: dict[str, Callable[[], Statement]] = {
             "CREATE": self.create,
             "ALTER": self.alter,
@@ -71,13 +78,18 @@ class Parser(ClauseReader):
             "USE": self.use,
             "DESCRIBE": self.describe,
             "DESC": self.describe,
-            "INSERT": self.insert,
-            "UPDATE": self.update,
-            "DELETE": self.delete,
+            "INSERT": rows.insert,
+            "UPDATE": rows.update,
+            "DELETE": rows.delete,
+            "TRUNCATE": rows.truncate,
+            "COPY": rows.copy,
             "GRANT": lambda: RightsReader(self).grant(),
             "REVOKE": lambda: RightsReader(self).revoke(),
-            "SELECT": self.select,
-            "WITH": self.select,
+            "SELECT": self.query,
+            "WITH": self.query,
+            "FROM": self.query,
+            "EXPLAIN": self.explain,
+            "SUMMARIZE": self.summarize,
         }
 
     def statements(self) -> list[Statement]:
@@ -91,16 +103,22 @@ class Parser(ClauseReader):
             found.append(statement)
             if isinstance(statement, UseDatabase):
                 self.database = statement.name
+            elif isinstance(statement, CreateView):
+                self.views[str(statement.path)] = statement.sql
+            elif isinstance(statement, DropView):
+                self.views.pop(str(statement.path), None)
             if self.stream.token is not None and not self.stream.is_kind(TokenType.SEMICOLON):
                 raise self.stream.expected("';' or the end of the statement")
 
     def statement(self) -> Statement:
         token = self.stream.token
+        if token is not None and token.token_type is TokenType.L_PAREN and self.at_query():
+            return self.query()
         word = token.text.upper() if token is not None and token.token_type is TokenType.VAR else ""
         read = self.beginnings.get(word)
         if read is None:
-            known = ", ".join(name for name in self.beginnings if name not in ("DESC", "WITH"))
-            if word in ("MERGE", "TRUNCATE", "EXPLAIN", "ANALYZE", "CALL", "RENAME", "REPLACE"):
+            known = ", ".join(name for name in self.beginnings if name not in ("DESC", "WITH", "FROM"))
+            if word in ("MERGE", "ANALYZE", "CALL", "RENAME", "REPLACE"):
                 raise self.stream.error(f"{word} is not in this release; the statements are {known}", token)
             near = difflib.get_close_matches(word, self.beginnings, n=1)
             if near:
@@ -112,7 +130,7 @@ class Parser(ClauseReader):
 
     def create(self) -> Statement:
         self.stream.expect("CREATE")
-        if self.stream.accept("DATABASE"):
+        if self.a_database():
             if_not_exists = self.stream.accept("IF", "NOT", "EXISTS")
             name, comment = self.database_name(), None
             if self.stream.accept("COMMENT"):
@@ -123,23 +141,46 @@ class Parser(ClauseReader):
             return self.create_table()
         if self.stream.accept("USER"):
             return RightsReader(self).create_user()
-        self.refuse(
-            "OR",
-            "VIEW",
-            "TEMPORARY",
-            "EXTERNAL",
-            "FUNCTION",
-            "CATALOG",
-            "MATERIALIZED",
-            "INDEX",
-            "SCHEMA",
-            what="CREATE",
-        )
-        raise self.stream.expected("DATABASE, TABLE or USER")
+        or_replace = self.stream.accept("OR", "REPLACE")
+        named = ("TEMPORARY", "VIEW"), ("TEMP", "VIEW"), ("VIEW",)
+        if not any(self.stream.accept(*words) for words in named):
+            self.refuse(
+                "TABLE", "TEMPORARY", "EXTERNAL", "FUNCTION", "CATALOG", "MATERIALIZED", "INDEX",
+                what="CREATE OR REPLACE" if or_replace else "CREATE",
+            )  # fmt: skip
+            raise self.stream.expected("DATABASE, TABLE, VIEW or USER")
+        if_not_exists = self.stream.accept("IF", "NOT", "EXISTS")
+        path = self.table_path()
+        self.stream.expect("AS")
+        select = self.query()
+        from tablelayer.model.ddl.select import with_databases
+
+        return CreateView(path, with_databases(select), or_replace, if_not_exists)
+
+    def a_database(self) -> bool:
+        return self.stream.accept("DATABASE") or self.stream.accept("SCHEMA")
+
+    def explain(self) -> Explain:
+        self.stream.expect("EXPLAIN")
+        self.refuse("ANALYZE", what="EXPLAIN")
+        if not self.at_query():
+            raise self.stream.expected("a query")
+        return Explain(self.query())
+
+    def summarize(self) -> Summarize:
+        self.stream.expect("SUMMARIZE")
+        if self.at_query():
+            return Summarize(self.query())
+        self.stream.accept("TABLE")
+        first = self.stream.token
+        self.table_path()
+        assert first is not None
+        last = self.stream.tokens[self.stream.position - 1]
+        return Summarize(self.analyzed(f"SELECT * FROM {self.stream.sql[first.start : last.end + 1]}"))
 
     def drop(self) -> Statement:
         self.stream.expect("DROP")
-        if self.stream.accept("DATABASE"):
+        if self.a_database():
             if_exists = self.stream.accept("IF", "EXISTS")
             name = self.database_name()
             cascade = self.stream.accept("CASCADE")
@@ -149,22 +190,33 @@ class Parser(ClauseReader):
         if self.stream.accept("TABLE"):
             if_exists = self.stream.accept("IF", "EXISTS")
             return DropTable(self.table_path(), if_exists)
+        if self.stream.accept("VIEW"):
+            if_exists = self.stream.accept("IF", "EXISTS")
+            return DropView(self.table_path(), if_exists)
         if self.stream.accept("USER"):
             return RightsReader(self).drop_user()
-        self.refuse("VIEW", "FUNCTION", "CATALOG", "MATERIALIZED", "INDEX", "SCHEMA", what="DROP")
-        raise self.stream.expected("DATABASE, TABLE or USER")
+        self.refuse("FUNCTION", "CATALOG", "MATERIALIZED", "INDEX", what="DROP")
+        raise self.stream.expected("DATABASE, TABLE, VIEW or USER")
 
     def show(self) -> Statement:
         self.stream.expect("SHOW")
-        if self.stream.accept("DATABASES"):
+        if self.stream.accept("DATABASES") or self.stream.accept("SCHEMAS"):
             return ShowDatabases(self.like())
+        if self.stream.accept("TOPICS"):
+            return ShowTopics(self.like())
+        if self.stream.accept("VIEWS"):
+            return ShowViews(self.like())
+        if self.stream.accept("COLUMNS"):
+            if not self.stream.accept("FROM"):
+                self.stream.accept("IN")
+            return ShowColumns(self.table_path(), self.like())
         if self.stream.accept("TABLES"):
             named = self.stream.accept("IN") or self.stream.accept("FROM")
             database = self.database_name() if named else self.database
             return ShowTables(database, self.like())
         if self.stream.accept("CREATE", "TABLE"):
             return ShowCreateTable(self.table_path())
-        if self.stream.accept("CREATE", "DATABASE"):
+        if self.stream.accept("CREATE", "DATABASE") or self.stream.accept("CREATE", "SCHEMA"):
             return ShowCreateDatabase(self.database_name())
         if self.stream.accept("OPTIONS"):
             named = self.stream.accept("FROM") or self.stream.accept("IN")
@@ -179,7 +231,8 @@ class Parser(ClauseReader):
         if self.stream.accept("USERS"):
             return RightsReader(self).show_users()
         raise self.stream.expected(
-            "DATABASES, TABLES, PARTITIONS, OPTIONS, GRANTS, USERS, CREATE TABLE or CREATE DATABASE"
+            "DATABASES, TABLES, COLUMNS, PARTITIONS, OPTIONS, TOPICS, VIEWS, GRANTS, USERS, CREATE TABLE or"
+            " CREATE DATABASE"
         )
 
     def like(self) -> str | None:
@@ -187,25 +240,25 @@ class Parser(ClauseReader):
 
     def use(self) -> Statement:
         self.stream.expect("USE")
-        self.stream.accept("DATABASE")
+        self.a_database()
         return UseDatabase(self.database_name())
 
     def describe(self) -> Statement:
         self.stream.position += 1
-        if self.stream.accept("DATABASE"):
+        if self.a_database():
             return DescribeDatabase(self.database_name())
         self.stream.accept("TABLE")
         return DescribeTable(self.table_path())
 
     def alter(self) -> Statement:
         self.stream.expect("ALTER")
-        if self.stream.accept("DATABASE"):
+        if self.a_database():
             return self.alter_database()
         if self.stream.accept("TABLE"):
             return AlterReader(self).read()
         if self.stream.accept("USER"):
             return RightsReader(self).alter_user()
-        self.refuse("VIEW", "FUNCTION", "CATALOG", "MATERIALIZED", "SCHEMA", what="ALTER")
+        self.refuse("VIEW", "FUNCTION", "CATALOG", "MATERIALIZED", what="ALTER")
         raise self.stream.expected("DATABASE, TABLE or USER")
 
     def alter_database(self) -> AlterDatabase:
@@ -244,14 +297,23 @@ class Parser(ClauseReader):
 
     # Tables
 
-    def create_table(self) -> CreateTable:
+    def create_table(self) -> CreateTable | CreateTableAs:
         if_not_exists = self.stream.accept("IF", "NOT", "EXISTS")
         name_token = self.stream.token
         path = self.table_path()
-        self.refuse("LIKE", "AS", what="CREATE TABLE ...")
-        self.stream.expect_kind(TokenType.L_PAREN, "'(' and the columns")
-        schema = self.column_list()
-        self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
+        self.refuse("LIKE", what="CREATE TABLE ...")
+        schema: Schema | None = None
+        columns: tuple[Column, ...] = ()
+        primary_key: tuple[str, ...] = ()
+        if not self.of_query():
+            self.stream.expect_kind(TokenType.L_PAREN, "'(' and the columns, or AS and a query")
+            if self.at_primary_key():  # of a query's columns
+                primary_key = tuple(self.primary_key())
+            else:
+                schema = self.column_list()
+                columns, primary_key = tuple(schema.columns), tuple(schema.primary_key)
+            self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
+        names = {column.name for column in columns}
         comment: str | None = None
         options: dict[str, str] = {}
         partition_keys: tuple[str, ...] = ()
@@ -259,25 +321,33 @@ class Parser(ClauseReader):
             if self.stream.accept("COMMENT"):
                 comment = self.stream.text("a comment in single quotes").text
             elif self.stream.accept("WITH"):
-                options = self.options(is_primary_key_table=bool(schema.primary_key))
-                names = options.get(table_options.BUCKET_KEY)
-                if names is not None:
-                    self.refuse_nested(schema.columns, parse_name_list(names), "bucket key")
+                options = self.options(is_primary_key_table=bool(primary_key))
+                bucket_key = options.get(table_options.BUCKET_KEY)
+                if bucket_key is not None:
+                    self.refuse_nested(columns, parse_name_list(bucket_key), "bucket key")
             elif self.stream.accept("PARTITIONED", "BY"):
                 token = self.stream.token
                 self.stream.expect_kind(TokenType.L_PAREN, "'(' and the partition columns")
                 partition_keys = tuple(self.names())
                 for name in partition_keys:
-                    if name not in schema:
+                    if columns and name not in names:
                         raise self.stream.error(f"there is no column '{name}'", token)
-                self.refuse_nested(schema.columns, partition_keys, "partition")
+                self.refuse_nested(columns, partition_keys, "partition")
             elif self.stream.at("DISTRIBUTED"):
                 raise self.stream.error(
                     "say WITH ('bucket.num' = '4', 'bucket.key' = 'column') instead", self.stream.token
                 )
             else:
                 break
-        self.refuse("LIKE", "AS", what="CREATE TABLE ...")
+        self.refuse("LIKE", what="CREATE TABLE ...")
+        if self.stream.accept("AS"):
+            if not self.at_query():
+                raise self.stream.expected("a query")
+            return CreateTableAs(
+                path, self.query(), columns, primary_key, options, comment, partition_keys, if_not_exists
+            )
+        if schema is None:
+            raise self.stream.expected("AS and a query, which gives the columns")
         try:
             definition = TableDefinition(
                 path, schema, options=options, comment=comment, partition_keys=partition_keys
@@ -286,85 +356,5 @@ class Parser(ClauseReader):
             raise self.stream.error(error.message, name_token) from error
         return CreateTable(definition, if_not_exists)
 
-    # Rows
-
-    def insert(self) -> Insert | InsertSelect:
-        self.stream.expect("INSERT")
-        self.refuse("OVERWRITE", what="INSERT")
-        self.stream.expect("INTO")
-        self.stream.accept("TABLE")
-        path = self.table_path()
-        columns: tuple[str, ...] | None = None
-        if self.stream.accept_kind(TokenType.L_PAREN):
-            columns = tuple(self.names())
-        self.refuse("PARTITION", what="INSERT INTO ...")
-        if self.stream.at("SELECT") or self.stream.at("WITH") or self.stream.at("FROM"):
-            return InsertSelect(path, columns, self.select())
-        self.stream.expect("VALUES")
-        rows: list[tuple[Value, ...]] = []
-        while True:
-            token = self.stream.expect_kind(TokenType.L_PAREN, "'(' and the values of a row")
-            row = [read_literal(self.stream)]
-            while self.stream.accept_kind(TokenType.COMMA):
-                row.append(read_literal(self.stream))
-            self.stream.expect_kind(TokenType.R_PAREN, "',' or ')'")
-            wanted = len(columns) if columns is not None else len(rows[0]) if rows else len(row)
-            if len(row) != wanted:
-                raise self.stream.error(f"this row has {len(row)} values, where {wanted} are needed", token)
-            rows.append(tuple(row))
-            if not self.stream.accept_kind(TokenType.COMMA):
-                return Insert(path, columns, tuple(rows))
-
-    def update(self) -> Update:
-        self.stream.expect("UPDATE")
-        path = self.table_path()
-        self.stream.expect("SET")
-        assignments: dict[str, Value] = {}
-        while True:
-            token = self.stream.name("the name of a column")
-            if token.text in assignments:
-                raise self.stream.error(f"column '{token.text}' is set twice", token)
-            self.stream.expect_kind(TokenType.EQ, "'='")
-            assignments[token.text] = read_literal(self.stream)
-            if not self.stream.accept_kind(TokenType.COMMA):
-                break
-        return Update(path, assignments, self.key_predicate("UPDATE"))
-
-    def delete(self) -> Delete:
-        self.stream.expect("DELETE")
-        self.stream.expect("FROM")
-        return Delete(self.table_path(), self.key_predicate("DELETE"))
-
-    def key_predicate(self, what: str) -> dict[str, Value]:
-        """WHERE column = value AND ...: what a primary key is looked up by."""
-        if not self.stream.at("WHERE"):
-            raise self.stream.expected(f"WHERE: {what} changes the one row of a primary key")
-        self.stream.expect("WHERE")
-        key: dict[str, Value] = {}
-        while True:
-            opened = self.stream.accept_kind(TokenType.L_PAREN)
-            token = self.stream.name("a column of the primary key")
-            if token.text in key:
-                raise self.stream.error(f"column '{token.text}' is compared twice", token)
-            if not self.stream.accept_kind(TokenType.EQ):
-                raise self.stream.expected(f"'=': {what} finds its row by the primary key")
-            key[token.text] = read_literal(self.stream)
-            if key[token.text] is None:
-                raise self.stream.error("a key column is never NULL", token)
-            if opened:
-                self.stream.expect_kind(TokenType.R_PAREN, ")")
-            if self.stream.at("OR"):
-                reason = f"{what} changes one row, found by its primary key; OR is not possible"
-                raise self.stream.error(reason, self.stream.token)
-            if not self.stream.accept("AND"):
-                return key
-
-    def select(self) -> Select:
-        first = self.stream.tokens[self.stream.position]
-        last = first
-        while self.stream.token is not None and not self.stream.is_kind(TokenType.SEMICOLON):
-            last = self.stream.token
-            self.stream.position += 1
-        from tablelayer.model.ddl.select import analyze  # DuckDB's dialect: only a query waits for it
-
-        return analyze(self.stream.sql, first.start, last.end + 1, self.database)
+    def of_query(self) -> bool:
+        return any(map(self.stream.at, ("AS", "WITH", "COMMENT", "PARTITIONED")))

@@ -62,6 +62,8 @@ class Select(msgspec.Struct, frozen=True):
     WHERE in ``conditions``: (function in capitals, column or None for ``*``), for each column of the answer."""
     database: str = "default"
     """Where names without a database are."""
+    reads_once: bool = False
+    """Each of ``tables`` is gone through once from its beginning to its end, so that its rows may come as a stream."""
 
     @property
     def table(self) -> str | None:

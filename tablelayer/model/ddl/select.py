@@ -32,6 +32,7 @@ class _Queries(DuckDB):
     class Tokenizer(DuckDB.Tokenizer):
         IDENTIFIERS = ['"', "`"]  # noqa: RUF012
         VAR_SINGLE_TOKENS = {"$"}  # noqa: RUF012
+        HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012
         SINGLE_TOKENS = {  # noqa: RUF012
             key: value for key, value in DuckDB.Tokenizer.SINGLE_TOKENS.items() if key not in ("$", "`")
         }
@@ -41,6 +42,7 @@ def to_duckdb(select: Select, names: Mapping[str, str], *, every_row: bool = Fal
     """The query in DuckDB's SQL, with each table of ``tables`` called as ``names`` has it. ``every_row``: without its
     WHERE."""
     tree = _parse_one(select.sql)
+    _quote_reserved(tree)
     if every_row:
         tree.set("where", None)
     for table in _base_tables(tree):
@@ -60,8 +62,76 @@ def to_duckdb(select: Select, names: Mapping[str, str], *, every_row: bool = Fal
     return tree.sql(dialect=DuckDB)
 
 
-def analyze(sql: str, start: int, end: int, database: str) -> Select:
-    """The query sql[start:end]; tables without a database are in ``database``. Raises DdlError."""
+_RESERVED = frozenset({"offset"})
+"""Columns of a topic whose names mean something else to DuckDB unless they are quoted."""
+
+
+def _quote_reserved(tree: exp.Expr) -> None:
+    for name in tree.find_all(exp.Identifier):
+        if name.name.lower() in _RESERVED:
+            name.set("quoted", True)
+
+
+def with_databases(select: Select) -> str:
+    """The query's text, each table with its database, so that it means the same wherever it stands."""
+    tree = _parse_one(select.sql)
+    for table in _base_tables(tree):
+        if not table.alias:
+            table.set("alias", exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
+        table.set("db", exp.to_identifier(table.db or select.database, quoted=True))
+        table.this.set("quoted", True)
+    return tree.sql(dialect=DuckDB)
+
+
+def check_expression(sql: str, start: int, end: int) -> None:
+    """Raises DdlError for an expression sql[start:end] that is none."""
+    text = sql[start:end]
+    before = "SELECT ("
+    try:
+        tree = _parse_one(f"{before}{text}\n)")
+    except (ParseError, TokenError) as error:
+        if isinstance(error, TokenError):
+            raise DdlError(f"the expression cannot be read: {error}", sql, start, len(text)) from None
+        found = _syntax_error(f"{before}{text}", 0, f"{before}{text}", error)
+        place = found.start - len(before)
+        if not found.word or not 0 <= place < len(text):
+            raise DdlError(found.reason, sql, start, len(text)) from None
+        raise DdlError(found.reason, sql, start + place, len(found.word)) from None
+    if len(tree.expressions) != 1 or any(
+        value for name, value in tree.args.items() if name not in ("expressions", "kind")
+    ):
+        raise DdlError("expected one value", sql, start, len(text))
+
+
+def computes(text: str) -> bool:
+    """Whether an expression does more than write a value down: it calls, calculates or asks."""
+    plain = (exp.Cast, exp.Neg)
+    tree = _parse_one(f"SELECT ({text}\n)")
+    return any(
+        isinstance(each, (exp.Func, exp.Binary, exp.Unary, exp.Case, exp.Query))
+        and not isinstance(each, plain)
+        for each in tree.expressions[0].this.walk()
+    )
+
+
+def _expanded(tree: exp.Expr, database: str, views: Mapping[str, str]) -> bool:
+    """Put queries in the places of the views' names; whether there were any. Views are made of tables alone: those
+    that they were made of are in them already."""
+    found = [
+        table
+        for table in _base_tables(tree)
+        if f"{table.db or database}.{table.name}" in views and table.args.get("version") is None
+    ]
+    for table in found:
+        query = _parse_one(views[f"{table.db or database}.{table.name}"])
+        alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
+        table.replace(exp.Subquery(this=query, alias=alias, joins=table.args.get("joins")))
+    return bool(found)
+
+
+def analyze(sql: str, start: int, end: int, database: str, views: Mapping[str, str] | None = None) -> Select:
+    """The query sql[start:end]; tables without a database are in ``database``. ``views``: queries (`with_databases`) by
+    ``database.name``. Raises DdlError."""
     text = sql[start:end]
     try:
         tree = _parse_one(text)
@@ -69,6 +139,9 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
         raise _syntax_error(sql, start, text, error) from None
     except TokenError as error:
         raise DdlError(f"the query cannot be read: {error}", sql, start, 1) from None
+    if views and _expanded(tree, database, views):
+        text = tree.sql(dialect=DuckDB)
+        tree = _parse_one(text)
     base_tables = _base_tables(tree)
     tables = tuple(dict.fromkeys(_qualified(table, database) for table in base_tables))
     columns_read = _columns_read(tree, base_tables, database)
@@ -94,6 +167,7 @@ def analyze(sql: str, start: int, end: int, database: str) -> Select:
         "columns_given": columns_given,
         "aggregates": () if moments else _aggregates(tree, base_tables, conditions),
         "database": database,
+        "reads_once": len(tables) == len(base_tables) and len(list(tree.find_all(exp.Query))) == 1,
     }
     if simple is None:
         return Select(text, tables, **common)

@@ -10,6 +10,7 @@ import msgspec
 from tablelayer.model.ddl.query import Select
 from tablelayer.model.ddl.tokens import DdlError
 from tablelayer.model.errors import TableError
+from tablelayer.model.schema.schema import Column
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.table.evolution import Change, evolve
 from tablelayer.model.types.values import Value
@@ -121,10 +122,33 @@ class ShowCreateTable(msgspec.Struct, frozen=True):
     path: TablePath
 
 
+class ShowColumns(msgspec.Struct, frozen=True):
+    """``like``: a pattern with % and _, None for all."""
+
+    path: TablePath
+    like: str | None = None
+
+
+class ShowTopics(msgspec.Struct, frozen=True):
+    """The plain topics; ``like`` as with `ShowTables`."""
+
+    like: str | None = None
+
+
+class ShowViews(msgspec.Struct, frozen=True):
+    like: str | None = None
+
+
 class ShowOptions(msgspec.Struct, frozen=True):
     """The options that there are; with ``path`` as a table has them."""
 
     path: TablePath | None = None
+
+
+class Expression(msgspec.Struct, frozen=True):
+    """What DuckDB has to work out, as it is written."""
+
+    sql: str
 
 
 class Insert(msgspec.Struct, frozen=True):
@@ -132,7 +156,7 @@ class Insert(msgspec.Struct, frozen=True):
 
     path: TablePath
     columns: tuple[str, ...] | None
-    rows: tuple[tuple[Value, ...], ...]
+    rows: tuple[tuple[Value | Expression, ...], ...]
 
 
 class InsertSelect(msgspec.Struct, frozen=True):
@@ -143,21 +167,85 @@ class InsertSelect(msgspec.Struct, frozen=True):
     select: Select
 
 
-class Update(msgspec.Struct, frozen=True):
-    """Set ``assignments`` in the row whose key columns equal ``key``; whether that is the whole key is not
-    known here.
+class CreateTableAs(msgspec.Struct, frozen=True):
+    """A table of a query's columns with its rows. ``columns``: those whose types are written, which are then
+    not the query's.
     """
 
     path: TablePath
-    assignments: Mapping[str, Value]
-    key: Mapping[str, Value]
+    select: Select
+    columns: tuple[Column, ...] = ()
+    primary_key: tuple[str, ...] = ()
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
+    comment: str | None = None
+    partition_keys: tuple[str, ...] = ()
+    if_not_exists: bool = False
+
+
+class CopyFrom(msgspec.Struct, frozen=True):
+    """Rows of a file into ``columns`` (None: those that the file names). ``options`` by names in small letters."""
+
+    path: TablePath
+    columns: tuple[str, ...] | None
+    file: str
+    options: Mapping[str, Value] = msgspec.field(default_factory=dict)
+
+
+class CopyTo(msgspec.Struct, frozen=True):
+    """A query's rows into a file."""
+
+    select: Select
+    file: str
+    options: Mapping[str, Value] = msgspec.field(default_factory=dict)
+
+
+class Update(msgspec.Struct, frozen=True):
+    """Set ``assignments`` in the rows that ``condition`` is true for (None: all). ``key``: what the condition says
+    columns are equal to, if it says nothing else; whether that is the whole key is not known here.
+    """
+
+    path: TablePath
+    assignments: Mapping[str, Value | Expression]
+    condition: str | None = None
+    key: Mapping[str, Value] | None = None
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Delete the row whose key columns equal ``key``; whether that is the whole key is not known here."""
+    """Delete the rows that ``condition`` is true for (None: all); ``key`` as with `Update`."""
 
     path: TablePath
-    key: Mapping[str, Value]
+    condition: str | None = None
+    key: Mapping[str, Value] | None = None
+
+
+class Truncate(msgspec.Struct, frozen=True):
+    path: TablePath
+
+
+class Explain(msgspec.Struct, frozen=True):
+    """Which way a query goes."""
+
+    select: Select
+
+
+class Summarize(msgspec.Struct, frozen=True):
+    """DuckDB's numbers about each column of a query."""
+
+    select: Select
+
+
+class CreateView(msgspec.Struct, frozen=True):
+    """A name for a query, for the rest of a session; ``sql`` names its tables with their databases."""
+
+    path: TablePath
+    sql: str
+    or_replace: bool = False
+    if_not_exists: bool = False
+
+
+class DropView(msgspec.Struct, frozen=True):
+    path: TablePath
+    if_exists: bool = False
 
 
 class Password:
@@ -250,12 +338,23 @@ Statement = (
     | DropTable
     | ShowOptions
     | ShowTables
+    | ShowColumns
+    | ShowTopics
+    | ShowViews
     | DescribeTable
     | ShowCreateTable
     | Insert
     | InsertSelect
+    | CreateTableAs
+    | CopyFrom
+    | CopyTo
     | Update
     | Delete
+    | Truncate
+    | Explain
+    | Summarize
+    | CreateView
+    | DropView
     | Grant
     | Revoke
     | ShowGrants

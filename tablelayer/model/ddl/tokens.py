@@ -23,7 +23,7 @@ _SHOWN = 200
 class DdlError(TableError):
     """A statement that cannot be understood or is not allowed.
 
-    ``line`` and ``column`` count from 1 and say where ``word`` stands ('' at the end of the text);
+    ``line`` and ``column`` count from 1 and say where ``word`` stands ('' at the end of the text), ``start`` from 0;
     ``reason`` is the sentence alone, ``message`` has the place and shows the line with the word marked, of a long
     line what is around the word.
     """
@@ -31,6 +31,7 @@ class DdlError(TableError):
     def __init__(self, reason: str, sql: str, start: int, length: int) -> None:
         start = min(start, len(sql))
         self.reason = reason
+        self.start = start
         self.word = sql[start : start + length]
         self.line = sql.count("\n", 0, start) + 1
         line_start = sql.rfind("\n", 0, start) + 1

@@ -43,9 +43,13 @@ _SYNONYMS = {
 _REFUSED = {
     "STRUCT": "use ROW<name type, ...>",
     "MULTISET": "use MAP<type, INT>, from value to how often it is there",
-    "VARCHAR": "use STRING, or CHAR(n) to limit the length",
-    "VARBINARY": "use BYTES, or BINARY(n) for exactly n bytes",
 }
+_OF_ANY_LENGTH = {
+    "VARCHAR": ("STRING", "use STRING, or CHAR(n) to limit the length"),
+    "VARBINARY": ("BYTES", "use BYTES, or BINARY(n) for exactly n bytes"),
+}
+_LENGTH_MAX = 2**31 - 1
+"""What Flink writes for a length that nothing limits."""
 _CONTINUATIONS = (("PRECISION",), ("WITH", "LOCAL", "TIME", "ZONE"), ("WITHOUT", "TIME", "ZONE"))
 _LENGTH_KINDS = frozenset({TypeKind.CHAR, TypeKind.BINARY})
 _FRACTION_KINDS = frozenset({TypeKind.TIME, TypeKind.TIMESTAMP, TypeKind.TIMESTAMP_LTZ})
@@ -234,6 +238,11 @@ class _Reader:
         name = " ".join((word, *(continued or self.continuation())))
         name = _SYNONYMS.get(name, name)
         written = self.text[start : self.position].strip()
+        if name in _OF_ANY_LENGTH:
+            name, otherwise = _OF_ANY_LENGTH[name]
+            if parameters not in ([], [_LENGTH_MAX]):
+                raise self.error(f"type {written}: {otherwise}", match)
+            return DataType(TypeKind(name))
         if name not in TypeKind.__members__:
             known = " ".join(kind.value for kind in TypeKind)
             raise self.error(f"type {written} is not known; the types are {known}", match)

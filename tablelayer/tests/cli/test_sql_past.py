@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tablelayer.cli.select import run_select
 from tablelayer.client import connect
 from tablelayer.model.ddl import parse
+from tablelayer.sql.select import run_select
 
 _numbers = itertools.count()
 
@@ -53,7 +53,7 @@ def test_a_condition_on_the_first_key_column_reads_a_range(table, monkeypatch):
     def check(condition, holds, at_most):
         calls.clear()
         (statement,) = parse(f"SELECT a, b, v FROM {name} AS t WHERE {condition} ORDER BY a, b", "default")
-        rows = run_select(connection, statement).to_pylist()
+        rows = run_select(connection, statement).read_all().to_pylist()
         assert rows == sorted(filter(holds, everything), key=lambda row: (row["a"], row["b"]))
         assert len(calls) == (at_most is not None)
         assert all(len(rows) <= read <= at_most for _, read in calls)

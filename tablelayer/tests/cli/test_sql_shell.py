@@ -5,16 +5,21 @@ import itertools
 import json
 import time
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tablelayer.cli import progress
-from tablelayer.cli.completion import Completer, Names, candidates
-from tablelayer.cli.select import run_select
+from tablelayer.cli.completion import Names, candidates
 from tablelayer.client import connect
 from tablelayer.model.ddl import parse
+from tablelayer.sql.select import of_duckdb, run_select
 
 _numbers = itertools.count()
+
+
+def rows_of(answer):
+    return answer.read_all() if isinstance(answer, pa.RecordBatchReader) else answer
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +64,9 @@ def test_extremes_are_the_server_s_and_look_as_duckdb_s(shop, monkeypatch, query
     (select,) = parse(query, database)
     assert select.aggregates
     before = connection.metrics().rows_scanned
-    answer = run_select(connection, select)
+    answer = rows_of(run_select(connection, select))
     assert connection.metrics().rows_scanned == before
-    from tablelayer.cli import select as module
-
-    expected = module._in_duckdb(connection, select)
+    expected = rows_of(of_duckdb(connection, select).run())
     assert answer.schema == expected.schema
     assert str(answer.to_pylist()) == str(expected.to_pylist())
 
@@ -83,11 +86,11 @@ def test_extremes_are_the_server_s_and_look_as_duckdb_s(shop, monkeypatch, query
 def test_anything_else_is_duckdb_s(shop, query):
     connection, database = shop
     (select,) = parse(query, database)
-    from tablelayer.cli import select as module
-
-    found = run_select(connection, select).to_pylist()
+    found = rows_of(run_select(connection, select)).to_pylist()
     # Groups come in the order in which the rows did, which is another one each time.
-    assert sorted(map(str, found)) == sorted(map(str, module._in_duckdb(connection, select).to_pylist()))
+    assert sorted(map(str, found)) == sorted(
+        map(str, rows_of(of_duckdb(connection, select).run()).to_pylist())
+    )
 
 
 def test_a_query_sends_only_the_columns_and_rows_that_it_needs(shop):
@@ -96,7 +99,7 @@ def test_a_query_sends_only_the_columns_and_rows_that_it_needs(shop):
     def received(query):
         before = sum(each.bytes_received for each in connection.metrics().requests.values())
         (select,) = parse(query, database)
-        run_select(connection, select)
+        rows_of(run_select(connection, select))
         return sum(each.bytes_received for each in connection.metrics().requests.values()) - before
 
     whole = received("SELECT * FROM log ORDER BY id")
@@ -152,8 +155,9 @@ def test_the_tab_key_knows_words_databases_tables_and_columns(shop):
     assert offered(f"SELECT * FROM {database}.log WHERE pri")[0] == "price"
     assert "name" in offered("SELECT k, n FROM item WHERE n")
     assert offered("INSERT INTO item (k, na") == ["name"]
-    completer = Completer(names, lambda: "DESCRIBE ", lambda: database)
-    assert [completer("", 0), completer("it", 0), completer("it", 1)][1:] == ["item", None]
+    assert "price" in candidates("SELECT ", "pr", database, names, " FROM log")
+    assert candidates("SELECT i.k, ", "l.pri", database, names, " FROM item i, log AS l") == ["l.price"]
+    assert candidates("SELECT ", "item.na", database, names, f" FROM {database}.item") == ["item.name"]
     names.forget()
     connection.execute(f"CREATE TABLE {database}.items_new (k INT)")
     assert offered("SELECT * FROM items") == ["items_new"]

@@ -14,7 +14,6 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.model.ddl.render import create_table_sql
 from tablelayer.model.errors import TableError
@@ -22,6 +21,7 @@ from tablelayer.model.json.rows import json_to_rows, rows_to_json
 from tablelayer.model.schema.schema import Column, Schema
 from tablelayer.model.table.definition import TableDefinition, TablePath
 from tablelayer.model.types.column_types import INT, DataType, TypeKind
+from tablelayer.sql.session import Session
 from tablelayer.tests.model.random_rows import array_of, nested_types, values_of
 
 _numbers = itertools.count()

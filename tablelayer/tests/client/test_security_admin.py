@@ -11,10 +11,10 @@ import pytest
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest, DeleteAclsResponse
-from tablelayer.cli.sql import Session
 from tablelayer.client import Connection, connect
 from tablelayer.client.admin.security import GrantListing
 from tablelayer.model.table.definition import TablePath
+from tablelayer.sql.session import Session
 from tablelayer.tests.client.conftest import BrokerThread
 
 SECURED = {

@@ -20,7 +20,6 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 
-from tablelayer.cli.sql import Session
 from tablelayer.client import Connection, connect
 from tablelayer.lake.adapter import LakeError, LakeState, RoundLostError
 from tablelayer.lake.iceberg import IcebergTable
@@ -30,6 +29,7 @@ from tablelayer.lake.union_read import union_read
 from tablelayer.lake.union_scan import union_scan
 from tablelayer.model.table.definition import TableDefinition
 from tablelayer.model.types.column_types import BIGINT, INT, STRING
+from tablelayer.sql.session import Session
 from tablelayer.tests.lake.rest_catalog import Json, RestCatalog, rest_catalog
 from tablelayer.tests.lake.test_columns import alter
 from tablelayer.tests.lake.test_tiering import AFTER, DELETE, INSERT, World, definition, fill, row

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.lake.adapter import LakeError
 from tablelayer.lake.catalogs import lake_catalog
@@ -18,6 +17,7 @@ from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import lake_then_stream, union_read
 from tablelayer.lake.union_scan import lake_snapshots, union_scan
 from tablelayer.model.lake.offsets import PartitionBucket
+from tablelayer.sql.session import Session
 from tablelayer.tests.lake.paimon_world import rows_by_paimon
 from tablelayer.tests.spark.spark_tables import read_available
 

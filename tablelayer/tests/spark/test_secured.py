@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from broker.testing.certificates import identity
-from tablelayer.cli.sql import Session
 from tablelayer.client import ConnectionSettings, connect
 from tablelayer.lake.change_source import TableChanges
 from tablelayer.spark.builder import create_view, table
 from tablelayer.spark.delta_joins import delta_join
 from tablelayer.spark.lookups import lookup_join
+from tablelayer.sql.session import Session
 from tablelayer.tests.spark.spark_tables import Server
 
 pytestmark = [

@@ -15,7 +15,6 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.lake.catalogs import tiered_table
 from tablelayer.lake.change_source import TableChanges
@@ -24,6 +23,7 @@ from tablelayer.lake.tiering_job import run_tiering
 from tablelayer.lake.union_read import union_read
 from tablelayer.lake.union_scan import union_scan
 from tablelayer.model.types.column_types import BIGINT, INT, STRING
+from tablelayer.sql.session import Session
 from tablelayer.tests.spark.spark_tables import create
 
 pytestmark = [

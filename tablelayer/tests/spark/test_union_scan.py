@@ -15,15 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tablelayer.cli import select
-from tablelayer.cli.errors import CommandError
-from tablelayer.cli.sql import Session
 from tablelayer.client import Connection
 from tablelayer.lake import union_scan as module
 from tablelayer.lake.adapter import LakeError, LakeState
 from tablelayer.lake.union_scan import union_scan
 from tablelayer.model.schema.schema import Column
 from tablelayer.model.types.column_types import BIGINT, INT, STRING
+from tablelayer.sql import select
+from tablelayer.sql.errors import SqlError
+from tablelayer.sql.session import Session
 from tablelayer.tests.lake.in_memory import tiered_into
 from tablelayer.tests.spark.spark_tables import create
 
@@ -173,5 +173,5 @@ def test_sql_finds_in_the_lake_what_has_left_the_log(client: Connection) -> None
             ]
         assert answer(f'SELECT max(id), count(name) FROM "{name}$lake"') == [(9, 5)]
         assert answer(f"SELECT count(*) FROM {name}") == [(15,)], "the log has all"
-        with pytest.raises(CommandError, match="name the table itself"):
+        with pytest.raises(SqlError, match="name the table itself"):
             answer(f"SELECT * FROM \"{name}$lake\" FOR VERSION AS OF '0:1,1:1'")

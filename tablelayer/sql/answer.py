@@ -15,7 +15,7 @@ class Answer:
     Rows may still be arriving: whoever takes `batches` has them once, and whoever asks for `rows` waits for all.
     """
 
-    __slots__ = ("_given", "definition", "is_code", "text")
+    __slots__ = ("_given", "definition", "is_code", "row_count", "text")
 
     def __init__(
         self,
@@ -24,11 +24,14 @@ class Answer:
         text: str | None = None,
         *,
         is_code: bool = False,
+        row_count: int | None = None,
     ) -> None:
         self._given = rows
         self.definition = definition
         self.text = text
         self.is_code = is_code
+        self.row_count = row_count
+        """How many rows were written, changed or deleted, if that is what the statement does."""
 
     @property
     def schema(self) -> pa.Schema | None:

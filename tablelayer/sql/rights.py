@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tablelayer.cli.answer import Answer
 from tablelayer.client.blocking import SecurityAdmin
 from tablelayer.model.ddl import AlterUser, CreateUser, DropUser, Grant, Revoke, ShowGrants, ShowUsers
 from tablelayer.model.table.definition import TablePath
+from tablelayer.sql.answer import Answer
 
 RightsStatement = Grant | Revoke | ShowGrants | CreateUser | AlterUser | DropUser | ShowUsers
 

@@ -1,0 +1,164 @@
+"""Queries in DuckDB, over rows that the server sends.
+
+A query is bound to its tables' columns before anything is read, so that a wrong name costs nothing and is answered with
+the near ones of the tables. A table that is gone through once comes as a stream, and so does the answer: neither has
+to fit into memory, but what DuckDB must hold to answer. What comes from the lake goes through a temporary table. What
+DuckDB spills is in a temporary folder, which it makes when it needs it and takes away with the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from tablelayer.model.ddl import Select
+from tablelayer.sql.errors import SqlError, near
+from tablelayer.sql.sources import Source
+
+_BATCH_ROWS = 20_000
+_UNKNOWN_COLUMN = (
+    re.compile(r'Referenced column "(?P<column>[^"]+)" not found'),
+    re.compile(r'(?:Table|Values list) "(?P<table>[^"]+)" does not have a column named "(?P<column>[^"]+)"'),
+    re.compile(r'Referenced table "(?P<table>[^"]+)" not found'),
+)
+
+
+def connect(*, files: bool = True) -> Any:
+    """A DuckDB of its own, in UTC, that knows nothing of this process's variables. `files`: whether its statements may
+    read and write files of this machine, and ask other machines."""
+    import duckdb
+
+    database = duckdb.connect()
+    database.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
+    folder = os.path.join(tempfile.gettempdir(), f"headrace-sql-{uuid4().hex}")
+    database.execute("SET temp_directory = $folder", {"folder": folder})
+    if not files:
+        database.execute("SET enable_external_access = false; SET lock_configuration = true")
+    return database
+
+
+class Engine:
+    """One query over `sources`, by the names that it has for them. `before` stands before the query: SUMMARIZE."""
+
+    def __init__(
+        self, select: Select, sources: Mapping[str, Source], *, files: bool = True, before: str = ""
+    ) -> None:
+        from tablelayer.model.ddl.select import to_duckdb
+
+        self._sources = sources
+        self._names = {name: f"table_{index}" for index, name in enumerate(sources)}
+        self._sql = before + to_duckdb(select, self._names)
+        self._reads_once = select.reads_once
+        self._files = files
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows as they come. Raises SqlError for what DuckDB refuses; so does the reader, whose reading raises what
+        the sources raise, too."""
+        import duckdb
+
+        arriving: dict[str, Arriving] = {}
+        database = connect(files=self._files)
+        try:
+            self._bind(database)
+            for name, source in self._sources.items():
+                arriving[name] = self._register(database, name, source)
+            relation = database.sql(self._sql)
+            reader = relation.to_arrow_reader(_BATCH_ROWS)
+        except duckdb.Error as error:
+            database.close()
+            raise self._said(error, arriving.values()) from error
+        except BaseException:
+            database.close()
+            raise
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from reader
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                raise self._said(error, arriving.values()) from error
+            finally:
+                database.close()
+
+        return pa.RecordBatchReader.from_batches(reader.schema, rows())
+
+    def _bind(self, database: Any) -> None:
+        """Raises DuckDB's errors for a query that makes no sense with these columns."""
+        schemas = {name: source.schema for name, source in self._sources.items()}
+        if not schemas or any(schema is None for schema in schemas.values()):
+            return
+        for name, schema in schemas.items():
+            assert schema is not None
+            database.register(self._names[name], schema.empty_table())
+        _ = database.sql(self._sql).columns
+        for name in schemas:
+            database.unregister(self._names[name])
+
+    def _register(self, database: Any, name: str, source: Source) -> Arriving:
+        if self._reads_once and source.batches is not None:
+            arriving = Arriving(*source.batches())
+            database.register(self._names[name], arriving.reader)
+            return arriving
+        rows = source.read()
+        if isinstance(rows, pa.Table):
+            database.register(self._names[name], rows)
+            return Arriving(rows.schema, ())
+        arriving = Arriving(rows.schema, rows)
+        database.register("arriving", arriving.reader)
+        database.execute(f"CREATE TEMP TABLE {self._names[name]} AS SELECT * FROM arriving")
+        database.unregister("arriving")
+        return arriving
+
+    def _said(self, error: Exception, arriving: Iterable[Arriving]) -> Exception:
+        for each in arriving:
+            if each.error is not None:
+                return each.error
+        text = str(error)
+        unknown = self._unknown(text)
+        if unknown is not None:
+            return SqlError(unknown)
+        for table, name in self._names.items():
+            text = text.replace(name, table)
+        return SqlError(text)
+
+    def _unknown(self, text: str) -> str | None:
+        """What to say of a name that there is not."""
+        for pattern in _UNKNOWN_COLUMN:
+            found = pattern.search(text)
+            if found is None:
+                continue
+            if "column" not in pattern.groupindex:
+                return f"there is no table '{found['table']}' in this query"
+            name = found["column"]
+            schemas = {
+                table: source.schema.names
+                for table, source in self._sources.items()
+                if source.schema is not None
+            }
+            if not schemas:
+                return None
+            every = [column for columns in schemas.values() for column in columns]
+            where = " and ".join(schemas)
+            listed = "\n".join(f"{table} has {', '.join(columns)}" for table, columns in schemas.items())
+            return f"there is no column '{name}' in {where}{near(name, every)}\n{listed}"
+        return None
+
+
+class Arriving:
+    """Batches as a reader for DuckDB; `error` is what their source raised, which DuckDB tells in its own words."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        self.error: Exception | None = None
+        self.reader = pa.RecordBatchReader.from_batches(schema, self._keeping(batches))
+
+    def _keeping(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except Exception as error:
+            self.error = error
+            raise

@@ -1,0 +1,288 @@
+"""Carrying out SQL statements over the table client.
+
+Definitions go to the server as they are; a SELECT goes the cheapest way that answers it (`tablelayer.sql.select`); what
+changes rows is in `tablelayer.sql.writes`, files in `tablelayer.sql.files`. A session has a current database and views,
+which are names for queries and are gone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tablelayer.client import Connection
+from tablelayer.client.admin.ddl import define
+from tablelayer.model.ddl import (
+    AlterUser,
+    CopyFrom,
+    CopyTo,
+    CreateTableAs,
+    CreateUser,
+    CreateView,
+    Delete,
+    DescribeDatabase,
+    DescribeTable,
+    DropUser,
+    DropView,
+    Explain,
+    Grant,
+    Insert,
+    InsertSelect,
+    Revoke,
+    Select,
+    ShowColumns,
+    ShowCreateDatabase,
+    ShowCreateTable,
+    ShowDatabases,
+    ShowGrants,
+    ShowOptions,
+    ShowPartitions,
+    ShowTables,
+    ShowTopics,
+    ShowUsers,
+    ShowViews,
+    Statement,
+    Summarize,
+    Truncate,
+    Update,
+    UseDatabase,
+    create_database_sql,
+    create_table_sql,
+    parse,
+)
+from tablelayer.model.errors import TableError, TableErrorCode
+from tablelayer.model.options.table_options import DECLARED
+from tablelayer.sql.answer import Answer
+from tablelayer.sql.catalog import columns_of
+from tablelayer.sql.files import copy_from, copy_to
+from tablelayer.sql.rights import run_rights
+from tablelayer.sql.select import of_duckdb, plan
+from tablelayer.sql.sources import Known
+from tablelayer.sql.writes import Writes, count_text
+
+
+class Session:
+    """Statements one after the other, with a current database. `files`: whether they may read and write files of this
+    machine."""
+
+    def __init__(self, connection: Connection, database: str = "default", *, files: bool = True) -> None:
+        self._connection = connection
+        self._files = files
+        self._writes = Writes(connection, self._query, self._analyze, files=files)
+        self.database = database
+        self.views: dict[str, str] = {}
+
+    def run(self, sql: str) -> Iterator[Answer]:
+        """Carry out the statements of a text, each when its answer is asked for.
+
+        Nothing has been done if the text cannot be understood (DdlError).
+        """
+        for statement in parse(sql, self.database, self.views):
+            yield self._run(statement)
+
+    def _run(self, statement: Statement) -> Answer:
+        carry_out = _CARRIED_OUT.get(type(statement))
+        if carry_out is not None:
+            return carry_out(self, statement)
+        done = define(self._connection.admin, statement)
+        if done is not None:
+            return Answer(text=done)
+        if isinstance(statement, (Grant, Revoke, ShowGrants, CreateUser, AlterUser, DropUser, ShowUsers)):
+            return run_rights(self._connection.security, statement)
+        raise AssertionError(f"a statement of no known kind: {statement!r}")
+
+    # -- queries
+
+    def _known(self) -> Known:
+        return Known(self.views)
+
+    def _analyze(self, sql: str) -> Select:
+        (select,) = parse(sql, self.database, self.views)
+        assert isinstance(select, Select)
+        return select
+
+    def _query(self, select: Select) -> Answer:
+        return Answer(rows=plan(self._connection, select, self._known(), files=self._files).run())
+
+    def _explain(self, statement: Explain) -> Answer:
+        found = plan(self._connection, statement.select, self._known(), files=self._files)
+        rows = [(step.reads, step.way, step.columns, step.filter) for step in found.steps]
+        if found.in_duckdb:
+            rows.append(("", "DuckDB", "", ""))
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 4
+        names = ("reads", "way", "columns", "rows where")
+        return Answer(rows=_texts(dict(zip(names, columns, strict=True))))
+
+    def _summarize(self, statement: Summarize) -> Answer:
+        found = of_duckdb(
+            self._connection, statement.select, self._known(), files=self._files, before="SUMMARIZE "
+        )
+        return Answer(rows=found.run())
+
+    def _create_view(self, statement: CreateView) -> Answer:
+        name = str(statement.path)
+        if name in self.views and not statement.or_replace:
+            if statement.if_not_exists:
+                return Answer(text=f"view {name} is there")
+            raise TableError(
+                TableErrorCode.TABLE_EXISTS, f"view {name} exists already: CREATE OR REPLACE VIEW"
+            )
+        if self._connection.admin.table_exists(statement.path):
+            raise TableError(TableErrorCode.TABLE_EXISTS, f"{name} is a table")
+        self.views[name] = statement.sql
+        return Answer(text=f"view {name} is there until this session ends")
+
+    def _drop_view(self, statement: DropView) -> Answer:
+        name = str(statement.path)
+        if self.views.pop(name, None) is None and not statement.if_exists:
+            raise TableError(TableErrorCode.TABLE_NOT_FOUND, f"view {name} does not exist")
+        return Answer(text=f"view {name} is gone")
+
+    # -- changes
+
+    def _written(self, work: Callable[[], int], verb: str) -> Answer:
+        began = perf_counter()
+        rows = work()
+        return Answer(text=count_text(rows, verb, perf_counter() - began), row_count=rows)
+
+    def _create_table_as(self, statement: CreateTableAs) -> Answer:
+        began = perf_counter()
+        rows = self._writes.create(statement)
+        if rows is None:
+            return Answer(text=f"table {statement.path} is there")
+        told = count_text(rows, "written", perf_counter() - began)
+        return Answer(text=f"table {statement.path} is there, {told}", row_count=rows)
+
+    def _copy_from(self, statement: CopyFrom) -> Answer:
+        return self._written(
+            lambda: copy_from(self._connection, self._writes, statement, files=self._files), "written"
+        )
+
+    def _copy_to(self, statement: CopyTo) -> Answer:
+        answer = self._query(statement.select)
+        return self._written(
+            lambda: copy_to(answer, statement, files=self._files), f"written to {statement.file}"
+        )
+
+    # -- names
+
+    def _show_tables(self, statement: ShowTables) -> Answer:
+        return _names("table", self._connection.admin.list_tables(statement.database), statement.like)
+
+    def _show_topics(self, statement: ShowTopics) -> Answer:
+        """The plain ones, without those of tables and those that Kafka keeps for itself."""
+        tables = {
+            f"{database}.{table}"
+            for database in self._connection.admin.list_databases()
+            for table in self._connection.admin.list_tables(database)
+        }
+        topics = [
+            topic.name
+            for topic in self._connection.kafka.list_topics()
+            if not topic.is_internal and ".".join(topic.name.split(".")[:2]) not in tables
+        ]
+        return _names("topic", topics, statement.like)
+
+    def _show_create_database(self, statement: ShowCreateDatabase) -> Answer:
+        known = self._connection.admin.describe_database(statement.name)
+        return Answer(text=create_database_sql(known.name, known.comment, known.properties), is_code=True)
+
+    def _partitions(self, statement: ShowPartitions) -> Answer:
+        """A row for each: its values, its name (which is also the end of its topic's), its buckets."""
+        admin = self._connection.admin
+        definition = admin.describe_table(statement.path)
+        found = admin.list_partitions(statement.path, statement.spec)
+        columns: dict[str, pa.Array] = {
+            key: pa.array([each.values[position] for each in found], pa.string())
+            for position, key in enumerate(definition.partition_keys)
+        }
+        columns["topic"] = pa.array([f"{statement.path}.{each.name}" for each in found], pa.string())
+        columns["buckets"] = pa.array([each.bucket_count for each in found], pa.int32())
+        return Answer(rows=pa.table(list(columns.values()), names=list(columns)))
+
+    def _options(self, statement: ShowOptions) -> Answer:
+        """All options; of a table with the values that it has."""
+        given: Mapping[str, str] = {}
+        value = "default"
+        if statement.path is not None:
+            given, value = self._connection.admin.describe_table(statement.path).options, "value"
+        listed = [
+            (each.name, given.get(each.name, each.default_text), "yes" if each.alterable else "no", each.doc)
+            for each in DECLARED.values()
+        ]
+        others = [(name, text, "yes", "Kafka's topic configuration.") for name, text in given.items()
+                  if name not in DECLARED]  # fmt: skip
+        columns = list(zip(*sorted([*listed, *others]), strict=True))
+        names = ("option", value, "alterable", "what it does")
+        return Answer(
+            rows=pa.table({n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)})
+        )
+
+    def _describe_database(self, statement: DescribeDatabase) -> Answer:
+        known = self._connection.admin.describe_database(statement.name)
+        pairs = [("name", known.name), ("tables", str(known.table_count))]
+        if known.comment is not None:
+            pairs.append(("comment", known.comment))
+        pairs += [(f"'{key}'", value) for key, value in known.properties.items()]
+        keys, values = zip(*pairs, strict=True)
+        return Answer(
+            rows=pa.table({"property": pa.array(keys, pa.string()), "value": pa.array(values, pa.string())})
+        )
+
+    def _use(self, statement: UseDatabase) -> Answer:
+        name = statement.name
+        if name not in self._connection.admin.list_databases():
+            raise TableError(TableErrorCode.DATABASE_NOT_FOUND, f"there is no database '{name}'")
+        self.database = name
+        return Answer(text=f"using database {name}")
+
+
+_CARRIED_OUT: dict[type, Callable[[Session, Any], Answer]] = {
+    UseDatabase: Session._use,
+    ShowDatabases: lambda self, it: _names("database", self._connection.admin.list_databases(), it.like),
+    ShowTables: Session._show_tables,
+    ShowTopics: Session._show_topics,
+    ShowViews: lambda self, it: _names("view", sorted(self.views), it.like),
+    ShowPartitions: Session._partitions,
+    ShowOptions: Session._options,
+    ShowColumns: lambda self, it: Answer(
+        rows=_like(columns_of(self._connection.admin.describe_table(it.path)), "column", it.like)
+    ),
+    DescribeDatabase: Session._describe_database,
+    ShowCreateDatabase: Session._show_create_database,
+    DescribeTable: lambda self, it: Answer(definition=self._connection.admin.describe_table(it.path)),
+    ShowCreateTable: lambda self, it: Answer(
+        text=create_table_sql(self._connection.admin.describe_table(it.path)), is_code=True
+    ),
+    Select: Session._query,
+    Explain: Session._explain,
+    Summarize: Session._summarize,
+    CreateView: Session._create_view,
+    DropView: Session._drop_view,
+    CreateTableAs: Session._create_table_as,
+    Insert: lambda self, it: self._written(lambda: self._writes.insert(it), "written"),
+    InsertSelect: lambda self, it: self._written(lambda: self._writes.insert_select(it), "written"),
+    CopyFrom: Session._copy_from,
+    CopyTo: Session._copy_to,
+    Update: lambda self, it: self._written(lambda: self._writes.update(it), "updated"),
+    Delete: lambda self, it: self._written(lambda: self._writes.delete(it), "deleted"),
+    Truncate: lambda self, it: self._written(lambda: self._writes.truncate(it), "deleted"),
+}
+
+
+def _texts(columns: Mapping[str, Any]) -> pa.Table:
+    return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+
+
+def _names(heading: str, names: list[str], like: str | None) -> Answer:
+    """Names as rows."""
+    return Answer(rows=_like(_texts({heading: names}), heading, like))
+
+
+def _like(rows: pa.Table, column: str, like: str | None) -> pa.Table:
+    """Those whose name is like SQL's pattern: % any characters, _ one."""
+    return rows if like is None else rows.filter(pc.match_like(rows.column(column), like))

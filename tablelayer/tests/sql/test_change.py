@@ -1,0 +1,104 @@
+"""UPDATE and DELETE of rows that any condition is true for, and TRUNCATE."""
+
+import pytest
+
+from protocol.errors import KafkaError
+from tablelayer.client import DataError, Table, TableError
+from tablelayer.model.ddl import DdlError
+from tablelayer.sql.errors import SqlError
+
+
+@pytest.fixture
+def item(sql):
+    sql(
+        "CREATE TABLE item (k INT, name STRING, price DECIMAL(8, 2), n INT NOT NULL, at TIMESTAMP(3),"
+        " PRIMARY KEY (k) NOT ENFORCED) WITH ('bucket.num' = '2');"
+        "INSERT INTO item SELECT range, 'n' || range, range + 0.25, range % 3, NULL FROM range(10)"
+    )
+    return sql
+
+
+def test_update_sets_what_is_worked_out_of_each_row_and_nothing_else(item):
+    sql = item
+    assert (
+        sql("UPDATE item SET price = price * 2, name = 'dear' WHERE price > 5 AND n <> 0") == "3 rows updated"
+    )
+    assert sql("SELECT k, name, CAST(price AS STRING) AS p FROM item WHERE name = 'dear' ORDER BY k") == [
+        {"k": k, "name": "dear", "p": f"{2 * k}.50"} for k in (5, 7, 8)
+    ]
+    assert sql("UPDATE item SET at = now(), n = n + 1 WHERE length(name) = 2") == "7 rows updated"
+    assert sql("SELECT count(at) AS c, sum(n) AS s FROM item") == [{"c": 7, "s": 9 + 7}]
+    sql("CREATE TABLE other (k INT, x INT); INSERT INTO other VALUES (1, 70), (2, 80)")
+    told = sql(
+        "UPDATE item SET n = (SELECT max(x) FROM other o WHERE o.k = item.k) WHERE k IN (SELECT k FROM other)"
+    )
+    assert told == "2 rows updated"
+    assert sql("SELECT n FROM item WHERE k IN (1, 2) ORDER BY k") == [{"n": 70}, {"n": 80}]
+    assert sql("UPDATE item SET name = NULL") == "10 rows updated"
+    assert sql("UPDATE item SET name = 'x' WHERE k > 100") == "0 rows updated"
+    changes = sql("SELECT count(*) AS c FROM \"item$changelog\" WHERE _change_type = '+U'")
+    assert changes == [{"c": 3 + 7 + 2 + 10}]
+
+
+def test_an_update_writes_only_the_columns_that_it_sets(item, monkeypatch):
+    """What somebody writes between the reading and the writing is kept, and a row that is gone stays so."""
+    sql, handle = item, item.connection.table(f"{item.database}.item")
+    write = Table.partial
+
+    def late(self, rows, columns, **options):
+        monkeypatch.setattr(Table, "partial", write)
+        handle.partial([{"k": 1, "price": "99.00"}], ["k", "price"], only_existing=True)
+        handle.delete([2])
+        return write(self, rows, columns, **options)
+
+    monkeypatch.setattr(Table, "partial", late)
+    sql("UPDATE item SET name = upper(name) || price::VARCHAR WHERE k < 3")
+    assert sql("SELECT k, name, CAST(price AS STRING) AS p FROM item WHERE k < 3 ORDER BY k") == [
+        {"k": 0, "name": "N00.25", "p": "0.25"}, {"k": 1, "name": "N11.25", "p": "99.00"},
+    ]  # fmt: skip
+
+
+def test_delete_by_any_condition_and_truncate(item):
+    sql = item
+    assert sql("DELETE FROM item WHERE n = 1 OR price > 8.5") == "4 rows deleted"
+    assert [row["k"] for row in sql("SELECT k FROM item ORDER BY k")] == [0, 2, 3, 5, 6, 8]
+    assert sql("DELETE FROM item WHERE k = NULL") == "0 rows deleted"
+    assert sql("TRUNCATE TABLE item") == "6 rows deleted"
+    assert sql("SELECT count(*) AS c FROM item") == [{"c": 0}]
+    assert sql("SELECT count(*) AS c FROM \"item$changelog\" WHERE _change_type = '-D'") == [{"c": 10}]
+    sql("INSERT INTO item (k, n) VALUES (1, 1), (2, 2)")
+    assert sql("DELETE FROM item") == "2 rows deleted"
+    sql("CREATE TABLE log (a INT, day STRING) PARTITIONED BY (day) WITH ('bucket.num' = '2')")
+    sql("INSERT INTO log SELECT range, 'd' || range % 2 FROM range(9)")
+    assert sql("TRUNCATE log") == "9 rows deleted"
+    assert sql("SELECT count(*) AS c FROM log; SELECT * FROM log") == []
+    sql("INSERT INTO log VALUES (1, 'd1')")
+    assert sql("SELECT * FROM log") == [{"a": 1, "day": "d1"}]
+    with pytest.raises(KafkaError, match="POLICY_VIOLATION"):
+        sql.connection.kafka.delete_records(f"{sql.database}.item", {0: 1})
+    sql("CREATE TABLE tiered (a INT) WITH ('table.datalake.enabled' = 'true'); INSERT INTO tiered VALUES (1)")
+    with pytest.raises(TableError, match="what is in the lake stays"):
+        sql("TRUNCATE tiered")
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "complaint"),
+    [
+        ("UPDATE item SET k = k + 1", TableError, "cannot change the primary key"),
+        ("UPDATE item SET nam = 'x' WHERE n = 1", TableError, "there is no column 'nam'"),
+        ("UPDATE item SET n = NULL WHERE n = 1", DataError, "NOT NULL"),
+        ("UPDATE item SET n = NULLIF(n, 1)", DataError, "NOT NULL"),
+        ("UPDATE item SET n = prices + 1", SqlError, "no column 'prices' in .*; did you mean price?"),
+        ("UPDATE item SET n = 'x' || name", SqlError, "Could not convert string 'xn"),
+        ("UPDATE item SET n = 1 WHERE nn = 2", SqlError, "there is no column 'nn'"),
+        ("UPDATE item SET n = (1", DdlError, "something is missing|Expecting"),
+        ("UPDATE log SET a = a + 1", TableError, "log table"),
+        ("DELETE FROM log WHERE a > 1", TableError, "log table"),
+    ],
+)
+def test_a_change_that_makes_no_sense_changes_nothing(item, text, error, complaint):
+    item("CREATE TABLE log (a INT)")
+    before = item("SELECT * FROM item ORDER BY k")
+    with pytest.raises(error, match=complaint):
+        item(text)
+    assert item("SELECT * FROM item ORDER BY k") == before
