@@ -7,6 +7,7 @@ no array is made for a column, which is what few rows cost. Nested columns are l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -105,11 +106,10 @@ def _laid_out(values: Sequence[bytes | None]) -> tuple[Bytes, Indices, Indices]:
         if valid is not None:
             lengths[~valid] = -1
     else:
-        joined = b"".join([value for value in values if value is not None])
-        data = np.frombuffer(joined, np.uint8)
-        lengths = np.array([-1 if value is None else len(value) for value in values], np.int64)
-        sizes = np.maximum(lengths, 0)
-        begins = np.cumsum(sizes) - sizes
+        there = [value or b"" for value in values]
+        data = np.frombuffer(b"".join(there), np.uint8)
+        sizes = [-1 if value is None else len(value) for value in values]
+        begins, lengths = np.array([[0, *accumulate(map(len, there))][:-1], sizes], np.int64)
     return data if len(data) else _NO_BYTES, begins, lengths
 
 

@@ -112,6 +112,7 @@ class Schema:
     primary_key: tuple[str, ...] = ()
     _by_name: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _arrow: pa.Schema = field(init=False, repr=False, compare=False)
+    _key_arrow: dict[int, pa.Schema] = field(init=False, repr=False, compare=False)
     row_cost: RowCost = field(init=False, repr=False, compare=False)
     """What a row takes in Arrow's form."""
 
@@ -121,6 +122,7 @@ class Schema:
         _validate(self)
         object.__setattr__(self, "_by_name", {column.name: i for i, column in enumerate(self.columns)})
         object.__setattr__(self, "_arrow", pa.schema([column.field() for column in self.columns]))
+        object.__setattr__(self, "_key_arrow", {})
         object.__setattr__(self, "row_cost", RowCost.of(self.columns))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,6 +147,15 @@ class Schema:
     def arrow(self) -> pa.Schema:
         """The Arrow schema of this schema's rows, columns in order."""
         return self._arrow
+
+    def key_arrow(self, length: int) -> pa.Schema:
+        """That of the first so many columns of the primary key; the same one each time, which is cheaper to check rows
+        against."""
+        known = self._key_arrow.get(length)
+        if known is None:
+            known = pa.schema([column.field() for column in self.select(self.primary_key[:length])])
+            self._key_arrow[length] = known
+        return known
 
     def __contains__(self, name: object) -> bool:
         return name in self._by_name

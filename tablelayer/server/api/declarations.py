@@ -128,6 +128,7 @@ class TableApis:
                 lambda by: by.read.lookup,
                 within(topic=(Operation.READ, Operation.WRITE)),
                 charged=Quota.CONSUMER,
+                at_once=lambda by: by.read.lookup_at_once,
             ),
             declare(
                 m.PrefixLookupRequest,
@@ -285,7 +286,11 @@ class TableApis:
         *,
         cancel_on_disconnect: bool = False,
         charged: Quota | None = None,
+        at_once: Callable[[Handlers], Callable[[RequestContext, Request], Response | None]] | None = None,
     ) -> ApiDeclaration:
+        """`at_once` is asked first, and gives None for what has to wait: most requests cost a task and turns of the
+        event loop."""
+
         async def answer(context: RequestContext, asked: Request) -> Response | None:
             handlers = self._handlers
             if handlers is None:
@@ -301,6 +306,13 @@ class TableApis:
             except TableError as error:
                 return response(error_code=int(error.code), error_message=error.message)
 
+        def answer_at_once(context: RequestContext, asked: Request) -> Response | Awaitable[Response | None]:
+            found = (
+                None if at_once is None or self._handlers is None else at_once(self._handlers)(context, asked)
+            )
+            return answer(context, asked) if found is None else found
+
         return ApiDeclaration(
-            request, response, answer, authorize, cancel_on_disconnect=cancel_on_disconnect, charged=charged
-        )
+            request, response, answer if at_once is None else answer_at_once, authorize,
+            cancel_on_disconnect=cancel_on_disconnect, charged=charged,
+        )  # fmt: skip

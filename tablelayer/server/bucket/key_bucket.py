@@ -528,6 +528,12 @@ class KeyBucket(TableBucket):
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"{self.name}: what was read is not published yet")
         return result
 
+    def read_at_once(self, quick: Callable[..., Result | None], *arguments: Any) -> Result | None:
+        """What `quick(store, ...)` gives, which must not block; None too if it may have seen what is not published."""
+        store = self.tablet.kv
+        result = quick(store, *arguments)
+        return None if store.visible_offset > self.partition.high_watermark else result
+
     def retention_floor(self) -> int | None:
         """The log is kept from where the store's files end: it is the store's write-ahead log. And from the oldest
         snapshot on, so that each can be continued."""

@@ -15,10 +15,11 @@ from tablelayer.server.store.kv import KeyValueStore
 def key_rows(
     schema: Schema, names: tuple[str, ...], keys: memoryview, keys_max: int, bytes_max: int | None = None
 ) -> pa.RecordBatch:
-    """The keys, of these columns. Raises TableError(INVALID_KEY)."""
-    expected = pa.schema([column.field() for column in schema.select(names)])
+    """The keys, of these columns, which are the first of the primary key. Raises TableError(INVALID_KEY)."""
     try:
-        rows = decode_ipc(keys, expected, untrusted=True, rows_max=keys_max, bytes_max=bytes_max)
+        rows = decode_ipc(
+            keys, schema.key_arrow(len(names)), untrusted=True, rows_max=keys_max, bytes_max=bytes_max
+        )
     except DecodeError as error:
         raise TableError(
             TableErrorCode.INVALID_KEY, f"keys must be rows of ({', '.join(names)}): {error}"

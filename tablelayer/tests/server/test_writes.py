@@ -13,6 +13,7 @@ import pytest
 from protocol.errors import ErrorCode, KafkaError
 from tablelayer.model import messages as m
 from tablelayer.model.errors import TableErrorCode
+from tablelayer.server import stored_message
 from tablelayer.server.limits import Limits
 from tablelayer.server.store.tablet import Tablet
 from tablelayer.tests.server.tables import Row, Table, replay, tables
@@ -689,6 +690,7 @@ async def test_r12_1_nothing_is_seen_before_it_is_stored(tmp_path: Path) -> None
 
 
 async def test_r12_1_a_lookup_that_saw_more_than_is_published_waits_for_it(tmp_path: Path) -> None:
+    stored_message.warm()  # then it is tried at once
     async with tables(tmp_path) as all_tables:
         table = await all_tables.create(COLUMNS)
         reached = asyncio.Event()
